@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from . import huge
 from .errors import (
     NebulaConfigError,
     NebulaCorrupt,
@@ -25,6 +24,7 @@ from .errors import (
     NebulaTimeout,
     NebulaUnavailable,
 )
+from .tensors import huge
 
 try:
     from . import _nebula
@@ -88,22 +88,22 @@ __all__ = [
 
 # Name -> module that defines it, imported at first use: each needs a framework that may not be there.
 _LAZY: dict[str, str] = {
-    "Best": ".policy",
+    "Best": ".manager.policy",
     "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
-    "Manager": ".manager",
-    "MetricsLog": ".metrics",
-    "NebulaCallback": ".lightning",
-    "NebulaCheckpointIO": ".lightning",
-    "NebulaDeepspeedStrategy": ".lightning",
-    "NebulaTrainerMixin": ".hf",
-    "Restored": ".manager",
-    "attach": ".attaching",
-    "export_safetensors": ".export",
-    "log_to": ".trackers",
-    "rng_state": ".rng",
-    "set_rng_state": ".rng",
-    "wait_for_exports": ".export",
+    "Manager": ".manager.manager",
+    "MetricsLog": ".monitor.metrics",
+    "NebulaCallback": ".integrations.lightning",
+    "NebulaCheckpointIO": ".integrations.lightning",
+    "NebulaDeepspeedStrategy": ".integrations.lightning",
+    "NebulaTrainerMixin": ".integrations.hf",
+    "Restored": ".manager.manager",
+    "attach": ".integrations.attaching",
+    "export_safetensors": ".integrations.export",
+    "log_to": ".monitor.trackers",
+    "rng_state": ".tensors.rng",
+    "set_rng_state": ".tensors.rng",
+    "wait_for_exports": ".integrations.export",
 }
 
 
@@ -118,4 +118,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     # help() and inspect load all that is listed, and end with the error of what cannot be.
     found = any(importlib.util.find_spec(package) for package in ("lightning", "pytorch_lightning"))
-    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or module != ".lightning")})
+    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or module != ".integrations.lightning")})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from . import commands, locate
+from . import commands
+from ._session import locate
 
 
 def main() -> None:

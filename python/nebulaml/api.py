@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ._session.engine import is_initialized
+from ._session.session import Session, default
 from .checkpoint import Checkpoint
-from .engine import is_initialized
-from .session import Session, default
 
 __all__ = [
     "Checkpoint",

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from . import _nebula, about, config, engine, guards
+from . import _nebula
+from ._session import about, config, engine
+from ._session.rows import human_bytes
+from ._session.tags import WHOLE
+from ._session.waits import patiently, refuse_within_save
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
-from .rows import human_bytes
-from .tags import WHOLE
-from .waits import patiently, refuse_within_save
+from .integrations import guards
 
 __all__ = ["Checkpoint"]
 

@@ -1,5 +1,5 @@
 /*
- * about.h - what a program said of a version: nebula-metadata.json, a file of the version (python/nebulaml/about.py).
+ * about.h - what a program said of a version: nebula-metadata.json, a file of the version (python/nebulaml/_session/about.py).
  *
  * Threads: no shared state.
  */

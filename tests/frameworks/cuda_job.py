@@ -41,7 +41,7 @@ if ON_GPU:
 torch.use_deterministic_algorithms(True, warn_only=True)
 
 import nebulaml as nm  # noqa: E402
-from nebulaml import device  # noqa: E402
+from nebulaml.tensors import device  # noqa: E402
 
 persist = os.path.join(args.directory, "persist")
 losses, given, copies, overlapped = {}, {}, [], []

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import nebulaml as nm
 import torch
 from fake_device import SGD, Device
-from nebulaml import device
+from nebulaml.tensors import device
 
 directory, name = sys.argv[1:]
 LARGE = 700  # squared: more than device.SMALL_BYTES

@@ -72,7 +72,7 @@ def program(node, code):
     """In one process of accelerate's environment; `accelerator` is attached, and has a model and its optimizer."""
     text = """
 import os, sys, torch, accelerate, nebulaml as nm
-from nebulaml import engine
+from nebulaml._session import engine
 base = sys.argv[1]
 def attached(**options):
     accelerator = nm.attach(accelerate.Accelerator(cpu=True, **options))

@@ -386,7 +386,7 @@ class Evil:
 
 
 def test_hostile_metadata_is_refused_before_it_runs():
-    from nebulaml.dcp_reader import _MetadataUnpickler
+    from nebulaml.dcp.reader import _MetadataUnpickler
     from nebulaml.errors import NebulaCorrupt
 
 

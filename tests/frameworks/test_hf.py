@@ -231,7 +231,7 @@ def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
 def test_attach_again_takes_the_new_options_and_keeps_those_that_are_not_given(node):
     code = """
 import sys, torch, transformers, accelerate, nebulaml as nm
-from nebulaml import hf
+from nebulaml.integrations import hf
 class Mine(hf.NebulaTrainerMixin, transformers.Trainer):
     nebula_overlap, nebula_sync_on_save = True, False
 for kind, first in ((transformers.Trainer, (None, False)), (Mine, (False, True))):

@@ -150,7 +150,7 @@ assert torch.load(path("epoch=0.ckpt"))["global_step"] == 2 and torch.load(path(
 
 def test_an_init_that_names_no_path_leaves_the_path_to_the_plugin_and_keeps_what_it_says(node):
     script(node, """
-from nebulaml import engine
+from nebulaml._session import engine
 nm.init(num_of_version_in_retention=3, keep_last=5)
 save("step=1.ckpt")
 io.teardown()
@@ -239,7 +239,7 @@ logging.getLogger("nebulaml").addHandler(logging.StreamHandler(lines))
 
 def test_a_deepspeed_strategy_without_nebula_in_its_configuration_is_warned_of(node):
     warned(node, """
-from nebulaml.lightning import _warn_about
+from nebulaml.integrations.lightning import _warn_about
 def said(config, name="DeepSpeedStrategy"):
     strategy = type(name, (type("DeepSpeedStrategy", (), {}),), {})()
     strategy.config = config
@@ -265,7 +265,7 @@ assert "Nebula is not in use" in lines.getvalue()
 
 def test_a_deepspeed_path_leads_to_what_lies_there_and_to_nothing_else(node):
     script(node, """
-from nebulaml.lightning import _look_into
+from nebulaml.integrations.lightning import _look_into
 def problem(name):
     tag, words = _look_into(path(name))
     assert tag is None and path(name) in words, (tag, words)
@@ -292,7 +292,7 @@ def test_a_mistyped_path_of_our_deepspeed_strategy_is_named_and_loads_nothing(no
 
 def test_a_deepspeed_checkpoint_whose_name_lightning_has_numbered_has_a_tag_of_its_own(node):
     script(node, """
-from nebulaml.lightning import checkpoint_tag
+from nebulaml.integrations.lightning import checkpoint_tag
 for name in ("step=10.ckpt", "epoch=3-step=10.ckpt", "a/step=10-loss=0.25.ckpt/", "step=10"):
     assert checkpoint_tag(name, 10) == "global_step10", name
 for name in ("step=10-v1.ckpt", "epoch=3-step=10-v12.ckpt", "step=10-loss=0.25-v2", "last.ckpt", "last-v1.ckpt", "step=100.ckpt", "step=10.5.ckpt"):
@@ -342,7 +342,8 @@ io.save_checkpoint(state, path("step=1.ckpt"))
 nm.flush_persistence()
 def gone(*arguments, **named):
     raise nm.NebulaUnavailable("it was written again")
-from nebulaml import api, engine
+from nebulaml import api
+from nebulaml._session import engine
 for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (engine, "session")):
     nm._shutdown()
     plain = getattr(place, name)
@@ -407,7 +408,7 @@ assert torch.load(nm.get_latest_checkpoint_path("checkpoint"), weights_only=Fals
 """)  # fmt: skip
     node.forget_memory()
     script(node, """
-from nebulaml import locate
+from nebulaml._session import locate
 import subprocess
 for place in (path("other"), path("persist")):
     subprocess.run([locate.agent_path(), "verify", "--path", place], check=True)

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("nebulaml")
 
 from emulators import between_server, emulator
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.elastic import store_cells, table_cells
 from torchrun_nodes import Job, Node, counted, counting
 

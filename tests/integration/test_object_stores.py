@@ -122,7 +122,7 @@ def lose_memory() -> None:
 def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
     """What the code prints, which runs with the store's server in its environment and agents of its own. Its second argument is the store."""
     nebulaml = pytest.importorskip("nebulaml")
-    from nebulaml import locate
+    from nebulaml._session import locate
 
     store = STORES[name]
     if shutil.which(store.needs) is None:
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, 
 
 
 def test_the_signature_of_a_url_goes_with_its_path():
-    places = pytest.importorskip("nebulaml.dcp_places")
+    places = pytest.importorskip("nebulaml.dcp.places")
     whole = "https://a.blob.core.windows.net/c/run/step7?sv=1&sig=x/y"
     assert places.split(whole) == ("https://a.blob.core.windows.net/c/run?sv=1&sig=x/y", "step7")
     assert places.is_place(whole) and places.is_place("/a/b") and not places.is_place("memory://a/b")

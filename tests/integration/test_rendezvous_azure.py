@@ -23,7 +23,7 @@ pytest.importorskip("azure.data.tables")
 pytest.importorskip("nebulaml")
 
 from azure.data.tables import AccountSasPermissions, ResourceTypes, TableServiceClient, generate_account_sas
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.elastic import store_cells, table_cells
 from nebulaml.elastic.backend import Backend
 from nebulaml.errors import NebulaConfigError

@@ -125,7 +125,7 @@ def test_one_of_two_nodes_with_its_memory_goes_back_to_what_is_durable(world):
     kill(ranks)
     again = world.start(TWO, "resumed", interval=HOUR)
     rows = together(again, "versions")
-    from nebulaml import agree
+    from nebulaml._session import agree
 
     common = agree.choose(
         [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from nebulaml.device import PIECE
+from nebulaml.tensors.device import PIECE
 
 
 class Event:

@@ -8,7 +8,7 @@ import uuid
 
 import nebulaml
 import pytest
-from nebulaml import locate
+from nebulaml._session import locate
 from waiting import until
 
 FINDS = """

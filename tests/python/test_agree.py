@@ -13,8 +13,10 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import agree, api, config, engine, guards, ranks
+from nebulaml import api
+from nebulaml._session import agree, config, engine, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
+from nebulaml.integrations import guards
 from waiting import until
 
 
@@ -96,13 +98,13 @@ RANK = """
         try:
             if command[0] == "save":
                 # Without begun_saving(): it is the same process that resumes here.
-                checkpoint = nm.engine.session().begin(command[1], -2)
+                checkpoint = nm._session.engine.session().begin(command[1], -2)
                 checkpoint.save_bytes(f"r{rank}", command[1].encode())
                 checkpoint.commit()
                 checkpoint.wait(command[2], 30000)
                 answer = "saved"
             elif command[0] == "only":
-                nm.engine.session().begin(command[1], 1).save_bytes(f"r{rank}", b"x")
+                nm._session.engine.session().begin(command[1], 1).save_bytes(f"r{rank}", b"x")
                 answer = "saved"
             elif command[0] == "init":
                 answer = nm.init(command[1])

@@ -25,7 +25,7 @@ from torch_nebula.errors import NebulaError
 assert torch_nebula is nebulaml and old is new and NebulaError is nebulaml.NebulaError
 assert new.__spec__.name == "nebulaml.api"
 import importlib
-assert importlib.import_module("torch_nebula.config") is importlib.import_module("nebulaml.config")
+assert importlib.import_module("torch_nebula.events") is importlib.import_module("nebulaml.events")
 try:
     import torch_nebula.nothing
 except ModuleNotFoundError as error:

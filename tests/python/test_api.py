@@ -17,8 +17,10 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import _nebula, engine, pickling, ranks
+from nebulaml import _nebula
+from nebulaml._session import engine, ranks
 from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
+from nebulaml.tensors import pickling
 from waiting import until
 
 
@@ -251,7 +253,7 @@ def test_a_save_that_fails_in_a_checkpoint_that_is_complete_already_stops_nothin
 
 
 def test_numbers_of_every_kind():
-    from nebulaml.config import parse_number, parse_seconds
+    from nebulaml._session.config import parse_number, parse_seconds
 
     assert parse_seconds("x", "10m") == 600 and parse_seconds("x", " 250 ms ") == 0.25 and parse_seconds("x", 3) == 3
     assert parse_seconds("x", "2.5") == 2.5 and parse_seconds("x", "1H") == 3600 and parse_seconds("x", "2d") == 172800

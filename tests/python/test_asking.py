@@ -7,7 +7,7 @@ import time
 
 import nebulaml
 import torch
-from nebulaml import locate, notices
+from nebulaml._session import locate, notices
 
 
 def nebula(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaError
 from waiting import until
 
@@ -204,11 +204,11 @@ def test_all_killed_while_persisting_and_memory_lost_leaves_the_durable_version(
 
 def test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoint(place):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    session = nebulaml.engine.session()
+    session = nebulaml._session.engine.session()
     checkpoint = nebulaml.Checkpoint("open", -2)
     checkpoint.save("a.pt", 1)
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    assert nebulaml.engine.session() is session and len(place.agents()) == 1
+    assert nebulaml._session.engine.session() is session and len(place.agents()) == 1
     checkpoint.save("b.pt", 2)
     assert checkpoint.commit() and sorted(checkpoint.files) == ["a.pt", "b.pt"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from waiting import until
 

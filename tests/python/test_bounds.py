@@ -14,7 +14,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaError, NebulaNotFound
 from waiting import until
 

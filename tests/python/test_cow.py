@@ -172,7 +172,7 @@ def test_storages_are_held_until_they_are_copied_and_no_longer(nm):
     watch = weakref.ref(note)
     checkpoint = saved("held", [t])
     del t, note
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     gc.collect()
     assert watch() is None
     assert (loaded(checkpoint)[0] == 5).all()
@@ -204,7 +204,7 @@ def test_a_storage_that_is_resized_fails_its_version_or_is_exact(nm, caplog, siz
     t.untyped_storage().resize_(size)
     with contextlib.suppress(nebulaml.NebulaError):
         checkpoint.commit()
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     found = nebulaml.get_latest_checkpoint()
     if checkpoint.state == "failed":
         assert found.tag == "global_step1" and found.load("m.pt") == {"n": 1}
@@ -224,7 +224,7 @@ def test_pages_given_back_fail_the_version_and_nothing_else(nm):
     checkpoint = saved("global_step1", t)
     start = (t.data_ptr() + 4 * COUNT + 4095) & ~4095
     assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(28 * COUNT & ~4095), 4) == 0  # MADV_DONTNEED
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     assert checkpoint.state == "failed" and "given back" in checkpoint.error
     with pytest.raises(nebulaml.NebulaError, match="given back"):
         checkpoint.commit()
@@ -270,7 +270,7 @@ def test_a_save_that_fails_after_a_later_one_has_replaced_it_is_no_loss(nm):
     start, size = (first.data_ptr() + 4095) & ~4095, (first.nbytes - 8192) & ~4095
     assert ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 4) == 0  # MADV_DONTNEED
     assert checkpoint.save("n.pt", second)
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     assert checkpoint.commit()
     assert torch.equal(checkpoint.load("n.pt"), second)
 
@@ -369,7 +369,7 @@ def test_memory_that_is_moved_fails_its_version_or_is_exact(nm):
     moved = at(new, size)
     assert (moved == 3).all()
     moved.fill_(4)  # its pages are still protected: nobody may wait for ever
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     if checkpoint.state == "failed":
         assert "moved" in checkpoint.error
         assert nebulaml.get_latest_checkpoint() is None
@@ -464,7 +464,7 @@ def test_an_agent_killed_during_a_copy_loses_nothing(nm, place, monkeypatch, mem
     checkpoint = saved("killed", t)
     place.kill_agent(wait=False)
     t.zero_()
-    nebulaml.engine.session().settle(60_000)
+    nebulaml._session.engine.session().settle(60_000)
     assert (loaded(checkpoint) == 6).all()
 
 

@@ -13,8 +13,8 @@ import zipfile
 import numpy
 import pytest
 import torch
-from nebulaml import device, pickling
 from nebulaml.errors import NebulaError
+from nebulaml.tensors import device, pickling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,8 +11,8 @@ import nebulaml as nm
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from nebulaml import dcp_reader
 from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
+from nebulaml.dcp import reader as dcp_reader
 from torch.distributed.checkpoint.api import CheckpointException
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from nebulaml import export, redirect
 from nebulaml.dcp import NebulaStager, NebulaStorageReader, NebulaStorageWriter
 from nebulaml.errors import NebulaConfigError, NebulaPicklingError
+from nebulaml.integrations import export, redirect
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 

@@ -12,8 +12,8 @@ import time
 import pytest
 import torch
 from fake_device import SGD, Device
-from nebulaml import device
 from nebulaml.errors import NebulaError, NebulaUnavailable
+from nebulaml.tensors import device
 
 LARGE = 3 * (1 << 20) // 4 + 5  # elements: more than SMALL_BYTES
 
@@ -85,7 +85,8 @@ def test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told
 
 
 def test_dcp_leaves_to_the_device_what_it_copies_by_itself(nm, monkeypatch):
-    from nebulaml import dcp, dense
+    from nebulaml import dcp
+    from nebulaml.tensors import dense
 
     monkeypatch.setattr(device, "covers", lambda storage: True)
     monkeypatch.setattr(dense, "refusal", lambda tensor: None)
@@ -406,7 +407,7 @@ CODE = """
     sys.path.insert(0, sys.argv[2])
     import threading
     from fake_device import Device
-    from nebulaml import device
+    from nebulaml.tensors import device
     fake = Device()
     device.use(fake)
     nm.init(sys.argv[1], 0, 2)

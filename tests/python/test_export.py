@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from nebulaml import export
+from nebulaml.integrations import export
 from waiting import until
 
 safetensors = pytest.importorskip("safetensors.torch")

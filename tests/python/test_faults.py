@@ -184,7 +184,7 @@ INLINE = """
     logging.basicConfig(stream=sys.stdout, level=logging.ERROR, format="%(message)s")
     os.environ["NEBULA_AGENT"] = "inline"
     nm.init(sys.argv[1], 1000)
-    nm.engine.LEAVE_MS = int(sys.argv[2])
+    nm._session.engine.LEAVE_MS = int(sys.argv[2])
     for step in (1, 2):
         with nm.Checkpoint(f"global_step{step}") as c:
             c.save("m.pt", torch.ones(3))

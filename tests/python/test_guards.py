@@ -7,8 +7,8 @@ import types
 
 import nebulaml
 import pytest
-from nebulaml import guards
 from nebulaml.errors import NebulaConfigError
+from nebulaml.integrations import guards
 
 BROKEN = ["0.17.1", "0.18.3", "0.18.3+cu121", "0.18.3.post1", "0.18.2rc1", "0.17.1.dev0+g1a2b", "0.18"]
 SOUND = ["0.17.0", "0.18.4", "0.18.4+cu121", "0.18.4rc1", "0.19.0rc1", "0.19.0.dev3", "v0.19.2", "0.19", "1.0", "", "unknown"]

@@ -11,7 +11,7 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from waiting import until
 
 KEY = ("tag", "generation")

@@ -10,7 +10,8 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import NebulaError, locate
+from nebulaml import NebulaError
+from nebulaml._session import locate
 from waiting import until
 
 TRAIN = """

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from nebulaml import locate
+from nebulaml._session import locate
 from waiting import until
 
 SAVE = """

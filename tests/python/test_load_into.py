@@ -9,7 +9,8 @@ import socket
 import nebulaml
 import pytest
 import torch
-from nebulaml import _nebula, engine
+from nebulaml import _nebula
+from nebulaml._session import engine
 from same import assert_same
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml import pins, policy
+from nebulaml.manager import pins, policy
 from waiting import until
 
 

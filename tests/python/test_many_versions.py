@@ -25,7 +25,8 @@ WARM = 20  # versions until pools are full
 # were captured and when it knew that the version is committed, on the clock that all processes share.
 RANK = """
 import json, mmap, os, sys, time
-from nebulaml import _nebula, engine
+from nebulaml import _nebula
+from nebulaml._session import engine
 import nebulaml as nm
 
 path, kind = sys.argv[1:3]

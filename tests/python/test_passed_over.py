@@ -135,7 +135,7 @@ def test_a_tag_whose_folder_has_no_manifest_is_named(place, caplog):
 
 
 def test_ranks_of_several_nodes_agree_on_what_storage_has_whole(place, caplog, monkeypatch):
-    from nebulaml import agree, engine
+    from nebulaml._session import agree, engine
 
     save(place, 100, 200, 300)
     lose_file(place.storage / "global_step300")

@@ -15,8 +15,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nebulaml import _nebula, device, pickling
+from nebulaml import _nebula
 from nebulaml.errors import NebulaError, NebulaPicklingError
+from nebulaml.tensors import device, pickling
 from same import assert_same
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool,

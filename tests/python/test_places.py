@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from nebulaml import places
+from nebulaml.integrations import places
 
 
 def test_it_is_a_hidden_directory_beside_the_one_that_programs_list(tmp_path):

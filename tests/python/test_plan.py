@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaConfigError
 from nebulaml.plan import command, failures, interval, memory, model, planning
 

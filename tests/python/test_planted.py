@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaError
 from test_bad_storage import forget_memory
 from waiting import until

@@ -7,7 +7,9 @@ import json
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml import _nebula, engine, preparing
+from nebulaml import _nebula
+from nebulaml._session import engine
+from nebulaml.tensors import preparing
 from waiting import until
 
 FLOATS = 1 << 20

@@ -11,7 +11,7 @@ import zipfile
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from waiting import until
 
 
@@ -381,7 +381,7 @@ def test_bytes_and_tensors_are_saved_one_behind_the_other_and_read_back(nm):
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
-    from nebulaml import pickling
+    from nebulaml.tensors import pickling
 
     tensor = torch.randint(0, 2, shape).to(dtype)
     parts, size = pickling.file_parts(torch.empty(shape, dtype=dtype), tensor)

@@ -7,7 +7,7 @@ import types
 
 import pytest
 import torch
-from nebulaml.redirect import Capture, captured
+from nebulaml.integrations.redirect import Capture, captured
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -9,7 +9,7 @@ import threading
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml import engine
+from nebulaml._session import engine
 from waiting import until
 
 
@@ -83,10 +83,10 @@ def test_settings_can_be_taken_back(place, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     nm.init(place.storage, 0, keep_last=2, world=1, job="one")
-    assert nm.engine.place().world == 1
+    assert nm._session.engine.place().world == 1
     nm.init("", world=0, keep_last=0, job="")
-    assert nm.persist_path() is None and nm.engine.place().world == 2
-    assert (nm.engine.settings().keep_last, nm.engine.settings().job) == (0, "")
+    assert nm.persist_path() is None and nm._session.engine.place().world == 2
+    assert (nm._session.engine.settings().keep_last, nm._session.engine.settings().job) == (0, "")
     with pytest.raises(nm.NebulaConfigError, match="world=2"):
         nm.init(world=2)
 

@@ -10,7 +10,7 @@ import subprocess
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.errors import NebulaError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from nebulaml import locate, pins, storage_tool
+from nebulaml._session import locate
 from nebulaml.errors import NebulaUnavailable
+from nebulaml.manager import pins, storage_tool
 
 
 @pytest.fixture

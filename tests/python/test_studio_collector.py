@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from nebulaml import locate
+from nebulaml._session import locate
 from nebulaml.studio.collector import Collector
 from nebulaml.studio.source import Source
 

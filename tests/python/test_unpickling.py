@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-from nebulaml import _nebula, unpickling
+from nebulaml import _nebula
 from nebulaml.errors import NebulaError
+from nebulaml.tensors import unpickling
 from same import assert_same
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import engine, locate, waits
+from nebulaml._session import engine, locate, waits
 from waiting import until
 
 

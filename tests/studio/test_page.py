@@ -13,7 +13,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from nebulaml import pins
+from nebulaml.manager import pins
 from playwright.sync_api import expect
 
 TABS = ["now", "checkpoints", "version", "timeline", "nodes", "config"]

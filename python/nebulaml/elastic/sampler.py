@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import ranks
+from .._session import ranks
 from ..errors import NebulaConfigError
 
 __all__ = ["ElasticSampler", "Share", "order"]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .. import locate
+from .._session import locate
 from ..errors import NebulaError, NebulaUnavailable, from_status
 from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Entry
 

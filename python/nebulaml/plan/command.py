@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config import parse_number, parse_seconds
+from .._session.config import parse_number, parse_seconds
 from ..errors import NebulaConfigError, NebulaStorageError
 from . import deepspeed_config, failures, limits, model, plot, show
 from .planning import Figure, Job, document, make

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any
 
-from .. import locate
+from .._session import locate
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
 __all__ = ["measure", "read"]

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ..config import clean_path, parse_seconds
+from .._session.config import clean_path, parse_seconds
 from ..errors import NebulaConfigError, NebulaUnavailable
 
 __all__ = ["main"]

@@ -9,10 +9,12 @@ import shlex
 import subprocess
 from typing import Any
 
-from .. import _nebula, about, locate, notices, pins, storage_tool
+from .. import _nebula
+from .._session import about, locate, notices
 from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
+from ..manager import pins, storage_tool
 
 __all__ = ["Source", "shell_word"]
 

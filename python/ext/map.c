@@ -1,0 +1,173 @@
+/*
+ * map.c - Map: the verified bytes of one file.
+ *
+ * memoryview(map) is writable: the memory is this process's own, and no checkpoint changes with it.
+ */
+#include "module.h"
+
+#include <stdlib.h>
+
+#include "image/image.h"
+
+struct map {
+        PyObject_HEAD
+        PyObject *checkpoint;
+        nebula_map *handle;
+};
+
+static PyTypeObject *map_type;
+
+PyObject *map_object(PyObject *checkpoint, nebula_map *handle)
+{
+        struct map *self = (struct map *)map_type->tp_alloc(map_type, 0);
+
+        if (!self) {
+                nebula_map_free(handle);
+                return NULL;
+        }
+        self->checkpoint = Py_NewRef(checkpoint);
+        self->handle = handle;
+        return (PyObject *)self;
+}
+
+static void map_dealloc(PyObject *object)
+{
+        struct map *self = (struct map *)object;
+        PyTypeObject *type = Py_TYPE(object);
+
+        nebula_map_free(self->handle);
+        Py_XDECREF(self->checkpoint);
+        type->tp_free(object);
+        Py_DECREF(type);
+}
+
+static int map_buffer(PyObject *self, Py_buffer *view, int flags)
+{
+        nebula_map *handle = ((struct map *)self)->handle;
+
+        return PyBuffer_FillInfo(view, self, (void *)(uintptr_t)nebula_map_data(handle),
+                                 (Py_ssize_t)nebula_map_size(handle), 0, flags);
+}
+
+static PyObject *map_fetch(PyObject *self, PyObject *args)
+{
+        struct nebula_error error = { 0 };
+        unsigned long long offset, size;
+        enum nebula_status status;
+
+        if (!PyArg_ParseTuple(args, "KK", &offset, &size))
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_fetch(((struct map *)self)->handle, offset, size, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *map_fetch_headers(PyObject *self, PyObject *unused)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        (void)unused;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_fetch_headers(((struct map *)self)->handle, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *map_read(PyObject *self, PyObject *list)
+{
+        Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
+        struct nebula_part *parts;
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (count < 0) {
+                PyErr_SetString(PyExc_TypeError, "read takes a list of (offset, size, address)");
+                return NULL;
+        }
+        parts = PyMem_Calloc((size_t)count + 1, sizeof *parts);
+        if (!parts)
+                return PyErr_NoMemory();
+        for (Py_ssize_t i = 0; i < count; i++) {
+                unsigned long long offset, size, address;
+
+                if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "KKK", &offset, &size, &address)) {
+                        PyMem_Free(parts);
+                        return NULL;
+                }
+                parts[i] = (struct nebula_part){ .offset = offset, .size = size, .data = (void *)(uintptr_t)address };
+        }
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_read(((struct map *)self)->handle, parts, (size_t)count, &error);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(parts);
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *map_records(PyObject *self, PyObject *unused)
+{
+        const nebula_map *handle = ((struct map *)self)->handle;
+        PyObject *records = PyDict_New();
+        struct nebula_error error = { 0 };
+        struct zip_entry *entries;
+        size_t count;
+
+        (void)unused;
+        if (!records)
+                return NULL;
+        if (zip_read(nebula_map_data(handle), nebula_map_size(handle), &entries, &count, &error) != NEBULA_OK) {
+                Py_DECREF(records);
+                return nebula_raise(&error);
+        }
+        for (size_t i = 0; i < count; i++) {
+                PyObject *name = PyUnicode_DecodeUTF8(entries[i].name, (Py_ssize_t)strlen(entries[i].name), "surrogateescape");
+                PyObject *place = Py_BuildValue("KK", (unsigned long long)entries[i].payload_offset, (unsigned long long)entries[i].size);
+                int status = name && place ? PyDict_SetItem(records, name, place) : -1;
+
+                Py_XDECREF(name);
+                Py_XDECREF(place);
+                if (status) {
+                        free(entries);
+                        Py_DECREF(records);
+                        return NULL;
+                }
+        }
+        free(entries);
+        if ((size_t)PyDict_GET_SIZE(records) < count) { /* readers do not agree on which of them counts */
+                error = (struct nebula_error){ .status = NEBULA_INVALID, .message = "two records of a zip file have one name" };
+                Py_DECREF(records);
+                return nebula_raise(&error);
+        }
+        return records;
+}
+
+static PyMethodDef map_methods[] = {
+        { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): after it these bytes are there." },
+        { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): after it a zip reader finds the directory and every header." },
+        { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; its headers must be there." },
+        { "read", map_read, METH_O, "read([(offset, size, address)]): brings bytes to where they belong; parts in the order of their offsets." },
+        { NULL, NULL, 0, NULL },
+};
+
+int map_add_type(PyObject *module)
+{
+        static PyType_Slot slots[] = {
+                { Py_tp_doc, "The verified bytes of one file; see map.c." },
+                { Py_tp_dealloc, map_dealloc },
+                { Py_tp_methods, map_methods },
+                { Py_bf_getbuffer, map_buffer },
+                { 0, NULL },
+        };
+        static PyType_Spec spec = { "nebulaml._nebula.Map", sizeof(struct map), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots };
+
+        map_type = (PyTypeObject *)PyType_FromSpec(&spec);
+        return map_type ? PyModule_AddObjectRef(module, "Map", (PyObject *)map_type) : -1;
+}

@@ -1,0 +1,65 @@
+/*
+ * pickle.h - what the pickling files share: the type TorchPickler
+ * (pickle.c), the reduction of tensors and storages (pickle_reduce.c), and the
+ * way without a pickler for plain state (pickle_plain.c and what it names).
+ */
+#ifndef NB_PYTHON_PICKLING_H
+#define NB_PYTHON_PICKLING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+
+#include "ranges.h"
+
+/* What a tensor's arguments hold in place of its storage until persistent_id sees it. */
+struct storage_ref {
+        PyObject_HEAD
+        PyObject *pid;   /* the finished persistent id */
+        PyObject *owner; /* held, so that no other storage takes its cdata; or NULL */
+        bool used;
+};
+
+/* Our part of a pickler; it lies behind its base's. */
+struct pickler {
+        PyObject *describe;
+        struct ranges *storages;
+        PyObject *refs;       /* cdata -> storage_ref */
+        PyObject *dtype_at;   /* address -> dtype, for the check that torch.save makes */
+};
+
+/* torch's objects that every tensor needs; reduce_load_torch fetches them once. */
+extern struct torch_objects {
+        bool ready;
+        PyObject *tensor_type, *typed_storage_type, *untyped_storage_type, *strided, *rebuild, *ordered_dict;
+        PyObject *dtypes;     /* dtype -> (storage type, item size, complex) */
+        PyObject *empty_dict_reduction;
+        PyObject *str_storage, *str_cpu;
+        PyObject *untyped_storage, *storage_offset, *shape, *stride, *dtype, *requires_grad, *is_cpu, *layout, *is_neg,
+                *backward_hooks, *cdata, *nbytes, *data_ptr, *is_conj, *is_nested;
+} torch;
+
+/* Adds TorchPickler to the extension module. Functions here return 0, or -1 with a Python error set. */
+int pickling_add_types(PyObject *module);
+/* A storage_ref that takes over `pid`. */
+struct storage_ref *pickling_storage_ref(PyObject *pid);
+
+/* Whether a tensor's `_backward_hooks` hold none: torch leaves an empty dict in each tensor that it loads. */
+static inline bool hooks_are_none(PyObject *hooks)
+{
+        return hooks == Py_None || ((PyDict_CheckExact(hooks) || Py_IS_TYPE(hooks, (PyTypeObject *)torch.ordered_dict)) &&
+                                    PyDict_GET_SIZE(hooks) == 0);
+}
+
+/* Fetches what is needed of torch, once. */
+int reduce_load_torch(void);
+/* The reduction of an ordinary CPU tensor or of an empty OrderedDict; NotImplemented for anything else. */
+PyObject *reduce_object(struct pickler *pickler, PyObject *object);
+/* The persistent id of a storage that torch's own reduction, or the user, put into the stream; None for anything else. */
+PyObject *reduce_storage(struct pickler *pickler, PyObject *object);
+
+/* plain_dump(object, takes_cuda): (pickle, storages) of an object that is plain throughout, as TorchPickler makes them;
+ * None for any other. With takes_cuda a storage may lie on a GPU: see ranges.h. */
+PyObject *plain_dump(PyObject *module, PyObject *arguments);
+
+#endif

@@ -1,0 +1,233 @@
+/* Ranges: see ranges.h. */
+#include "ranges.h"
+
+#include "device.h"
+
+PyTypeObject *ranges_type;
+
+static PyObject *ranges_make(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+        if (PyTuple_GET_SIZE(arguments) > 0 || (keywords && PyDict_GET_SIZE(keywords) > 0)) {
+                PyErr_SetString(PyExc_TypeError, "Ranges() takes no arguments");
+                return NULL;
+        }
+        return type->tp_alloc(type, 0);
+}
+
+struct ranges *ranges_new(void)
+{
+        return (struct ranges *)ranges_type->tp_alloc(ranges_type, 0);
+}
+
+static void ranges_dealloc(PyObject *object)
+{
+        struct ranges *self = (struct ranges *)object;
+        PyTypeObject *type = Py_TYPE(object);
+
+        for (size_t i = 0; i < self->count; i++)
+                Py_DECREF(self->owners[i]);
+        PyMem_Free(self->ranges);
+        PyMem_Free(self->sources);
+        PyMem_Free(self->owners);
+        type->tp_free(object);
+        Py_DECREF(type);
+}
+
+static bool grow(struct ranges *self)
+{
+        size_t capacity = self->capacity ? 2 * self->capacity : 64;
+        struct nebula_range *ranges = PyMem_Realloc(self->ranges, capacity * sizeof *ranges);
+        struct range_source *sources = PyMem_Realloc(self->sources, capacity * sizeof *sources);
+        PyObject **owners = PyMem_Realloc(self->owners, capacity * sizeof *owners);
+
+        self->ranges = ranges ? ranges : self->ranges;
+        self->sources = sources ? sources : self->sources;
+        self->owners = owners ? owners : self->owners;
+        if (!ranges || !sources || !owners) {
+                PyErr_NoMemory();
+                return false;
+        }
+        self->capacity = capacity;
+        return true;
+}
+
+bool ranges_add(struct ranges *self, int device, const void *address, uint64_t size, PyObject *owner)
+{
+        bool is_here = device == RANGES_HOST;
+
+        if (self->count == self->capacity && !grow(self))
+                return false;
+        self->ranges[self->count] = (struct nebula_range){ is_here ? address : NULL, size };
+        self->sources[self->count] = (struct range_source){ device, is_here ? NULL : address };
+        self->owners[self->count++] = Py_NewRef(owner);
+        return true;
+}
+
+static bool may_change(const struct ranges *self)
+{
+        if (self->is_fixed)
+                PyErr_SetString(PyExc_RuntimeError, "these ranges are being saved, or were: they change no more");
+        return !self->is_fixed;
+}
+
+static PyObject *ranges_append(PyObject *object, PyObject *arguments)
+{
+        unsigned long long address, size;
+        PyObject *owner;
+
+        if (!PyArg_ParseTuple(arguments, "KKO", &address, &size, &owner) || !may_change((struct ranges *)object) ||
+            !ranges_add((struct ranges *)object, RANGES_HOST, (const void *)(uintptr_t)address, size, owner))
+                return NULL;
+        Py_RETURN_NONE;
+}
+
+static PyObject *ranges_put_on(PyObject *object, PyObject *arguments)
+{
+        struct ranges *self = (struct ranges *)object;
+        unsigned long long address;
+        Py_ssize_t index;
+        int device;
+
+        if (!PyArg_ParseTuple(arguments, "inK", &device, &index, &address) || !may_change(self))
+                return NULL;
+        if (index < 0 || (size_t)index >= self->count || device < 0) {
+                PyErr_SetString(PyExc_IndexError, "there is no such range, or no such device");
+                return NULL;
+        }
+        self->ranges[index].data = NULL;
+        self->sources[index] = (struct range_source){ device, (const void *)(uintptr_t)address };
+        Py_RETURN_NONE;
+}
+
+/* Of few devices. */
+static PyObject *ranges_devices(PyObject *object, PyObject *unused)
+{
+        const struct ranges *self = (struct ranges *)object;
+        PyObject *found = PyList_New(0);
+        int last = RANGES_HOST;
+
+        for (size_t i = 0; found && i < self->count; i++) {
+                PyObject *number;
+
+                if (self->sources[i].device == last || self->ranges[i].size == 0)
+                        continue;
+                last = self->sources[i].device;
+                number = PyLong_FromLong(last);
+                if (!number || (last != RANGES_HOST && PySequence_Contains(found, number) == 0 && PyList_Append(found, number) < 0))
+                        Py_CLEAR(found);
+                Py_XDECREF(number);
+        }
+        return found;
+}
+
+static PyObject *ranges_owners(PyObject *object, PyObject *arguments)
+{
+        const struct ranges *self = (struct ranges *)object;
+        PyObject *found = PyList_New(0);
+        unsigned long long least;
+        int device;
+
+        if (!PyArg_ParseTuple(arguments, "iK", &device, &least))
+                Py_CLEAR(found);
+        for (size_t i = 0; found && i < self->count; i++) {
+                PyObject *pair;
+
+                if (self->sources[i].device != device || self->ranges[i].size < least)
+                        continue;
+                pair = Py_BuildValue("(nO)", (Py_ssize_t)i, self->owners[i]);
+                if (!pair || PyList_Append(found, pair) < 0)
+                        Py_CLEAR(found);
+                Py_XDECREF(pair);
+        }
+        return found;
+}
+
+static size_t piece_count(const struct ranges *self, size_t index, int device, uint64_t least, uint64_t most, uint64_t piece)
+{
+        uint64_t size = self->ranges[index].size;
+
+        return self->sources[index].device == device && size >= least && size <= most ? (size + piece - 1) / piece : 0;
+}
+
+/* Packed device_piece. */
+static PyObject *ranges_pieces(PyObject *object, PyObject *arguments)
+{
+        const struct ranges *self = (struct ranges *)object;
+        unsigned long long image, least, most, piece;
+        PyObject *offsets, *packed;
+        struct device_piece *to;
+        size_t count = 0;
+        int device;
+
+        if (!PyArg_ParseTuple(arguments, "iKO!KKK", &device, &image, &PyList_Type, &offsets, &least, &most, &piece))
+                return NULL;
+        if ((size_t)PyList_GET_SIZE(offsets) != self->count || piece == 0 || least == 0) {
+                PyErr_SetString(PyExc_ValueError, "an offset for each range is needed, and sizes that are not 0");
+                return NULL;
+        }
+        for (size_t i = 0; i < self->count; i++)
+                count += piece_count(self, i, device, least, most, piece);
+        packed = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *to));
+        if (!packed)
+                return NULL;
+        to = (struct device_piece *)(void *)PyBytes_AS_STRING(packed);
+        for (size_t i = 0; i < self->count; i++) {
+                size_t pieces = piece_count(self, i, device, least, most, piece);
+                uint64_t offset = pieces ? PyLong_AsUnsignedLongLong(PyList_GET_ITEM(offsets, i)) : 0;
+                uint64_t from = (uint64_t)(uintptr_t)self->sources[i].address, size = self->ranges[i].size;
+
+                for (size_t k = 0; k < pieces; k++)
+                        *to++ = (struct device_piece){ image + offset + k * piece, from + k * piece,
+                                                       k + 1 < pieces ? piece : size - k * piece };
+        }
+        if (PyErr_Occurred())
+                Py_CLEAR(packed);
+        return packed;
+}
+
+static Py_ssize_t ranges_length(PyObject *object)
+{
+        return (Py_ssize_t)((struct ranges *)object)->count;
+}
+
+static PyObject *ranges_item(PyObject *object, Py_ssize_t index)
+{
+        const struct ranges *self = (struct ranges *)object;
+        PyObject *address;
+
+        if (index < 0 || (size_t)index >= self->count) {
+                PyErr_SetString(PyExc_IndexError, "there is no such range");
+                return NULL;
+        }
+        address = self->ranges[index].data ? PyLong_FromVoidPtr((void *)self->ranges[index].data) : Py_NewRef(Py_None);
+        return Py_BuildValue("(NKO)", address, (unsigned long long)self->ranges[index].size, self->owners[index]);
+}
+
+static PyMethodDef ranges_methods[] = {
+        { "append", ranges_append, METH_VARARGS, "append(address, size in bytes, owner)" },
+        { "put_on", ranges_put_on, METH_VARARGS, "put_on(device, index, address): it lies on that device; its address here becomes None." },
+        { "devices", ranges_devices, METH_NOARGS, "devices(): the numbers of the devices that ranges with bytes lie on." },
+        { "owners", ranges_owners, METH_VARARGS,
+          "owners(device, least): (index, owner) of those of at least so many bytes on a device; -1: on the host." },
+        { "pieces", ranges_pieces, METH_VARARGS,
+          "pieces(device, image, offsets, least, most, piece): the copies to the host of those of least to most bytes there, each of\n"
+          "up to `piece` bytes: (to, from, size), each of them a uint64 of this machine, packed." },
+        { NULL, NULL, 0, NULL },
+};
+
+int ranges_add_type(PyObject *module)
+{
+        static PyType_Slot slots[] = {
+                { Py_tp_doc, "Places in memory, and what keeps each alive; see ranges.h." },
+                { Py_tp_new, ranges_make },
+                { Py_tp_dealloc, ranges_dealloc },
+                { Py_tp_methods, ranges_methods },
+                { Py_sq_length, ranges_length },
+                { Py_sq_item, ranges_item },
+                { 0, NULL },
+        };
+        static PyType_Spec spec = { "nebulaml._nebula.Ranges", sizeof(struct ranges), 0, Py_TPFLAGS_DEFAULT, slots };
+
+        ranges_type = (PyTypeObject *)PyType_FromSpec(&spec);
+        return ranges_type ? PyModule_AddObjectRef(module, "Ranges", (PyObject *)ranges_type) : -1;
+}

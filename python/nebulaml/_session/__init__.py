@@ -1,0 +1,1 @@
+"""Sessions: settings, the connection to the agent, the ranks' agreement, notices."""

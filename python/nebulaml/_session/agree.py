@@ -1,0 +1,284 @@
+"""Every rank loads the same version: the newest that every rank can prove (docs/protocol.md, "Agreeing at resume").
+
+A rank's inventory is what it could load now. With a process group the inventories meet in its key-value store,
+without one in small documents beside the checkpoints; no collective runs, and nobody waits longer than
+NEBULA_AGREE_TIMEOUT seconds. A job that lives on one node, or of one rank, asks nobody: one agent answers for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import _nebula
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
+from . import config, ranks
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Agreement", "choose", "inventory"]
+
+_WHOLE = ("committed", "replicated", "durable")
+_SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
+_PAUSE_S = (0.002, 0.25)
+
+_counted: set[str] = set()  # questions in the key-value store in which this rank is counted
+_numbers = itertools.count(1)  # of sessions, which all ranks make in the same order
+
+
+class Agreement:
+    """What the ranks of one session have agreed on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.proxy(engine)  # which owns this
+        self._lock = threading.RLock()  # guards all below
+        self._pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
+        self._answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+        self._passed: dict[str | None, list[tuple[str, str]]] = {}  # by storage path: what this rank cannot load though it is there, and why
+        self._told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
+        self._own: dict[str | None, list[dict[str, Any]]] = {}  # the same when all had answered
+        self.number = 0  # of the session, in its questions; 0: that of the package's functions
+        self._moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
+        self._saving = False
+
+    def join(self) -> None:
+        """This session is one of all ranks, and not of the package's functions."""
+        self.number = next(_numbers)
+
+    def needed(self) -> bool:
+        """Whether other nodes may know better than this one's agent: until this session begins to save."""
+        place = self._engine.place()
+        return place.world > 1 and place.local_world < place.world and not self._saving
+
+    def begun_saving(self) -> None:
+        """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
+        if self._saving and not self._pinned:
+            return
+        with self._lock:
+            self._saving = True
+            self._pinned.clear()
+
+    def moved(self) -> None:
+        """Another path or job is named: what was agreed on, or said, is not of that."""
+        with self._lock:
+            self._moves += 1
+            self._pinned.clear()
+            self._answered.clear()
+            self._told.clear()
+
+    def forget(self) -> None:
+        """As at the start of the process, but for the numbers of the questions."""
+        with self._lock:
+            self._saving = False
+            self._pinned.clear()
+
+    def after_fork(self) -> None:
+        """In the child, where nobody else holds the lock."""
+        self._lock = threading.RLock()
+
+    def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
+        """What may be newer than the version that the ranks agreed on, as far as this rank knows: (tag, reason)."""
+        with self._lock:
+            result = list(self._passed.get(path, []))
+            own = self._own.get(path, [])
+        keys = [_key(version) for version in own]
+        newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
+        return result + [(version["tag"], "not every rank can load it") for version in newer]
+
+    def answer(self, path: str | None) -> list[dict[str, Any]]:
+        """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
+        with self._lock:
+            if path not in self._pinned:
+                turn = self._answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
+                if path not in self._told:
+                    self._told[path], self._passed[path] = _look(self._engine, path)
+                own = self._own[path] = self._told[path]
+                by_key = {_key(version): version for version in own}
+                # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
+                agreed = _agree(self._engine, path, f"{self.number}.{self._moves}.{turn}", own)
+                self._pinned[path] = [by_key[_key(version)] for version in agreed]
+                self._answered[path] = turn
+                del self._told[path]
+            return self._pinned[path]
+
+
+def _key(version: dict[str, Any]) -> tuple[Any, ...]:
+    # Nodes that share no storage number generations and sequences each for itself; a run they have in common.
+    if version["shared"]:
+        return (version["tag"], version["generation"], version["sequence"])
+    return (version["tag"], version["run"], version["generation"])
+
+
+def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Newest first: of the tags global_step<n> the largest of the latest line, of the others the latest, between the two the later.
+
+    What a later line has abandoned comes last.
+    """
+    kept = [version for version in versions if not version.get("abandoned")]
+    if len(kept) < len(versions):
+        return _order(kept) + _order([{**version, "abandoned": False} for version in versions if version.get("abandoned")])
+    stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v.get("began", 0), v["step"], v["sequence"]))
+    others = sorted((v for v in versions if not _nebula.follows_step(v["tag"])), key=lambda v: v["sequence"])
+    result = []
+    while stepped or others:
+        if not others or (stepped and stepped[-1]["sequence"] >= others[-1]["sequence"]):
+            result.append(stepped.pop())
+        else:
+            result.append(others.pop())
+    return result
+
+
+def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
+    """The versions that this rank could load now, newest first."""
+    return _look(engine, path)[0]
+
+
+def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """The same, and what it cannot load though it is there: (tag, reason)."""
+    report = json.loads(engine.session(patient=True).report(_nebula.REPORT_VERSIONS, path))
+    shared = (path or engine.settings().persist_path) is not None
+    whole = [
+        {
+            "tag": one["tag"],
+            "state": one["state"],
+            "generation": one["generation"],
+            "sequence": one["sequence"],
+            "step": one["step"],
+            "began": one["line"][-1][0] if "line" in one else 0,  # the line of history (formats.md)
+            "abandoned": one["abandoned"],
+            "run": one.get("run", ""),
+            "shared": shared,
+            "world": one.get("world", 1),
+            "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # whose shares this node has; None: all, or unknown
+        }
+        for one in report["versions"]
+        if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
+    ]
+    if not whole and (report["problems"] or report["passed"]):  # "none" would mean to begin again from nothing
+        raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
+    return _order(whole)[:_SENT_MAX], [(one["tag"], one["reason"]) for one in report["passed"]]
+
+
+def _has_all_shares(held: list[dict[str, Any]]) -> bool:
+    """Whether the nodes of these inventories have all ranks' shares: those that do not take part any more took theirs along."""
+    if any(one.get("ranks") is None for one in held):
+        return True
+    return {rank for one in held for rank in one["ranks"]} >= set(range(held[0]["world"]))
+
+
+def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What stands in all of them, newest first: a function of them alone, so that every rank comes to the same."""
+    common = set.intersection(*({_key(version) for version in one} for one in inventories))
+    held: dict[tuple[Any, ...], list[dict[str, Any]]] = {key: [] for key in common}
+    for version in (version for one in inventories for version in one if _key(version) in common):
+        held[_key(version)].append(version)
+    common = {key for key, versions in held.items() if _has_all_shares(versions)}
+    return _order([version for version in inventories[0] if _key(version) in common])
+
+
+def _timeout() -> float:
+    return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
+
+
+def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    place, shared = engine.place(), ranks.store()
+    if shared is not None:
+        return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
+    root = path or engine.settings().persist_path
+    if root is None:
+        raise NebulaConfigError(
+            f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
+            "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
+        )
+    folder = root.removeprefix("file://")
+    if "://" in folder:
+        raise NebulaConfigError(
+            f"the ranks can agree through {root} only with a process group: call this after "
+            "torch.distributed.init_process_group()"
+        )
+    return _through_documents(engine, os.path.join(folder, ".nebula"), turn, own)
+
+
+def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place: ranks.Place) -> Any:
+    limit = _timeout()
+    deadline, pause = time.monotonic() + limit, _PAUSE_S[0]
+    while (value := condition()) is None:
+        if time.monotonic() > deadline:
+            absent = missing()
+            shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+            raise NebulaTimeout(
+                f"rank {place.rank} waited {limit:g} s for all {place.world} ranks to ask for a checkpoint, and ranks {shown} "
+                "did not: call it on every rank, raise NEBULA_AGREE_TIMEOUT, or, if only this rank uses Nebula, give "
+                "init() world=1"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _PAUSE_S[1])
+    return value
+
+
+def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    key = f"{prefix}/answer"
+
+    def inventory_key(rank: int) -> str:
+        return f"{prefix}/{rank}"
+
+    if prefix not in _counted:
+        shared.set(inventory_key(place.rank), json.dumps(own))
+        is_last = shared.add(f"{prefix}/count", 1) >= place.world
+        _counted.add(prefix)
+        if is_last:
+            everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
+            shared.compare_set(key, "", json.dumps(choose(everything)))
+    _until(
+        lambda: shared.check([key]) or None,
+        lambda: [rank for rank in range(place.world) if not shared.check([inventory_key(rank)])],
+        place,
+    )
+    return list(json.loads(shared.get(key)))
+
+
+def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    place = engine.place()
+    run = engine.settings().run or ranks.run(place)
+    if not run:
+        raise NebulaConfigError(
+            "the ranks of several nodes cannot be told from those of an earlier run: call this after "
+            "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
+        )
+    mark = hashlib.sha256(f"{engine.settings().job}\0{run}\0{turn}".encode()).hexdigest()[:16]
+    ours = os.path.join(folder, f"inventory-{mark}-{place.rank:05d}.json")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # this rank's of earlier runs
+            if re.fullmatch(rf"inventory-(?!{mark})[0-9a-f]{{16}}-{place.rank:05d}\.json", name):
+                os.unlink(os.path.join(folder, name))
+        with open(ours + ".tmp", "w") as file:
+            json.dump({"nebula": "inventory", "version": "1.0", "run": run, "versions": own}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(ours + ".tmp", ours)
+    except OSError as failure:
+        raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
+    found: dict[int, list[dict[str, Any]]] = {place.rank: own}
+
+    def read_all() -> list[list[dict[str, Any]]] | None:
+        for rank in range(place.world):
+            if rank in found:
+                continue
+            try:  # by name: a mounted directory's listing may be old
+                with open(os.path.join(folder, f"inventory-{mark}-{rank:05d}.json")) as file:
+                    found[rank] = json.load(file)["versions"]
+            except (OSError, ValueError, KeyError):
+                return None
+        return [found[rank] for rank in range(place.world)]
+
+    return choose(_until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place))

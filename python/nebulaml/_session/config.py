@@ -1,0 +1,209 @@
+"""Settings: what ``init()`` was given, filled from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import numbers
+import os
+import re
+from typing import Any
+
+from ..errors import NebulaConfigError
+
+__all__ = ["Settings", "check_text", "history_dir", "local_path", "parse_number", "parse_seconds", "resolve"]
+
+log = logging.getLogger("nebulaml")
+
+ON_FULL = ("wait", "stream", "skip")  # in the order of enum nebula_on_full
+ON_ERROR = ("warn", "raise")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+_SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "M": 60.0, "H": 3600.0, "D": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(MS|[SMHD]?)\s*", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What holds for a session. Seconds and bytes."""
+
+    persist_path: str | None = None
+    persist_interval_s: float = 100.0
+    retention_count: int = 2
+    on_full: str = "wait"
+    on_error: str = "warn"
+    keep_last: int = 0
+    keep_every: int = 0
+    job: str = ""
+    replica_count: int = 0
+    memory_bytes: int = 0
+    output_dir: str = ""  # as it was named; history_dir() says where the history goes
+    run: str = ""
+    alone: bool = False  # this process is a job of its own, whatever world it lives in
+
+
+def parse_number(name: str, value: Any) -> float:
+    """A number that may carry K, M, G or T (powers of 1024), as text or as it is; not negative."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        if match is None:
+            raise NebulaConfigError(f"{name}={value!r} is not a number; write for example 512M, 4G or 30")
+        return _finite(name, value, float(match[1]) * _UNITS[match[2].upper()])
+    return _plain_number(name, value)
+
+
+def parse_seconds(name: str, value: Any) -> float:
+    """Seconds, as a number or as text that may carry ms, s, m, h or d; not negative."""
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise NebulaConfigError(f"{name}={value!r} is not a time; write for example 100, 250ms or 15m")
+        return _finite(name, value, float(match[1]) * _SECONDS[match[2].upper()])
+    return _plain_number(name, value)
+
+
+def _plain_number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's are Real, too
+        raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise NebulaConfigError(f"{name} has more than 308 digits and is too large") from None
+    return _finite(name, value, number)
+
+
+def _finite(name: str, value: Any, number: float) -> float:
+    if not math.isfinite(number) or number < 0:
+        raise NebulaConfigError(f"{name}={value!r} must be finite, and 0 or more")
+    return number
+
+
+def check_text(what: str, value: Any) -> str:
+    """A string that C can take: UTF-8, with no NUL. Surrogates come from file names and arguments that are none."""
+    if not isinstance(value, str):
+        raise NebulaConfigError(f"{what} is a string, not {value!r} ({type(value).__name__})")
+    if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
+        raise NebulaConfigError(f"{what} must be valid UTF-8 without NUL, not {value!r}")
+    return value
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    number = parse_number(name, value)
+    if number != int(number) or not least <= number < 1 << 32:
+        raise NebulaConfigError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}")
+    return int(number)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise NebulaConfigError(f"{name}={value!r} is none of {', '.join(choices)}")
+    return str(value)
+
+
+def clean_path(path: Any) -> str | None:
+    """An absolute path or URL; a 1-tuple, which a trailing comma makes, is unwrapped with a warning."""
+    if isinstance(path, tuple) and len(path) == 1:
+        log.warning("nebula: the storage path is a tuple, %r: is there a comma too many? Using its only element.", path)
+        path = path[0]
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise NebulaConfigError(f"the storage path must be a path, not {path!r} ({type(path).__name__})")
+    text = check_text("the storage path", os.fspath(path))
+    if not text:
+        return None
+    return text if "://" in text else _absolute(text)
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except FileNotFoundError:
+        raise NebulaConfigError(f"{path!r} is relative, and the working directory is gone: give an absolute path") from None
+
+
+def local_path(what: str, path: Any) -> str:
+    """The absolute path of a file or directory. An empty one, which would lead to the working directory, is refused."""
+    given = os.fspath(path)
+    if not given:
+        raise NebulaConfigError(f"{what} is empty: give the path of a file or directory")
+    return check_text(what, _absolute(given))
+
+
+def history_dir(settings: Settings) -> str:
+    """The folder of checkpointHistories.csv; "": none is written.
+
+    What NEBULA_OUTPUT_DIR names; else, for what is persisted, the folder that AzureML keeps of a job; else beside the storage.
+    """
+    if settings.output_dir or settings.persist_path is None:
+        return settings.output_dir
+    if os.environ.get("AZUREML_RUN_ID"):
+        try:
+            return _absolute("outputs/nebula")
+        except NebulaConfigError as failure:
+            log.warning("nebula: checkpointHistories.csv is written beside the storage: %s", failure)
+    place = settings.persist_path.removeprefix("file://")
+    return "" if "://" in place else os.path.join(place, ".nebula")
+
+
+def _defaults() -> Settings:
+    environment = os.environ
+    return Settings(
+        persist_path=clean_path(environment.get("NEBULA_PERSISTENT_STORAGE_PATH")),
+        persist_interval_s=parse_seconds(
+            "NEBULA_PERSISTENT_TIME_INTERVAL", environment.get("NEBULA_PERSISTENT_TIME_INTERVAL") or 100
+        ),
+        memory_bytes=int(parse_number("NEBULA_MEMORY_BUFFER_SIZE", environment.get("NEBULA_MEMORY_BUFFER_SIZE") or 0)),
+        job=check_text("NEBULA_JOB", environment.get("NEBULA_JOB", "")),
+        output_dir=check_text("the output directory", _absolute(folder)) if (folder := environment.get("NEBULA_OUTPUT_DIR")) else "",
+        run=check_text("NEBULA_RUN", environment.get("NEBULA_RUN", "")),  # "": ranks.run() finds it
+    )
+
+
+def resolve(
+    current: Settings | None,
+    *,
+    persistent_storage_path: Any = None,
+    persistent_time_interval: Any = None,
+    num_of_version_in_retention: Any = None,
+    on_full: Any = None,
+    on_error: Any = None,
+    replicas: Any = None,
+    keep_last: Any = None,
+    keep_every: Any = None,
+    job: Any = None,
+    world: Any = None,
+) -> Settings:
+    """Settings from arguments; what is None stays as it is in ``current``, or comes from the environment."""
+    changes: dict[str, Any] = {}
+    if persistent_storage_path is not None:
+        changes["persist_path"] = clean_path(persistent_storage_path)
+    if persistent_time_interval is not None:
+        changes["persist_interval_s"] = parse_seconds("persistent_time_interval", persistent_time_interval)
+    if num_of_version_in_retention is not None:
+        changes["retention_count"] = _count("num_of_version_in_retention", num_of_version_in_retention, 1)
+    if on_full is not None:
+        changes["on_full"] = _choice("on_full", on_full, ON_FULL)
+    if on_error is not None:
+        changes["on_error"] = _choice("on_error", on_error, ON_ERROR)
+    if replicas is not None:
+        changes["replica_count"] = _count("replicas", replicas, 0)
+    if keep_last is not None:
+        changes["keep_last"] = _count("keep_last", keep_last, 0)
+    if keep_every is not None:
+        changes["keep_every"] = _count("keep_every", keep_every, 0)
+    if job is not None:
+        changes["job"] = check_text("job", job)
+    if world is not None:
+        if world not in (0, 1) or isinstance(world, bool):
+            raise NebulaConfigError(f"world={world!r}: 1 is a process that uses Nebula alone, 0 takes that back; the launcher says the rest")
+        changes["alone"] = world == 1
+    chosen = dataclasses.replace(current or _defaults(), **changes)
+    if chosen.keep_every and not chosen.keep_last:
+        raise NebulaConfigError(
+            f"keep_every={chosen.keep_every} spares versions from keep_last, and does nothing without: every version stays. Give "
+            f"keep_last=1, say, to keep the newest and the multiples of {chosen.keep_every}"
+        )
+    return chosen

@@ -1,0 +1,70 @@
+"""Before this process ends by a call that passes all that Python does at its end, what a commit has promised is done.
+
+``os._exit`` and ``signal.raise_signal`` are wrapped, since CPython tells nobody of them; of ``os.exec...`` and ``os.kill`` it tells
+the audit hook in C. What else ends a process is the C library's: see src/os/ending.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from .. import _nebula
+
+__all__ = ["watch"]
+
+_GROUPS = (0, -1)  # os.kill() of them is a signal to this process, too
+
+_before: Callable[[], None] | None = None
+
+
+def watch(before: Callable[[], None]) -> None:
+    """From now on ``before`` is called first."""
+    global _before
+    if _before is None:
+        os._exit = _wrapped_exit(os._exit)
+        signal.raise_signal = _wrapped_raise(signal.raise_signal)
+        _nebula.audit_ends(_audited)
+    _before = before
+
+
+def _end() -> None:
+    if _before is not None:
+        _before()
+
+
+def _wrapped_exit(exit_now: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    @functools.wraps(exit_now)
+    def _exit(status: int) -> NoReturn:
+        try:
+            _end()
+        finally:
+            exit_now(status)
+
+    return _exit
+
+
+def _wrapped_raise(raise_now: Callable[[int], None]) -> Callable[[int], None]:
+    @functools.wraps(raise_now)
+    def raise_signal(signalnum: int) -> None:
+        if _nebula.signal_would_end(signalnum):
+            _end()
+        raise_now(signalnum)
+
+    return raise_signal
+
+
+def _audited(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.exec":
+        _end()
+        return
+    target, number = arguments[:2]
+    if event == "os.killpg":
+        is_own = target in (0, os.getpgrp())
+    else:
+        is_own = target == os.getpid() or target in _GROUPS or target == -os.getpgrp()
+    if is_own and _nebula.signal_would_end(number):
+        _end()

@@ -1,0 +1,372 @@
+"""What a session is made of: its settings, its connection to the node's agent, and what happens when there is none.
+
+Each ``Session`` has one ``Engine``. ``default`` is that of the package's functions; the functions of this module speak of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .. import _nebula
+from ..errors import (
+    NebulaConfigError,
+    NebulaError,
+    NebulaNotFound,
+    NebulaPicklingError,
+    NebulaUnavailable,
+    from_status,
+)
+from ..events import Event
+from . import agree, config, ending, locate, ranks, tags, watching
+from .waits import interruptible, refuse_within_save, run_handlers
+
+__all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
+
+log = logging.getLogger("nebulaml")
+
+LEAVE_MS = 300_000  # a copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage
+
+MISSING_MS = 2_000  # at the end of a rank: its neighbours end with it, and commit before that
+
+LATE_MAX = 100  # failures that nobody has asked for
+
+RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
+
+_parts: dict[str, Any] = {}
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
+
+
+def part(name: str) -> Any:
+    """A module of the room tensors, which imports torch. By name, and kept: when the interpreter ends, no import statement works any more."""
+    found = _parts.get(name)
+    if found is None:
+        found = _parts[name] = importlib.import_module(f"..tensors.{name}", __package__)
+    return found
+
+
+class Engine:
+    """The state of one session. Its methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards all below
+        self._inherited: _nebula.Session | None = None  # in a forked child: its parent's
+        self.is_closed = False  # for good
+        self._clear()
+        self.agreement = agree.Agreement(self)
+        self.own_tags = tags.OwnTags(self)
+        self.listeners: list[Callable[[Event], object]] = []  # called on the watcher's thread
+        self._late: collections.deque[NebulaError] = collections.deque(maxlen=LATE_MAX)
+        _engines.add(self)
+
+    def _clear(self) -> None:
+        self._settings: config.Settings | None = None
+        self._session: _nebula.Session | None = None
+        self._opened_with: tuple[config.Settings, ranks.Place, str] | None = None
+        self._opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
+        self._last_commit: _nebula.Checkpoint | None = None  # of this rank, where others are to commit too
+        self._failure: NebulaError | None = None
+        self._retry_at = 0.0
+        self._pause = RETRY_S[0]
+        self.watcher: watching.Watcher | None = None
+
+    # -- settings
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether settings were given, by the program or an adapter, or a call has read the environment in their place."""
+        return self._settings is not None
+
+    def settings(self) -> config.Settings:
+        """What holds now; reads the environment when nobody has given any."""
+        found = self._settings  # each save asks several times: no lock where there is nothing to do
+        if found is not None:
+            return found
+        with self._lock:
+            if self.is_closed:
+                raise NebulaUnavailable("this session was closed: make another one with nebulaml.Session(...)")
+            if self._settings is None:
+                self.configure()
+            assert self._settings is not None
+            return self._settings
+
+    def outlook(self) -> config.Settings:
+        """What holds, or would hold if nobody said more: unlike settings() it settles nothing."""
+        with self._lock:
+            return self._settings if self._settings is not None else config.resolve(None)
+
+    def configure(self, **arguments: Any) -> None:
+        """New settings for everything that follows; equal ones change nothing."""
+        with self._lock:
+            self._settings = config.resolve(self._settings, **arguments)
+
+    def put_back(self, earlier: config.Settings | None) -> None:
+        """After new settings were refused: what held before holds on."""
+        with self._lock:
+            self._settings = earlier
+
+    def place(self) -> ranks.Place:
+        """Which rank this process is."""
+        return ranks.Place() if self.settings().alone else ranks.current()
+
+    # -- the connection
+
+    def session(self, patient: bool = False) -> _nebula.Session:
+        """The C library's session, opened or brought up to date if need be.
+
+        After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
+        """
+        refuse_within_save()
+        with self._lock:
+            chosen = self.settings()
+            now = (chosen, ranks.mark())
+            if self._session is not None and self._opened_at == now:
+                return self._session
+            here = self.place()
+            wanted = (chosen, here, chosen.run or ranks.run(here))
+            if self._session is not None and self._opened_with == wanted:
+                self._opened_at = now
+                return self._session
+            if self._failure is not None and not patient and time.monotonic() < self._retry_at:
+                raise NebulaUnavailable(f"{self._failure} (the next attempt is in {self._retry_at - time.monotonic():.0f} s)")
+            try:
+                self._connect(*wanted)
+            except NebulaConfigError:
+                raise
+            except NebulaError as failure:
+                self._failure, self._retry_at = failure, time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, RETRY_S[1])
+                raise
+            self._opened_with, self._opened_at, self._failure, self._pause = wanted, now, None, RETRY_S[0]
+            assert self._session is not None
+            return self._session
+
+    def _connect(self, chosen: config.Settings, place: ranks.Place, run: str) -> None:
+        if self._session is None:
+            ending.watch(_before_end)
+            self._session = _nebula.Session(**_options(chosen, place, run))
+        else:
+            self._session.configure(**_options(chosen, place, run))
+
+    def has_session(self) -> bool:
+        """Whether a connection was opened."""
+        return self._session is not None
+
+    def versions(self, persist_path: str | None) -> list[dict[str, Any]]:
+        """What the agent knows of all versions, in memory and in storage."""
+        report = json.loads(self.session().report(_nebula.REPORT_VERSIONS, persist_path))
+        return list(report["versions"] if isinstance(report, dict) else report)
+
+    def watch(self) -> None:
+        """From now on rank 0's log says what becomes of the checkpoints of the session in storage."""
+        opened, found = self._opened_with, self._session
+        if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
+            self.watcher = watching.follow(self.watcher, found, opened, _teller(self))
+
+    def guarded(self, what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
+        """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
+        are raised always."""
+        try:
+            refuse_within_save()
+            call(*arguments)
+        except (NebulaConfigError, NebulaPicklingError):
+            raise
+        except NebulaError as failure:
+            if self.settings().on_error == "raise":
+                raise
+            log.error("nebula: %s failed: %s. Training goes on; older checkpoints are untouched.", what, failure)
+            return failure
+        return None
+
+    # -- failures of what had succeeded
+
+    def note_late(self, failure: NebulaError) -> None:
+        """What a save or a commit had promised is lost. Any thread."""
+        self._late.append(failure)
+
+    def forget_late(self, failure: NebulaError) -> None:
+        """It is raised in another way."""
+        with contextlib.suppress(ValueError):
+            self._late.remove(failure)
+
+    def raise_late(self) -> None:
+        """With on_error="raise": what failed since the call before is raised, once, by the next call that can lose nothing by it."""
+        if self._late and self.settings().on_error == "raise":
+            raise self._late.popleft()
+
+    def take_late(self) -> list[NebulaError]:
+        """All that failed so, for a caller that keeps it."""
+        taken = []
+        while self._late:
+            taken.append(self._late.popleft())
+        return taken
+
+    def hear(self, event: Event) -> None:
+        """Called on the watcher's thread."""
+        if event.kind == "lost":
+            self.note_late(NebulaError(f"checkpoint {event.tag!r} is not durable, and will not be: {event.text}"))
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("nebula: a function that was given to on_event() failed")
+
+    # -- ends
+
+    def committed(self, handle: _nebula.Checkpoint) -> None:
+        """This rank has closed its part, and others have theirs to close: should they not, the end of the process says so."""
+        self._last_commit = handle if self.place().world > 1 else None
+
+    def settle(self) -> None:
+        """Lets running copies end: nobody else can finish what lies in this process's memory."""
+        if self._session is not None:
+            try:
+                self._session.settle(LEAVE_MS)
+            except NebulaError as failure:
+                log.error("nebula: the process ends while it saves: %s", failure)
+
+    def outlive(self) -> None:
+        """An agent that is a part of this process ends with it: the newest version must be durable before."""
+        if self._session in (None, self._inherited) or os.environ.get("NEBULA_AGENT") != "inline" or self.settings().persist_path is None:
+            return
+        try:
+            interruptible(self._session.flush, None, LEAVE_MS)
+        except NebulaError as failure:
+            log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
+
+    def say_what_is_missing(self) -> None:
+        """At the end of the process."""
+        if self._last_commit is None or self._session in (None, self._inherited):
+            return
+        try:
+            self._last_commit.wait("committed", MISSING_MS)
+        except NebulaNotFound:  # a newer one has taken its place
+            pass
+        except NebulaError as failure:
+            log.warning("nebula: the process ends, and its last checkpoint is not complete: %s", failure)
+
+    def after_fork(self) -> None:
+        """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
+        self._last_commit = self.watcher = None
+        self._lock, self._inherited = threading.RLock(), self._session
+        self.agreement.after_fork()
+        self.own_tags.after_fork()
+
+    def shutdown(self) -> None:
+        """Forgets settings and connection, once running copies have ended. The agent finishes what was committed by itself."""
+        self.settle()
+        self._last_commit = None
+        watching.forget(self.watcher)
+        with self._lock:
+            self._clear()
+        self._late.clear()
+        self.agreement.forget()
+        self.own_tags.forget()
+
+
+default = Engine()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, by the program or an adapter, or another call has read the environment in its place."""
+    return default.is_initialized
+
+
+def settings() -> config.Settings:
+    """What holds now for the functions of the package."""
+    return default.settings()
+
+
+def session(patient: bool = False) -> _nebula.Session:
+    """The C library's session behind the functions of the package."""
+    return default.session(patient)
+
+
+def place() -> ranks.Place:
+    """Which rank this process is for the functions of the package."""
+    return default.place()
+
+
+def _teller(engine: Engine) -> Callable[[Event], None]:
+    """For the watcher's thread, which keeps no session alive."""
+    known = weakref.ref(engine)
+
+    def tell(event: Event) -> None:
+        found = known()
+        if found is not None:
+            found.hear(event)
+
+    return tell
+
+
+def _before_end() -> None:
+    """This process is about to end at once, by os._exit() for one, or to become another program."""
+    if not _nebula.await_copies(LEAVE_MS):
+        log.error("nebula: the process ends while it saves: copies in memory were not done within %d s", LEAVE_MS // 1000)
+    for engine in list(_engines):
+        engine.outlive()
+
+
+def _leave() -> None:
+    """At the end of the interpreter: keeps the threads of C out of it from then on.
+
+    What is saved later, by other functions of atexit or in a __del__, is copied before its save returns. Nothing can be imported then,
+    so that what a save needs is imported here.
+    """
+    _nebula.end_is_near()
+    engines = list(_engines)
+    try:
+        if "torch" in sys.modules:
+            for name in ("device", "loading"):
+                part(name)
+            part("pickling").capture({})
+            locate.agent_path()
+        for step in (Engine.settle, Engine.say_what_is_missing, Engine.outlive):
+            for engine in engines:
+                step(engine)
+    finally:
+        _nebula.leave()
+
+
+def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str, Any]:
+    locate.point_to_agent_library()
+    return {
+        "persist_path": chosen.persist_path,
+        "job": chosen.job,
+        "output_dir": config.history_dir(chosen),
+        "run": run,
+        "agent_path": locate.agent_path(),
+        "persist_interval_s": chosen.persist_interval_s,
+        "retention_count": chosen.retention_count,
+        "memory_bytes": chosen.memory_bytes,
+        "on_full": config.ON_FULL.index(chosen.on_full),
+        "keep_last": chosen.keep_last,
+        "keep_every": chosen.keep_every,
+        "replica_count": chosen.replica_count,
+        **place._asdict(),
+    }
+
+
+def _after_fork() -> None:
+    """In the child. It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so."""
+    _nebula.end_is_near()
+    for engine in list(_engines):
+        engine.after_fork()
+
+
+_nebula.set_error_factory(from_status)
+_nebula.watch_waits(run_handlers)
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_after_fork)

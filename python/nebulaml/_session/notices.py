@@ -1,0 +1,170 @@
+"""Notices: SIGTERM, or a cloud's, that this process is to end soon; a person's wish that the job saves now; and what all ranks
+of a job know of them at the same step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NebulaConfigError, NebulaStorageError, NebulaUnavailable
+from . import evictions, ranks
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Notices", "ask_to_save"]
+
+log = logging.getLogger("nebulaml")
+
+SIGTERM_S = 30.0  # until SIGKILL: torchrun's, Kubernetes' and Slurm's default
+
+KEPT_STEPS = 1000  # whose answers stay in the key-value store, for ranks that are behind
+
+
+LOOK_S = 1.0  # between two looks at the wish, each a stat of one file
+
+
+def _wish(persist_path: str | None) -> str | None:
+    folder = (persist_path or "").removeprefix("file://")
+    return os.path.join(folder, ".nebula", "save-now") if folder and "://" not in folder else None
+
+
+def ask_to_save(persist_path: str | None) -> None:
+    """Makes a job that saves with a Manager save at its next step."""
+    path = _wish(persist_path)
+    if path is None:
+        raise NebulaConfigError(f"a job is asked to save through its storage directory, and this is {persist_path or 'memory only'}")
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "w") as file:
+            file.write(f"{time.time_ns()}\n")
+        os.replace(temporary, path)
+    except OSError as failure:
+        raise NebulaStorageError(f"the job cannot be asked to save by {path}: {failure.strerror}") from failure
+
+
+class Notices:
+    """What one manager knows."""
+
+    def __init__(self, engine: Engine, cloud: str | None = None) -> None:
+        """cloud: whose metadata service is asked, too: "azure", "aws", "gce"."""
+        self._engine = weakref.proxy(engine)
+        self.reason, self.deadline = "", 0.0  # of the first notice to this rank; the deadline is on the monotonic clock
+        self.is_here = False  # of several ranks: for all of them, at the same step
+        self._has_come = False  # to this rank
+        self._is_signalled = False  # by SIGTERM
+        self._is_answered = False  # a save has followed
+        self._is_listening = False
+        self._before: Any = None  # the handler that was there
+        self._wish_seen = self._wish_at = 0.0  # the file's time, and when it was looked at
+        self._wishes: bool | None = None  # None: not looked yet; what is there then is an older run's
+        self._watch = evictions.Watch(cloud, self._come) if cloud else None
+
+    def listen(self) -> None:
+        """From now on SIGTERM is a notice, and a second one ends the process. Not where the program ignores it, or in another thread."""
+        if self._watch is not None and self._watch.ident is None and self._engine.place().local_rank == 0:
+            self._watch.start()
+        if self._is_listening or threading.current_thread() is not threading.main_thread():
+            return
+        self._is_listening = True
+        before = signal.getsignal(signal.SIGTERM)
+        if before is signal.SIG_IGN or before is None:
+            return
+        self._before = before
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = not self._is_signalled
+        self._is_signalled = True
+        self._come("SIGTERM", SIGTERM_S)
+        if callable(self._before):
+            self._before(number, frame)
+        elif not is_first:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    def _come(self, reason: str, seconds: float) -> None:
+        """Any thread."""
+        if not self._has_come:
+            self.reason, self.deadline = reason, time.monotonic() + seconds
+            log.info("nebula: %s: this process is to end within %.0f s", reason, seconds)
+        self._has_come = True
+        if self._engine.place().world == 1 or ranks.store() is None:
+            self.is_here = True
+
+    def left_s(self) -> float:
+        """Seconds until this process may be killed; of a notice to another rank, those of SIGTERM."""
+        return max(0.0, self.deadline - time.monotonic()) if self._has_come else SIGTERM_S
+
+    def answered(self) -> None:
+        """A version was saved."""
+        self._is_answered = self.is_here
+
+    def agree(self, step: int, asks_clock: bool, is_due: Callable[[], bool]) -> bool:
+        """Whether a save is due now by a notice or, if asked, by rank 0's clock: the same on all ranks."""
+        place = self._engine.place()
+        mine = (self._has_come and not self._is_answered) or (asks_clock and place.rank == 0 and is_due())
+        mine = mine or (place.rank == 0 and self._is_wished())
+        if place.world == 1:
+            return mine
+        shared = ranks.store()
+        if shared is None:
+            if asks_clock:
+                raise NebulaConfigError(
+                    f"save_every_s with {place.world} ranks needs a process group, through which they agree on a step: call "
+                    "torch.distributed.init_process_group() first, or save by steps"
+                )
+            return False  # one rank alone makes no version
+        return self._through(shared, place, step, mine)
+
+    def _is_wished(self) -> bool:
+        """Whether somebody has asked since the last look."""
+        now = time.monotonic()
+        if self._wishes is not None and now - self._wish_at < LOOK_S:
+            return False
+        self._wish_at = now
+        path = _wish(self._engine.settings().persist_path)
+        try:
+            changed = os.stat(path).st_mtime if path else 0.0
+        except OSError:
+            changed = 0.0
+        is_new = self._wishes is not None and changed > self._wish_seen
+        self._wish_seen, self._wishes = max(changed, self._wish_seen), is_new
+        return is_new
+
+    def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:
+        prefix = f"nebula/due/{self._engine.agreement.number}"
+        if place.rank != 0:
+            if mine:
+                shared.set(f"{prefix}/notice", "1")
+            try:
+                answer = shared.get(f"{prefix}/{step}").decode()
+            except Exception as failure:
+                raise NebulaUnavailable(
+                    f"rank {place.rank} asks should_save({step}), and rank 0 has not answered: each rank asks at each step ({failure})"
+                ) from failure
+        else:
+            noticed = shared.check([f"{prefix}/notice"]) and not self._is_answered
+            answer = "notice" if noticed or (self._has_come and not self._is_answered) else "1" if mine else "0"
+            shared.set(f"{prefix}/{step}", answer)
+            if step >= KEPT_STEPS:
+                shared.delete_key(f"{prefix}/{step - KEPT_STEPS}")
+        self.is_here |= answer == "notice"
+        return answer != "0"
+
+    def forget(self) -> None:
+        """The handler that was there takes its place again."""
+        if self._watch is not None:
+            self._watch.end()
+        if self._before is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, self._before)
+            self._before = None

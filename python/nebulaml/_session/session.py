@@ -1,0 +1,309 @@
+"""Session: where checkpoints go and how, and all that is asked of them. The functions of the package are those of one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from types import TracebackType
+from typing import Any
+
+from .. import _nebula
+from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
+from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+from ..integrations import guards
+from . import config, engine
+from .rows import Row, Rows, listing
+from .waits import interruptible, patiently
+
+__all__ = ["Session", "default"]
+
+_MARK = ".nebula.json"  # in each directory that was published
+
+
+class Session:
+    """One path, job and set of settings. A process may have several at once, each with checkpoints of its own.
+
+    Takes the settings of ``init()``, and the environment's where one is not given. All ranks of a job make their sessions in the same
+    order; one that a rank has for itself gets ``world=1``. ``close()``, or the end of a ``with`` block, waits
+    for copies in memory that are under way; the agent finishes by itself what was committed.
+    """
+
+    def __init__(self, persistent_storage_path: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._engine = engine.Engine()
+        self._others: dict[tuple[str, bool], Session] = {}  # by storage path, and whether this process is alone there
+        self._configure_first(persistent_storage_path, **settings)
+
+    def _configure_first(self, persistent_storage_path: Any, **settings: Any) -> None:
+        self.configure(persistent_storage_path, **settings)
+        if not self._engine.settings().alone:
+            self._engine.agreement.join()
+
+    @classmethod
+    def _of(cls, owner: engine.Engine) -> Session:
+        self = cls.__new__(cls)
+        self._engine, self._others = owner, {}
+        return self
+
+    def __repr__(self) -> str:
+        if self._engine.is_closed:
+            return "<nebulaml.Session, closed>"
+        chosen = self._engine.outlook()
+        return f"<nebulaml.Session {chosen.persist_path or 'in memory'}{f' job={chosen.job!r}' if chosen.job else ''}>"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def configure(self, persistent_storage_path: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        """New settings, as ``init()`` takes them. What is not given stays. A call that is refused changes nothing."""
+        guards.check_framework()
+        owner = self._engine
+        before = owner.settings() if owner.is_initialized else None
+        owner.configure(persistent_storage_path=persistent_storage_path, **settings)
+        try:
+            owner.guarded("init", lambda: owner.session(patient=True))
+        except NebulaConfigError:
+            owner.put_back(before)
+            raise
+        finally:
+            now = owner.outlook()
+            if before is not None and (before.persist_path, before.job) != (now.persist_path, now.job):
+                owner.agreement.moved()
+
+    @property
+    def persist_path(self) -> str | None:
+        """Where checkpoints are persisted: an absolute path or a URL; None: in memory only. Asking settles nothing."""
+        return self._engine.outlook().persist_path
+
+    def close(self) -> None:
+        """Ends this session, as the end of the program would: open-ended checkpoints are closed. It takes no more calls."""
+        self._engine.is_closed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """All that was set and found out."""
+        while self._others:
+            self._others.popitem()[1].close()
+        self._engine.shutdown()
+
+    def _at(self, path: str) -> Session:
+        """The session of the same settings for another storage path: this one, or one that lives as long."""
+        own = self.persist_path
+        if own is not None and os.path.realpath(own.removeprefix("file://")) == os.path.realpath(path.removeprefix("file://")):
+            return self
+        chosen = self._engine.settings()
+        return self._other(path, on_error=chosen.on_error, on_full=chosen.on_full)
+
+    def _alone_in(self, path: str) -> Session:
+        """One for checkpoints that this process alone keeps in a storage path, each of them durable at once."""
+        return self._other(
+            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, keep_last=0, keep_every=0, replicas=0
+        )
+
+    def _that_writes(self, path: str) -> Session:
+        """Of this session and those for other storage paths the one to read that path with."""
+        return self._others.get((path, False), self)
+
+    def _other(self, path: str, **settings: Any) -> Session:
+        key = (path, "world" in settings)
+        found = self._others.get(key)
+        if found is None:
+            found = self._others[key] = Session._of(engine.Engine())
+            found._engine.put_back(self._engine.settings())
+            found._configure_first(path, **settings)
+        else:
+            found.configure(path, **settings)
+        return found
+
+    # -- checkpoints
+
+    def checkpoint(self, tag: str | None = None, N: int | None = None) -> Checkpoint:  # noqa: N803
+        """A checkpoint to write, as ``Checkpoint(tag, N)``, of this session."""
+        return Checkpoint(tag, N, session=self)
+
+    def get_latest_checkpoint(self, persist_path: str | None = None) -> Checkpoint | None:
+        """The newest complete checkpoint, in memory or storage, of this job or of another path; None when there is none.
+
+        On several nodes, before this session has saved anything, it is the newest that every rank can load, and the same
+        on all: to be called on every rank. Raises NebulaTimeout when some rank does not, within NEBULA_AGREE_TIMEOUT.
+        """
+        path, owner = config.clean_path(persist_path), self._engine
+        if owner.agreement.needed():
+            common = interruptible(owner.agreement.answer, path)
+            if common:
+                found = self._exactly(common[0], path)
+                return self._newest(found, owner.agreement.passed_over(path, common[0]))
+        else:
+            opened = owner.session(patient=True)
+            owner.watch()  # the agent may have something to say of what it finds
+            try:
+                found = Checkpoint._found(owner, interruptible(opened.latest, path), path)
+                return self._newest(found, found.passed_over)
+            except NebulaNotFound:
+                pass
+        guards.check_path(path or owner.settings().persist_path)
+        return None
+
+    def _newest(self, found: Checkpoint, passed_over: list[tuple[str, str]]) -> Checkpoint:
+        found.passed_over = passed_over
+        if self._engine.place().local_rank == 0:
+            guards.tell_passed_over(found.tag, passed_over)
+        return found
+
+    def _exactly(self, version: dict[str, Any], path: str | None) -> Checkpoint:
+        """What all ranks agreed on, and never another version of that tag: this node may know a later one."""
+        owner, numbers = self._engine, (version["generation"], version["sequence"])
+        try:
+            return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, version["tag"], path, *numbers), path)
+        except NebulaNotFound as failure:
+            raise NebulaUnavailable(
+                f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}; start the "
+                "job again, or ask for an older tag with get_checkpoint()"
+            ) from failure
+
+    def get_checkpoint(self, tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:
+        """The complete checkpoint of that tag; None when there is none. Without a tag: the newest."""
+        if tag is None:
+            return self.get_latest_checkpoint(persist_path)
+        _nebula.encode_name(config.check_text("a tag", tag))  # refuses what no checkpoint can be called
+        path, owner = config.clean_path(persist_path), self._engine
+        if owner.agreement.needed():
+            common = [one for one in interruptible(owner.agreement.answer, path) if one["tag"] == tag]
+            if common:
+                return self._exactly(common[0], path)
+        else:
+            try:
+                return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
+            except NebulaNotFound:
+                pass
+        guards.check_missing(tag, path)
+        guards.check_bare(tag, path or owner.settings().persist_path)
+        return None
+
+    def list_checkpoints(self, persist_path: str | None = None) -> dict[str, dict[str, Any]]:
+        """All checkpoints by tag, in memory and storage: state, step, size in bytes, files, times; fit for json.dumps."""
+        result: dict[str, dict[str, Any]] = {}
+        for version in self._engine.versions(config.clean_path(persist_path)):
+            known = result.get(version["tag"])
+            if known is None or known.get("generation", 0) <= version.get("generation", 0):
+                result[version["tag"]] = version
+        return result
+
+    def checkpoints(self, persist_path: str | None = None) -> Rows[Row]:
+        """list_checkpoints() as typed rows, the newest first, which show themselves as a table."""
+        return listing(self.list_checkpoints(persist_path).values())
+
+    def get_latest_checkpoint_path(self, name: str, path: str | None = None) -> str | None:
+        """The newest checkpoint's file ``name`` as the path of a plain torch file in storage; None when there is none.
+
+        What is still in memory only is made durable first. ``path``: another storage path than the one of init().
+        """
+        config.check_text("a file name", name)
+        root = config.clean_path(path) or self._engine.settings().persist_path
+        if root is None:
+            raise NebulaConfigError("files have paths in storage only: give persistent_storage_path to init(), or path")
+        latest = self.get_latest_checkpoint(root)
+        if latest is None or name not in latest._all_files():
+            return None
+        if latest._state() != "durable":
+            latest.wait("durable")
+        folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
+        return os.path.join(folder, _nebula.encode_name(name))
+
+    def prepare(self, *objects: Any) -> None:
+        """Makes memory for the first save of such objects, in the background: one file each, the arguments of later ``save`` calls.
+
+        Without it the first two saves wait until the agent has found memory. For an optimizer of torch without state, what its first
+        step will make is counted. A save that turns out larger finds memory as without this call.
+        """
+        preparing = engine.part("preparing")
+        for item in objects:
+            state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
+            self._engine.guarded("prepare", lambda state=state, item=item: preparing.prepare(self._engine, state, item))
+
+    def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
+        """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
+
+        What this rank has committed, and other ranks have not, is waited for; without a tag until nothing has come from them for 30 s.
+        Then False, or NebulaTimeout, names the ranks that are missing. What this rank has still to commit is left out, unless it is the
+        one tag. timeout: seconds; None sets no limit. Without a storage path it returns when all that was saved is whole in memory, where
+        it survives this process. Raises NebulaConfigError for the tag of a `with` block that this thread is in.
+        """
+        limit_ms, owner = milliseconds(timeout), self._engine
+        if tag is not None:
+            _nebula.encode_name(config.check_text("a tag", tag))
+            refuse_within_block(owner, tag)
+        in_memory = owner.settings().persist_path is None
+        if in_memory and not owner.has_session():  # nothing was saved: no agent is started to hear that
+            return True
+
+        def flush() -> None:
+            what = "a flush" if tag is None else f"a flush of {tag!r}"
+            patiently(what, lambda limit: owner.session().flush(None if in_memory else tag, limit), limit_ms)
+
+        done = owner.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
+        owner.raise_late()
+        if tag is None:  # all are begun, whatever becomes of one
+            done = all([done, *(other.flush_persistence(None, timeout) for other in list(self._others.values()))])
+        return done
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What checkpointHistories.csv holds, live: one row per version."""
+        report = json.loads(self._engine.session().report(_nebula.REPORT_HISTORY, None))
+        if isinstance(report, dict):
+            report = next((rows for rows in report.values() if isinstance(rows, list)), [])
+        return list(report)
+
+    # -- what was published
+
+    def find_published(self, path: str | os.PathLike[str]) -> tuple[Checkpoint, str] | None:
+        """What was published as ``path``, there already or still on its way: the checkpoint and the file's name ("" for a
+        directory). None: nothing that Nebula knows of, though a plain file may be there."""
+        try:
+            target = config.local_path("a path", path)
+        except NebulaConfigError:  # nothing can be published there
+            return None
+        try:
+            handle, name = interruptible(self._engine.session(patient=True).find_published, target)
+        except NebulaNotFound:
+            return None
+        return Checkpoint._found(self._engine, handle), name
+
+    def unpublish(self, path: str | os.PathLike[str]) -> bool:
+        """Removes a file or directory once everything published before has appeared, and cancels what was to appear there.
+
+        A directory that was published takes its checkpoint in memory and storage with it; one that was not is refused.
+        """
+        target = self._removable(path)
+
+        def remove() -> None:
+            is_directory = os.path.isdir(target) and not os.path.islink(target)
+            if is_directory and not os.path.exists(os.path.join(target, _MARK)) and self.find_published(target) is None:
+                raise NebulaConfigError(f"{target} stays: this directory was not published")
+            self._engine.session().unpublish(target)
+
+        return self._engine.guarded(f"removing {target}", remove) is None
+
+    def _remove(self, path: str | os.PathLike[str]) -> bool:
+        """unpublish() for adapters: their framework also removes directories that it wrote without Nebula."""
+        target = self._removable(path)
+        return self._engine.guarded(f"removing {target}", lambda: self._engine.session().unpublish(target)) is None
+
+    def _removable(self, path: str | os.PathLike[str]) -> str:
+        """The absolute path; refused where the working directory or the storage path would go with it."""
+        target = config.local_path("a path", path)
+        parent, name = os.path.split(target)
+        gone = os.path.join(os.path.realpath(parent), name)  # of a link only the link goes
+        kept = {"the storage path": (self.persist_path or "").removeprefix("file://")}
+        with contextlib.suppress(FileNotFoundError):  # it may be gone
+            kept["the working directory"] = os.getcwd()
+        for what, place in kept.items():
+            if os.path.isabs(place) and os.path.commonpath([gone, os.path.realpath(place)]) == gone:
+                raise NebulaConfigError(f"{os.fspath(path)!r} stays: {what} {place} is that directory, or lies in it")
+        return target
+
+
+default = Session._of(engine.default)

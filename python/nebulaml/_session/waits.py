@@ -1,0 +1,88 @@
+"""Calls that may wait for long: Ctrl-C still works, the log says what for, and a signal handler inside a save does not wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from sys import is_finalizing
+from typing import TypeVar
+
+from ..errors import NebulaTimeout, NebulaUnavailable
+
+__all__ = ["interruptible", "patiently", "refuse_within_save", "run_handlers", "within_save"]
+
+log = logging.getLogger("nebulaml")
+
+T = TypeVar("T")
+
+SAY_AFTER_MS = 30_000  # a wait that has lasted so long says in the log what for
+
+_in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
+
+
+@contextlib.contextmanager
+def within_save() -> Iterator[None]:
+    """For what a save calls and waits for: a signal handler that runs meanwhile would wait for the save that it interrupts."""
+    thread = threading.get_ident()
+    _in_save.add(thread)
+    try:
+        yield
+    finally:
+        _in_save.discard(thread)
+
+
+def refuse_within_save() -> None:
+    """Raises NebulaUnavailable in such a signal handler."""
+    if _in_save and threading.get_ident() in _in_save:  # each save asks several times: no thread-local, which is slow to find
+        raise NebulaUnavailable(
+            "this signal handler has interrupted a save that waits, for a device or for memory, and that one is to end first: "
+            "leave the work to the program, for example by a flag that it looks at after each step"
+        )
+
+
+def run_handlers() -> None:
+    """Called every 200 ms while a save waits for memory: signal handlers of the program run here, and what they raise ends the save."""
+    with within_save():
+        pass
+
+
+def interruptible(call: Callable[..., T], *arguments: object) -> T:
+    """Runs a call that may wait for long so that Ctrl-C still works."""
+    refuse_within_save()
+    if threading.current_thread() is not threading.main_thread() or is_finalizing():  # then a new thread would never run
+        return call(*arguments)
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call(*arguments))
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, name="nebula-wait", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread begins any more at the end of the interpreter, from Python 3.12 on
+        return call(*arguments)
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:
+    """As interruptible(), for a call that takes a limit in ms (< 0: none). What it waits for is a line of the log after a while."""
+    if not 0 <= limit_ms <= SAY_AFTER_MS:
+        begun = time.monotonic()
+        try:
+            return interruptible(call, SAY_AFTER_MS)
+        except NebulaTimeout as failure:
+            if time.monotonic() - begun < 0.9 * SAY_AFTER_MS / 1000:  # the agent has given up; its clock ends a slice a little early
+                raise
+            log.warning("nebula: %s is still waited for: %s", what, failure)
+        limit_ms = max(limit_ms - SAY_AFTER_MS, -1) if limit_ms > 0 else -1
+    return interruptible(call, limit_ms)

@@ -1,0 +1,95 @@
+"""The program's own log says what the agent made of its checkpoints: one line for each that is durable, or never will be.
+
+Rank 0 has a thread that listens, on a connection of its own: it asks for nothing, keeps nothing alive and ends with the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from sys import is_finalizing
+from typing import Any
+
+from .. import _nebula
+from ..errors import NebulaError
+from ..events import Event, of_agent
+
+__all__ = ["Watcher", "follow", "forget"]
+
+log = logging.getLogger("nebulaml")
+
+SLICE_MS = 10_000  # between looks at whether anybody still wants to know
+
+class Watcher(threading.Thread):
+    def __init__(self, session: _nebula.Session, what: Any, tell: Callable[[Event], object]) -> None:
+        super().__init__(name="nebula-watch", daemon=True)
+        self.tell = tell
+        self.watch = _nebula.Watch(session)  # what happens from now on
+        self.what = what
+        self.wanted = self.listens = True
+        self.storage_error = ""  # the last that was logged
+
+    def run(self) -> None:
+        try:
+            while self.wanted:
+                event = self.watch.next(SLICE_MS)
+                if event is not None:
+                    self.say(*event)
+                    self.tell(of_agent(*event))
+        except NebulaError:  # the agent has ended: the next commit meets another, or says so
+            pass
+        finally:
+            self.listens = False
+
+    def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
+        if kind == _nebula.EVENT_DURABLE:
+            self.storage_error = ""
+            took = f", written in {seconds:.2f} s" if seconds else ""
+            log.info("nebula: checkpoint %r is durable: %s%s", tag, _bytes(size), took)
+        elif kind == _nebula.EVENT_LOST:
+            log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.", tag, text)
+        elif kind == _nebula.EVENT_LATE:
+            log.warning(
+                "nebula: checkpoint %r %s: it is not stored before that, and not loaded either. Each rank is to commit, with or without "
+                "files; if one rank alone saves, give init() world=1 there.",
+                tag,
+                text,
+            )
+        elif kind == _nebula.EVENT_OTHER_AGENT:
+            log.warning(
+                "nebula: another agent of this user (%s) has checkpoints of this path in memory, and they are not found here: "
+                "use one NEBULA_RUNTIME_DIR, or end that agent by `nebula stop` where it was started",
+                text,
+            )
+        elif text != self.storage_error:
+            self.storage_error = text
+            log.warning("nebula: storage fails, and is tried again: %s", text)
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+def follow(
+    current: Watcher | None, session: _nebula.Session, what: Any, tell: Callable[[Event], object] = lambda event: None
+) -> Watcher | None:
+    """From now on the log tells of this session's job, and ``tell`` is called. ``what`` it is of: a new one is followed instead of the last."""
+    if (current is not None and current.listens and current.what == what) or is_finalizing():
+        return current
+    forget(current)
+    with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost
+        watcher = Watcher(session, what, tell)
+        watcher.start()
+        return watcher
+    return None
+
+
+def forget(current: Watcher | None) -> None:
+    """The log tells of nothing more than what happens within a few seconds."""
+    if current is not None:
+        current.wanted = False

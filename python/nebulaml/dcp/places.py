@@ -1,0 +1,103 @@
+"""Where checkpoints of torch.distributed.checkpoint lie, and how a tensor stands in their files."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Any
+
+import torch
+
+from .. import _nebula, api
+from .._session.session import Session, default
+from ..errors import NebulaConfigError, NebulaNotFound
+from ..tensors import pickling
+
+__all__ = [
+    "METADATA",
+    "check_name",
+    "frame",
+    "is_place",
+    "is_stock",
+    "is_taken",
+    "reading_session",
+    "session_for",
+    "split",
+]
+
+METADATA = ".metadata"
+# <scheme>://<place>/<prefix>/<tag>?<signature>, of the object stores that have a driver
+_URL = re.compile(r"((?:az|abfss?|s3|gs|https?)://[^?]+)/([^/?]+)/?(\?.*)?", re.DOTALL)
+
+
+def is_place(checkpoint_id: Any) -> bool:
+    """Whether it is a path of a directory, or a URL of an object store."""
+    if not isinstance(checkpoint_id, (str, os.PathLike)):
+        return False
+    text = os.fspath(checkpoint_id).removeprefix("file://")
+    return "://" not in text or _URL.fullmatch(text) is not None
+
+
+def split(path: Any) -> tuple[str, str]:
+    """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
+    text = os.fspath(path).removeprefix("file://")
+    if "://" in text:
+        url = _URL.fullmatch(text)
+        if url is None:
+            raise NebulaConfigError(
+                f"{text.partition('?')[0]}: give the directory, or the URL of an object store, <persist>/<tag>"
+            )
+        return url[1] + (url[3] or ""), url[2]
+    parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
+    named = api.persist_path()
+    return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
+
+
+def session_for(persist: str) -> Session:
+    """The session of the package's functions if it has this path or none yet, else one of this path with the same settings."""
+    if os.path.exists(persist) and not os.path.isdir(persist):
+        raise NebulaConfigError(f"{persist} is no directory: no checkpoint can be saved in it")
+    if not api.is_initialized():
+        api.init(persistent_storage_path=persist, persistent_time_interval=0)
+    elif api.persist_path() is None:
+        api.init(persistent_storage_path=persist)
+    return default._at(persist)
+
+
+def reading_session(persist: str) -> Session:
+    """The session to look for a checkpoint of this path with."""
+    if not api.is_initialized():
+        return session_for(persist)  # a writer may follow
+    return default._that_writes(persist)
+
+
+def check_name(tag: str) -> None:
+    """Raises NebulaConfigError for a last part of a path that storage would call otherwise: stock readers look where they were told."""
+    stored = _nebula.encode_name(tag)
+    if stored != tag:
+        raise NebulaConfigError(
+            f"a checkpoint at .../{tag} would lie at .../{stored}, where no other reader looks for it: choose another name"
+        )
+
+
+def is_stock(folder: str) -> bool:
+    """Whether torch's own writer, or one that writes as it does, has made this directory."""
+    return os.path.exists(os.path.join(folder, METADATA)) or os.path.exists(os.path.join(folder, f"__0{METADATA}"))
+
+
+def is_taken(session: Session, persist: str, tag: str) -> bool:
+    """Whether a complete checkpoint is there, as far as this node knows."""
+    try:
+        session._engine.session().find(tag, persist)
+    except NebulaNotFound:
+        return is_stock(os.path.join(persist.removeprefix("file://"), tag))
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What a complete torch file of one contiguous tensor has before and behind its bytes."""
+    template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
+    (before, _, after), _ = pickling.file_parts(template, template)
+    return before, after

@@ -1,0 +1,245 @@
+"""NebulaStorageReader: checkpoints of torch.distributed.checkpoint, Nebula's and those of torch's own writer, range by range."""
+
+from __future__ import annotations
+
+import enum
+import io
+import logging
+import mmap
+import os
+import pickle
+import uuid
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future as TorchFuture
+
+from .. import _nebula
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+from .places import METADATA, frame, is_place, is_stock, reading_session, split
+
+__all__ = ["NebulaStorageReader"]
+
+log = logging.getLogger("nebulaml")
+
+_CHECKPOINT = "torch.distributed.checkpoint"
+_SHARDED = "torch.distributed._shard"
+
+# All that torch's own writers put into metadata. A class that is not here could do anything when it is built.
+_NAMES = {
+    *((f"{_CHECKPOINT}.metadata", name) for name in (
+        "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    )),
+    *((f"{_CHECKPOINT}.filesystem", name) for name in ("_StorageInfo", "_StoragePrefix")),
+    (f"{_CHECKPOINT}.planner", "WriteItemType"), (f"{_CHECKPOINT}.planner", "LoadItemType"),
+    (f"{_SHARDED}.metadata", "ShardMetadata"), (f"{_SHARDED}.sharded_tensor.metadata", "TensorProperties"),
+    (f"{_SHARDED}.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), (f"{_SHARDED}.sharded_tensor.metadata", "ShardedTensorMetadata"),
+    ("torch.distributed.remote_device", "_remote_device"),
+    ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"), ("pathlib", "PurePosixPath"), ("pathlib._local", "PosixPath"), ("builtins", "set"),
+}  # fmt: skip
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Metadata comes from storage: only what torch's own writers put there is built."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
+        if not is_dtype and (module, name) not in _NAMES:
+            raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which no torch writer puts there: not loaded")
+        return super().find_class(module, name)
+
+
+def _enum_member(owner: Any, name: str) -> Any:
+    """Old pickles name an enum's member by getattr."""
+    if isinstance(owner, type) and issubclass(owner, enum.Enum):
+        return owner[name]
+    raise NebulaCorrupt("checkpoint metadata asks for an attribute of something that is no enum: not loaded")
+
+
+class _NebulaFiles:
+    """The files of a checkpoint of Nebula, from the fastest place that has them, verified."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self._checkpoint = checkpoint
+
+    def read_bytes(self, name: str) -> bytes:
+        return bytes(self._checkpoint.read_bytes(name))
+
+    def open(self, name: str) -> _nebula.Map:
+        found: _nebula.Map = self._checkpoint._map(name, lazily=True)
+        return found
+
+
+class _PlainFile:
+    """A file as a map: its pages are read when they are looked at, and this process's own when they are written to."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self.data: Any = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) if size else bytearray()
+
+    def fetch(self, offset: int, size: int) -> None:
+        """All is there."""
+
+
+class _PlainFiles:
+    """The files of a directory that torch's own writer has made: nothing says whether they are what was written."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def _path(self, name: str) -> str:
+        if os.path.isabs(name) or ".." in name.split("/"):  # the metadata name it
+            raise NebulaCorrupt(f"checkpoint metadata name {name!r}, which lies outside {self._folder}: not read")
+        return os.path.join(self._folder, name)
+
+    def read_bytes(self, name: str) -> bytes:
+        with open(self._path(name), "rb") as file:
+            return file.read()
+
+    def open(self, name: str) -> _PlainFile:
+        return _PlainFile(self._path(name))
+
+
+class NebulaStorageReader(StorageReader):
+    """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, peer, storage; verified, and only the ranges that this
+    rank wants. A directory that torch's own FileSystemWriter has made is read as its FileSystemReader would."""
+
+    def __init__(self, path: Any = None) -> None:
+        super().__init__()
+        self._path = None if path is None else os.fspath(path)
+        self._files: _NebulaFiles | _PlainFiles | None = None
+        self._metadata: Metadata | None = None
+        self._load_id = str(uuid.uuid4())
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return is_place(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self._path
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is not None:
+            self._path = os.fspath(checkpoint_id)
+        self._files = self._metadata = None
+        self._load_id = str(uuid.uuid4())
+        if self._path is not None:
+            self._open()  # every rank comes here, and they agree; read_metadata is asked of the coordinator alone
+
+    def _open(self) -> _NebulaFiles | _PlainFiles:
+        if self._files is None:
+            if self._path is None:
+                raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")
+            persist, tag = split(self._path)
+            checkpoint = reading_session(persist).get_checkpoint(tag=tag, persist_path=persist)
+            if checkpoint is not None:
+                self._files = _NebulaFiles(checkpoint)
+            elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
+                self._files = _PlainFiles(folder)
+            else:
+                raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
+        return self._files
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """All ranks' metadata, or those of one `rank` where each has its own: torch asks for them when there are none of all."""
+        rank = kwargs.get("rank")
+        name = METADATA if rank is None else f"__{rank}{METADATA}"
+        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(name))).load()
+        if not isinstance(metadata, Metadata):
+            raise NebulaCorrupt(f"{name} of {self._path} holds a {type(metadata).__name__} and no metadata")
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        assert self._metadata is not None
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._metadata.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            file = self._open().open(name)
+            whole = memoryview(file.data if isinstance(file, _PlainFile) else file)
+            for item in sorted(items, key=lambda item: self._metadata.storage_data[item.storage_index].offset):  # type: ignore[union-attr]
+                self._read_item(item, file, whole, planner)
+        future: TorchFuture[None] = TorchFuture()
+        future.set_result(None)
+        return future
+
+    def _read_item(self, item: ReadItem, file: Any, whole: memoryview, planner: LoadPlanner) -> None:
+        assert self._metadata is not None
+        info = self._metadata.storage_data[item.storage_index]
+        if not 0 <= info.offset <= info.offset + info.length <= len(whole):
+            raise NebulaCorrupt(f"{item.storage_index} lies outside {info.relative_path}, which has {len(whole)} bytes")
+        data = whole[info.offset : info.offset + info.length]
+        if item.type == LoadItemType.BYTE_IO:
+            file.fetch(info.offset, info.length)
+            planner.load_bytes(item, io.BytesIO(data))
+            return
+        target = planner.resolve_tensor(item).detach()
+        tensor = self._framed(item, file, data, info.offset)
+        if tensor is None:
+            file.fetch(info.offset, info.length)
+            tensor = _cut(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), item)
+        if target.size() != tensor.size():
+            raise NebulaCorrupt(f"{item.storage_index}: stored piece has shape {tuple(tensor.size())}, wanted {tuple(target.size())}")
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+    def _framed(self, item: ReadItem, file: Any, data: memoryview, offset: int) -> torch.Tensor | None:
+        """The wanted part of a tensor that lies in the file as Nebula writes it, and nothing else of it fetched; else None."""
+        described = self._chunk_of(item)
+        if described is None:
+            return None
+        shape, dtype = described
+        before, after = frame(shape, dtype)
+        count = shape.numel()
+        if count == 0 or len(data) != len(before) + count * dtype.itemsize + len(after):
+            return None
+        for at, text in ((0, before), (len(data) - len(after), after)):
+            file.fetch(offset + at, len(text))
+            if data[at : at + len(text)] != text:
+                return None
+        payload = torch.frombuffer(data, dtype=torch.uint8, count=count * dtype.itemsize, offset=len(before))
+        tensor = _cut(payload.view(dtype).view(shape), item)
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+            begin = offset + len(before) + tensor.storage_offset() * dtype.itemsize
+            file.fetch(begin, (last + 1) * dtype.itemsize)
+        return tensor
+
+    def _chunk_of(self, item: ReadItem) -> tuple[torch.Size, torch.dtype] | None:
+        """Shape and type of the stored piece, as the metadata have it."""
+        index = item.storage_index
+        assert self._metadata is not None
+        found = self._metadata.state_dict_metadata.get(index.fqn)
+        if not isinstance(found, TensorStorageMetadata) or found.properties.layout != torch.strided:
+            return None
+        for chunk in found.chunks:
+            if index.offset is None or chunk.offsets == index.offset:
+                return torch.Size(chunk.sizes), found.properties.dtype
+        return None
+
+
+def _cut(tensor: torch.Tensor, item: ReadItem) -> torch.Tensor:
+    for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        tensor = tensor.narrow(dimension, start, length)
+    return tensor

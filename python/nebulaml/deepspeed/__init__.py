@@ -1,0 +1,310 @@
+"""DeepSpeed 0.18.4 and later, without its own Nebula support.
+
+DeepSpeed up to 0.19.6 imports ``torch_nebula`` by itself when its JSON has a ``nebula`` section; nothing here is
+needed then. 0.19.7 dropped that and refuses the section. Two ways bring it back, for any version:
+
+* ``import nebulaml.deepspeed`` before ``deepspeed.initialize``: the ``nebula`` section of the configuration works again.
+* ``nebulaml.attach(engine)`` after it: no section needed; call ``nebulaml.init`` first, or set its environment.
+
+Both put a checkpoint engine into DeepSpeed that follows its decoupled protocol: ``save_checkpoint`` returns when the
+values are fixed, the commit comes before the optimizer changes anything, and ``latest`` is written after the commit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import weakref
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime import config as ds_config
+from deepspeed.runtime import engine as ds_engine
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+from .. import api
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..integrations import guards
+from . import universal
+
+__all__ = ["NebulaDeepSpeedEngine", "attach"]
+
+log = logging.getLogger("nebulaml")
+
+OLDEST = (0, 18, 4)
+COMMIT_TIMEOUT_S = 60.0
+
+
+def check_version() -> None:
+    """Refuses DeepSpeed releases that cannot commit: 0.17.1 to 0.18.3 call it with the wrong arguments."""
+    version = guards.numbers_of(deepspeed.__version__)
+    if version is not None and version < OLDEST:
+        raise NebulaConfigError(
+            f"DeepSpeed {deepspeed.__version__} is too old for Nebula: 0.17.1 to 0.18.3 fail inside commit(). "
+            "Install DeepSpeed 0.18.4 or later."
+        )
+
+
+class NebulaDeepSpeedEngine(CheckpointEngine):
+    """The checkpoint engine that DeepSpeed calls on every rank.
+
+    `load_path`: the directory to load from, None for the one that is saved to. `enable_load`: False reads with
+    ``torch.load`` from the directory that DeepSpeed is given. `overlap`: as Checkpoint.save has it.
+    """
+
+    def __init__(
+        self, config_params: Any = None, load_path: str | None = None, enable_load: bool = True, overlap: bool = False
+    ) -> None:
+        super().__init__(config_params)
+        self.name = "NebulaDeepSpeedEngine"
+        self.load_path = load_path
+        self.enable_load = enable_load
+        self.overlap = overlap
+        self.patient = True
+        self._warned = False
+        self._info: Any = None
+        self._checkpoint: Any = None
+        self._resolved: dict[str, Any] = {}
+        alive = weakref.ref(self)
+        atexit.register(lambda: (engine := alive()) is not None and engine.cleanup())
+
+    def create(self, info: Any) -> None:
+        """Opens a checkpoint; one that is still open is committed first, and need not be complete yet."""
+        if self._info is not None:
+            self._finish(patient=False)
+        self._info = info
+        self._warn_of_memory(getattr(info, "save_dir", None))
+        self._checkpoint = api.Checkpoint(str(info.tag), -2)
+
+    def _warn_of_memory(self, save_dir: Any) -> None:
+        """Files by the names of real ones are about to lie in save_dir, and nothing of them may ever be in storage."""
+        if self._warned or api.persist_path() is not None or _rank() != 0:
+            return
+        self._warned = True
+        log.warning(
+            "nebula: no storage path is set: checkpoints live in this machine's memory only, and %s holds empty files that stand "
+            'for them. Give "persistent_storage_path" in the "nebula" section, or call nebulaml.init with it',
+            save_dir or "DeepSpeed's directory",
+        )
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Fixes the values of one file; DeepSpeed finds the file by name, so an empty one stands for it in save_dir."""
+        if self._checkpoint is None:
+            self._checkpoint = api.Checkpoint(os.path.basename(os.path.dirname(path)), -2)
+        self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.save("", path)
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Reads one file of the checkpoint that all ranks agreed on."""
+        tag, name = os.path.basename(os.path.dirname(path)), os.path.basename(path)
+        if not self.enable_load:
+            return torch.load(path, map_location=map_location, weights_only=False)
+        checkpoint = self.resolve(tag)
+        if checkpoint is None:
+            state = torch.load(path, map_location=map_location, weights_only=False)
+            if isinstance(state, str):
+                raise NebulaNotFound(
+                    f"checkpoint {tag!r} has no complete copy in memory or in storage, and {path} only stands for "
+                    f"its file {name!r}; load another tag, or give the directory that Nebula persisted to"
+                )
+            return state
+        return checkpoint.load(name, map_location=map_location)
+
+    def resolve(self, tag: str | None) -> Any:
+        """The checkpoint for a tag (None: the newest); the same answer until the next save."""
+        key = tag or ""
+        if key not in self._resolved:
+            found = None
+            if tag is not None:
+                found = api.get_checkpoint(tag=tag, persist_path=self.load_path)
+            else:
+                found = api.get_latest_checkpoint(persist_path=self.load_path)
+            self._resolved[key] = found
+        return self._resolved[key]
+
+    def forget(self) -> None:
+        """Ends a restore: the next one looks again."""
+        self._resolved.clear()
+
+    def commit(self, info: Any) -> bool:
+        """Closes this rank's part. At the optimizer's step rank 0 waits until every rank has captured, so that `latest`
+        does not run ahead; within ``save_checkpoint`` nobody waits for copies that still run."""
+        checkpoint, self._checkpoint, self._info = self._checkpoint, None, None
+        self.forget()
+        if checkpoint is None:
+            return True
+        committed = bool(checkpoint.commit())
+        if committed and self.patient and _rank() == 0:
+            try:
+                checkpoint.wait("committed", timeout=COMMIT_TIMEOUT_S)
+            except NebulaError as error:
+                log.warning("nebula: checkpoint %s is not committed by all ranks: %s", checkpoint.tag, error)
+                committed = False
+        if not committed and info is not None:
+            info.save_latest = False  # DeepSpeed looks at it next, and at nothing that is returned here
+        return committed
+
+    def _finish(self, patient: bool = True) -> None:
+        """Commits what is open, outside DeepSpeed's own order, and writes `latest` as DeepSpeed would have done."""
+        info, self.patient = self._info, patient
+        self.commit(info)
+        self.patient = True
+        if info is not None and getattr(info, "save_latest", False) and _rank() == 0:
+            with open(os.path.join(info.save_dir, "latest"), "w", encoding="utf-8") as latest:
+                latest.write(str(info.tag))
+
+    def is_decoupled(self) -> bool:
+        return True
+
+    def get_commit_info(self) -> Any:
+        return self._info
+
+    def set_commit_info(self, info: Any) -> None:
+        self._info = info
+
+    def cleanup(self) -> None:
+        """Called by engine.destroy() and at exit: the last checkpoint of a run is committed here."""
+        if self._info is not None:
+            self._finish(self.patient)
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def _on_cpu(engine: Any) -> bool:
+    return torch.device(getattr(engine, "device", "cpu")).type == "cpu"
+
+
+def _wrap_save(original: Any) -> Any:
+    """On a CPU the values are fixed when save returns: nothing is won by committing at the next step."""
+
+    @functools.wraps(original)
+    def save_checkpoint(self: Any, save_dir: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, save_dir, *args, **kwargs)
+        engine = self.checkpoint_engine
+        if isinstance(engine, NebulaDeepSpeedEngine) and engine.get_commit_info() is not None and _on_cpu(self):
+            engine.patient = False
+            if hasattr(self, "_commit_decoupled_checkpoint"):
+                self._commit_decoupled_checkpoint()
+            else:
+                engine.cleanup()
+            engine.patient = True
+        return result
+
+    return save_checkpoint
+
+
+def _wrap_load(original: Any) -> Any:
+    """Loads the newest complete checkpoint where DeepSpeed alone would trust `latest`, or find nothing at all."""
+
+    @functools.wraps(original)
+    def load_checkpoint(self: Any, load_dir: str, tag: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        engine = self.checkpoint_engine
+        if not isinstance(engine, NebulaDeepSpeedEngine) or not engine.enable_load or self.load_universal_checkpoint():
+            return original(self, load_dir, tag, *args, **kwargs)
+        engine.forget()
+        wanted = tag if tag is not None else _read_latest(load_dir)
+        found = engine.resolve(wanted) if wanted is not None else None
+        if found is None and tag is None:
+            found = engine.resolve(None)
+            if found is not None and wanted is not None:
+                log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
+        if found is not None:
+            wanted = found.tag
+            if universal.partitions(found) not in (0, universal.data_parallel(self)):
+                return universal.load(self, original, found, *args, **kwargs)
+            engine._resolved[wanted] = found
+            _stand_in(load_dir, found)
+        try:
+            return original(self, load_dir, wanted, *args, **kwargs)
+        finally:
+            engine.forget()
+
+    return load_checkpoint
+
+
+def _read_latest(load_dir: str) -> str | None:
+    try:
+        with open(os.path.join(load_dir, "latest"), encoding="utf-8") as latest:
+            return latest.read().strip() or None
+    except OSError:
+        return None
+
+
+def _stand_in(load_dir: str, checkpoint: Any) -> None:
+    """DeepSpeed globs load_dir/<tag>/ for names before it loads: put an empty file where one is missing."""
+    folder = os.path.join(load_dir, checkpoint.tag)
+    os.makedirs(folder, exist_ok=True)
+    for name in checkpoint._all_files():
+        path = os.path.join(folder, name)
+        if name.endswith(".pt") and not os.path.exists(path):
+            temporary = f"{path}.{os.getpid()}"
+            torch.save("", temporary)
+            os.replace(temporary, path)
+
+
+def _patch_engine_class() -> None:
+    for name, wrap in (("save_checkpoint", _wrap_save), ("load_checkpoint", _wrap_load)):
+        original = getattr(ds_engine.DeepSpeedEngine, name)
+        if not hasattr(original, "__nebula__"):
+            wrapped = wrap(original)
+            wrapped.__nebula__ = True
+            setattr(ds_engine.DeepSpeedEngine, name, wrapped)
+
+
+def _from_section(config_params: Any, section: dict[str, Any]) -> NebulaDeepSpeedEngine:
+    """`section`: the "nebula" object of DeepSpeed's JSON, as its documentation describes it."""
+    api.init(
+        persistent_storage_path=section.get("persistent_storage_path"),
+        persistent_time_interval=section.get("persistent_time_interval", 100),
+        num_of_version_in_retention=section.get("num_of_version_in_retention", 2),
+    )
+    return NebulaDeepSpeedEngine(
+        config_params,
+        load_path=section.get("nebula_load_path") or section.get("load_path"),
+        enable_load=section.get("enable_nebula_load", True),
+        overlap=section.get("overlap", False),
+    )
+
+
+def _patch_create() -> None:
+    """Where DeepSpeed no longer knows the section: accept it again, and build our engine from it."""
+    removed = getattr(ds_config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", None)
+    if removed is None or "nebula" not in removed:
+        return
+    removed.pop("nebula")
+    original = ds_engine.create_checkpoint_engine
+
+    @functools.wraps(original)
+    def create_checkpoint_engine(config_params: Any = None, *args: Any, **kwargs: Any) -> Any:
+        section = (getattr(config_params, "_param_dict", None) or {}).get("nebula") or {}
+        if section.get("enabled"):
+            return _from_section(config_params, section)
+        return original(config_params, *args, **kwargs)
+
+    ds_engine.create_checkpoint_engine = create_checkpoint_engine
+
+
+def attach(engine: Any, overlap: bool | None = None) -> Any:
+    """Gives a DeepSpeedEngine Nebula's checkpoint engine; call it on every rank. Returns the engine.
+
+    overlap: as Checkpoint.save has it; the step inside DeepSpeed's optimizer waits as any other. None: as it is, at first without.
+    """
+    if not isinstance(engine, ds_engine.DeepSpeedEngine):
+        raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")
+    if not isinstance(engine.checkpoint_engine, NebulaDeepSpeedEngine):
+        engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None))
+    if overlap is not None:
+        engine.checkpoint_engine.overlap = overlap
+    return engine
+
+
+check_version()
+_patch_engine_class()
+_patch_create()

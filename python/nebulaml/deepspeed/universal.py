@@ -1,0 +1,114 @@
+"""DeepSpeed's ZeRO with another number of ranks: a version is converted to the universal layout on the way, by DeepSpeed's own functions."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from .._session import ranks
+from ..errors import NebulaError
+
+__all__ = ["data_parallel", "load", "partitions"]
+
+log = logging.getLogger("nebulaml")
+
+_PARTITION = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_TAG = "universal"
+
+
+def partitions(checkpoint: Any) -> int:
+    """Among how many data-parallel ranks ZeRO has divided the optimizer's state; 0: it has not."""
+    found = (_PARTITION.fullmatch(name) for name in checkpoint._all_files())
+    return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+@contextlib.contextmanager
+def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
+    """A directory and the tag in it, in the universal layout; removed at the end. All ranks call it; the first of each node converts.
+
+    It lies in the directory for temporary files, and takes the space of two checkpoints there.
+    """
+    here = ranks.current()
+    base = tempfile.mkdtemp(prefix="nebula-universal-") if here.local_rank == 0 else ""
+    try:
+        failure = _convert(checkpoint, base) if base else ""
+        answers = _gathered((here.rank - here.local_rank, base, failure))
+        failures = [text for _, _, text in answers if text]
+        if failures:
+            raise NebulaError(f"checkpoint {checkpoint.tag} cannot be converted to another number of ranks: {failures[0]}")
+        yield next(path for first, path, _ in answers if path and first == here.rank - here.local_rank), _TAG
+        _gathered(None)  # all have read
+    finally:
+        if base:
+            shutil.rmtree(base, ignore_errors=True)
+
+
+def _gathered(value: Any) -> list[Any]:
+    if not dist.is_initialized():
+        return [value]
+    result: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(result, value)
+    return result
+
+
+def _convert(checkpoint: Any, base: str) -> str:
+    """Why it failed; "": it did not."""
+    source = os.path.join(base, checkpoint.tag.replace("/", "_"))
+    try:
+        from deepspeed.checkpoint import ds_to_universal
+
+        os.mkdir(source)
+        for name in checkpoint._all_files():
+            if name.endswith(".pt"):
+                with checkpoint.view(name) as data, open(os.path.join(source, os.path.basename(name)), "wb") as file:
+                    file.write(data)
+        options = argparse.Namespace(
+            input_folder=source,
+            output_folder=os.path.join(base, _TAG),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+        )
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+            ds_to_universal.main(options)
+        shutil.rmtree(source)
+        return ""
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}"[:2000]
+
+
+def load(engine: Any, original: Callable[..., Any], checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+    """DeepSpeed's load_checkpoint of that version, with however many ranks there are."""
+    world = data_parallel(engine)
+    log.warning(
+        "nebula: %s was saved by %d data-parallel ranks, and here are %d: it is converted to DeepSpeed's universal layout first",
+        checkpoint.tag,
+        partitions(checkpoint),
+        world,
+    )
+    ours, settings = engine.checkpoint_engine, engine._config
+    before = ours.enable_load, settings.load_universal_checkpoint
+    with _folder_of(checkpoint) as (folder, tag):
+        try:
+            ours.enable_load, settings.load_universal_checkpoint = False, True
+            return original(engine, folder, tag, *args, **kwargs)
+        finally:
+            ours.enable_load, settings.load_universal_checkpoint = before
+
+
+def data_parallel(engine: Any) -> int:
+    """Among how many ranks ZeRO divides here."""
+    return int(getattr(engine, "seq_dp_world_size", None) or engine.dp_world_size)
+

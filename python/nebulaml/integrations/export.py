@@ -1,0 +1,220 @@
+"""Safetensors files of checkpoints, made in the background by a process of low priority.
+
+``nebulaml.export_safetensors(checkpoint, path)`` writes a line to that process and returns. It waits until the checkpoint is durable, reads
+the tensors back from the fastest place, verified, and lets the file appear at `path` by one rename. It works off what it was
+asked for even when the trainer has died. This module is both ends; nothing of it runs in the trainer but a write to a pipe.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import api
+from .._session import about, engine
+from ..errors import NebulaConfigError, NebulaError
+
+__all__ = ["export_safetensors", "wait_for_exports"]
+
+log = logging.getLogger("nebulaml")
+
+NICENESS = 10
+POLL_S = 0.25
+DICTS = ("state_dict", "model_state_dict", "model", "module")  # where training loops and frameworks keep the weights
+
+_lock = threading.Lock()  # guards both below
+_process: subprocess.Popen[bytes] | None = None  # takes requests
+_ending: list[subprocess.Popen[bytes]] = []  # those that get no more, and may still be at work
+
+
+def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str | None = None, key: str | None = None) -> bool:
+    """Makes the safetensors file `path` of a checkpoint as soon as that is durable; returns at once.
+
+    name: the file of the checkpoint that has the weights; may be left out when it has only one.
+    key: where in that file's dict the weights are; without it the whole, or its state_dict, model_state_dict, model or module.
+
+    Tied weights are stored once, under the first of their names, and the file's metadata names the others, as safetensors' own
+    ``save_model`` does it. False: it could not be asked for; what fails later is one line on stderr. Raises NebulaConfigError without a
+    storage path: such checkpoints are never durable.
+    """
+    storage = engine.settings().persist_path
+    if storage is None:
+        raise NebulaConfigError("an export waits until the checkpoint is durable: give persistent_storage_path to init()")
+    target = os.path.abspath(os.path.expanduser(path))
+    request = {"storage": storage, "tag": checkpoint.tag, "path": target, "name": name, "key": key}
+    line = json.dumps(request).encode() + b"\n"
+    if len(line) > 4096:
+        raise NebulaConfigError(f"the names of this export take {len(line)} bytes: 4096 is the most")  # a pipe takes so much whole
+    with _lock:
+        for _ in range(2):  # the one of before may have died
+            try:
+                os.write(_started().stdin.fileno(), line)  # type: ignore[union-attr]
+                return True
+            except BlockingIOError:
+                log.error("nebula: %s is not exported: more exports are waiting than can be kept", checkpoint.tag)
+                return False
+            except OSError as failure:
+                _forget()
+                reason = failure
+    log.error("nebula: %s is not exported: %s", checkpoint.tag, reason)
+    return False
+
+
+def wait_for_exports(timeout: float | None = None) -> bool:
+    """Returns when all that was asked for is there; False when it is not after `timeout` seconds, or something of it failed."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with _lock:
+        _forget()
+        waited = list(_ending)
+    all_there = True
+    for process in waited:
+        try:
+            code = process.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            return False
+        all_there = all_there and code == 0
+        with _lock, contextlib.suppress(ValueError):
+            _ending.remove(process)
+    return all_there
+
+
+def _started() -> subprocess.Popen[bytes]:
+    global _process
+    if _process is None:
+        package = str(Path(__file__).resolve().parents[2])
+        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        # A session of its own: what ends the trainer, or a launcher that ends its group, leaves it to finish.
+        _process = subprocess.Popen(
+            [sys.executable, "-m", "nebulaml.integrations.export"],
+            stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}, start_new_session=True,
+        )  # fmt: skip
+        os.set_blocking(_process.stdin.fileno(), False)  # type: ignore[union-attr]
+    return _process
+
+
+def _forget() -> None:
+    """Tells the process that no more requests come; the next one starts another."""
+    global _process
+    if _process is not None:
+        with contextlib.suppress(OSError):
+            _process.stdin.close()  # type: ignore[union-attr]
+        _ending.append(_process)
+        _process = None
+
+
+def _forget_in_child() -> None:
+    """In a forked child: the pipe of the parent ends with the parent, and not with the last data loader's worker."""
+    global _lock
+    _lock = threading.Lock()
+    _forget()
+    _ending.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def weights_of(state: Any, key: str | None) -> dict[str, Any]:
+    """The flat dict of tensors in what a file holds. Raises NebulaConfigError when there is none."""
+    import torch
+
+    if key is not None:
+        candidates = [state[key]] if isinstance(state, dict) and key in state else []
+    else:
+        candidates = [state, *(state[name] for name in DICTS if name in state)] if isinstance(state, dict) else []
+    for found in candidates:
+        if isinstance(found, dict) and found and all(isinstance(value, torch.Tensor) for value in found.values()):
+            return found
+    known = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+    raise NebulaConfigError(f"no flat dict of tensors there; the file holds {known}" + (f", key={key!r} was wanted" if key else ""))
+
+
+def without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What safetensors can hold of a state dict, and the metadata that names what was left out: {left out: kept}.
+
+    Of several names for one tensor the first is kept, as in safetensors' ``save_model``. Other views of one storage, a transposed
+    or conjugate one for example, are tensors of their own and copied.
+    """
+    from ..tensors import dense
+
+    state = {name: dense.settled(tensor, f"{name!r} is a") for name, tensor in state.items()}
+    kept, left_out = dict(state), {}
+    first: dict[Any, str] = {}
+    for name in sorted(name for name, tensor in state.items() if tensor.numel()):
+        tensor = state[name]
+        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view in first:
+            left_out[name] = first[view]
+            del kept[name]
+        else:
+            first[view] = name
+    views_of = collections.Counter(storage for storage, *_ in first)
+    for (storage, *_), name in first.items():
+        if views_of[storage] > 1:
+            kept[name] = state[name].clone()
+    return {name: tensor.contiguous() for name, tensor in kept.items()}, left_out
+
+
+def _write(checkpoint: Any, request: dict[str, Any]) -> None:
+    import torch
+
+    from .redirect import safetensors_parts
+
+    names = [request["name"]] if request["name"] else [name for name in checkpoint._all_files() if name != about.FILE]
+    if len(names) != 1:
+        raise NebulaConfigError(f"it has the files {names}: say which one is to be exported")
+    state, left_out = without_ties(weights_of(engine.part("loading").load_tensors(checkpoint._map(names[0]), names[0]), request["key"]))
+    temporary = f"{request['path']}.{os.getpid()}.tmp"
+    os.makedirs(os.path.dirname(temporary), exist_ok=True)
+    try:
+        with open(temporary, "wb") as file:
+            for part in safetensors_parts(state, {"format": "pt", **left_out}):
+                file.write(part.view(-1).view(torch.uint8).numpy() if isinstance(part, torch.Tensor) else part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, request["path"])
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    folder = os.open(os.path.dirname(temporary), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _serve(request: dict[str, Any]) -> None:
+    """One export: waits until the version is durable, or gone."""
+    api.init(job=f"export-{os.getpid()}", world=1, on_error="raise")  # the trainer is the job's own rank 0
+    while (known := api.list_checkpoints(request["storage"]).get(request["tag"])) is not None and known["state"] != "durable":
+        if known["state"] == "failed":
+            raise NebulaError("it failed")
+        time.sleep(POLL_S)
+    checkpoint = api.get_checkpoint(request["tag"], request["storage"])
+    if checkpoint is None:
+        raise NebulaError("it gave way to a newer one before it was durable")
+    _write(checkpoint, request)
+
+
+def main() -> int:
+    """The other end of the pipe: one request after the other, until the trainer has closed it."""
+    os.nice(NICENESS)
+    failed = 0
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            _serve(request)
+        except Exception as failure:
+            failed = 1
+            print(f"nebula: {request['tag']} is not exported to {request['path']}: {failure}", file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""Hugging Face transformers and accelerate: the same checkpoint directories, written in the background.
+
+``nebulaml.attach(trainer)`` takes over the instance's ``_save_checkpoint``: transformers' own routine runs, its
+writers fix values instead of writing (see redirect.py), and ``checkpoint-N`` appears by one rename, whole and
+durable. ``nebulaml.attach(accelerator)`` does the same for ``save_state``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from .. import api
+from ..errors import NebulaConfigError, NebulaError
+from . import places
+from .redirect import Capture, captured
+
+__all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
+
+log = logging.getLogger("nebulaml")
+
+STAGING = "-staging"  # behind the name of the directory that the checkpoints appear in
+# What transformers' own callbacks are told to do with a checkpoint when it is saved.
+SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
+
+
+def _world() -> int:
+    import torch
+
+    return (
+        torch.distributed.get_world_size()
+        if torch.distributed.is_available() and torch.distributed.is_initialized()
+        else 1
+    )
+
+
+def _init_for(directory: str) -> None:
+    api._persist_in(places.beside(directory))
+
+
+class _Rotation:
+    """save_total_limit over directories that are durable and those still on their way."""
+
+    def __init__(self, pattern: str, by_time: bool) -> None:
+        self.pattern = re.compile(pattern)
+        self.by_time = by_time  # the newest is what was saved last, whatever its step: a run that went on from an older one counts lower again
+        self.pending: dict[str, Any] = {}  # path -> checkpoint, in the order of the saves
+
+    def saved(self, path: str, checkpoint: Any) -> None:
+        self.pending.pop(path, None)
+        self.pending[path] = checkpoint
+
+    def directories(self, parent: str) -> list[str]:
+        """Absolute paths, oldest first."""
+        self.pending = {path: checkpoint for path, checkpoint in self.pending.items() if not _has_failed(checkpoint)}
+        saved = [path for path in self.pending if os.path.dirname(path) == parent]
+        times = {path: _changed_at(path) for path in _names_in(parent) if path not in saved}
+        steps = {path: self._step(path) for path in (*saved, *(path for path in times if times[path]))}
+        known = sorted((path for path in steps if steps[path] >= 0), key=steps.__getitem__)
+        if not self.by_time:
+            return known
+        there = [path for path in known if path not in saved]
+        if there and max(times[path] for path in there) - min(times[path] for path in there) >= 1:  # transformers goes by steps, too, else
+            there.sort(key=times.__getitem__)
+        return there + [path for path in saved if path in known]
+
+    def _step(self, path: str) -> int:
+        match = self.pattern.fullmatch(os.path.basename(path))
+        return int(match.group(1)) if match else -1
+
+    def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
+        """Removes the oldest until `limit` are left; each removal waits behind the saves made so far. To be called after a commit
+        that succeeded: what failed is nothing that the agent would wait for."""
+        if not limit or limit <= 0:
+            return
+        directories = self.directories(parent)
+        protected = {directories[-1]} | keep if directories else set()
+        left = len(directories)
+        for path in directories:
+            if left <= max(limit, len(protected)):
+                break
+            if path not in protected:
+                _remove(path)
+                self.pending.pop(path, None)
+                left -= 1
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
+    except FileNotFoundError:
+        return []
+
+
+def _changed_at(path: str) -> float:
+    """Of a directory; 0: it is none, or is just being removed."""
+    try:
+        return os.stat(path).st_mtime if os.path.isdir(path) else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _remove(path: str) -> None:
+    try:
+        api._remove(path)
+    except NebulaConfigError as failure:  # somebody works there: no reason to stop training
+        log.warning("nebula: %s", failure)
+
+
+def _has_failed(checkpoint: Any) -> bool:
+    try:
+        return bool(checkpoint._state() == "failed")
+    except NebulaError:  # no agent says so
+        return False
+
+
+class NebulaTrainerMixin:
+    """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``.
+
+    nebula_sync_on_save: whether each checkpoint is waited for until it is durable, so that callbacks find the directory in ``on_save`` as
+        without Nebula; None: when a callback may look there. nebula_overlap: as ``overlap`` of Checkpoint.save.
+    """
+
+    nebula_sync_on_save: bool | None = None
+    nebula_overlap: bool = False
+
+    def _nebula(self) -> Any:
+        state = self.__dict__.get("_nebula_state")
+        if state is None:
+            state = self.__dict__["_nebula_state"] = types.SimpleNamespace(
+                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), ready=False, there=(), ending=False
+            )
+        if not state.ready:
+            _init_for(self.args.output_dir)
+            state.ready = True
+        return state
+
+    def _get_output_dir(self, trial: Any) -> str:
+        directory = super()._get_output_dir(trial)
+        if self.__dict__.get("_nebula_staging"):
+            return self._nebula_staging_of(directory)
+        return os.path.join(self._nebula_staging_of(directory), "nothing") if self._nebula_best_is_missing() else directory
+
+    def _nebula_staging_of(self, directory: str) -> str:
+        """Of the output directory, or of a trial's within it."""
+        output = os.path.abspath(self.args.output_dir)
+        trial = os.path.relpath(os.path.abspath(directory), output)
+        return os.path.normpath(os.path.join(places.beside(output, STAGING), trial))
+
+    def _nebula_best_is_missing(self) -> bool:
+        """At the end of training, when storage fails: transformers would compare its directories with one that is not there, and raise."""
+        state, best = self.__dict__.get("_nebula_state"), self.state.best_model_checkpoint
+        return state is not None and state.ending and best is not None and not os.path.isdir(best)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The summary of the whole run is logged before transformers looks for the best model and tidies its directories up: from there on
+        they must be there."""
+        super().log(logs, *args, **kwargs)
+        state = self.__dict__.get("_nebula_state")
+        if state is not None and "train_runtime" in logs:
+            api.flush_persistence()
+            state.ending = True
+            parents = {os.path.dirname(path) for path in state.rotation.pending}
+            state.there = {path for parent in parents for path in state.rotation.directories(parent) if os.path.isdir(path)}
+
+    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+        state = self._nebula()
+        parent = os.path.abspath(super()._get_output_dir(trial))
+        folder = f"checkpoint-{self.state.global_step}"
+        target, staging = os.path.join(parent, folder), os.path.join(self._nebula_staging_of(parent), folder)
+        merge = os.path.isdir(target)
+        limit, push = self.args.save_total_limit, self.args.push_to_hub
+        self._nebula_staging = True
+        try:
+            with (
+                captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2, self.nebula_overlap)) as capture,
+                _told(self.args, save_total_limit=None, push_to_hub=False),
+            ):
+                self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
+                super()._save_checkpoint(model, trial, *args, **kwargs)
+        finally:
+            self._nebula_staging, self._nebula_args = False, {}
+        state.rotation.saved(target, capture.checkpoint)
+        published = True
+        self._repair_state(super()._get_output_dir(trial), staging)
+        if self.args.should_save:
+            os.makedirs(staging, exist_ok=True)
+            places.make(parent)
+            published = capture.checkpoint.publish_directory(staging, target)
+        if not capture.checkpoint.commit() or not published:
+            return  # said loudly; the older ones are untouched, also by save_total_limit
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            state.rotation.rotate(parent, limit, {os.path.abspath(best)} if best else set())
+        if merge or push or self._nebula_must_sync():
+            api.flush_persistence(capture.tag)
+        if push:
+            self._push_from_checkpoint(target)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes training_args.bin among others: with the arguments that the user gave."""
+        with _told(self.args, **self.__dict__.get("_nebula_args", {})):
+            return super().save_model(*args, **kwargs)
+
+    def _repair_state(self, parent: str, staging: str) -> None:
+        """The routine ran below the staging directory; what it noted must name the final one, as without Nebula: on every rank, each of
+        which loads the best model. The file is its writer's alone."""
+        before, step = self.state.best_model_checkpoint, getattr(self.state, "best_global_step", None)
+        if step:
+            best = os.path.join(parent, f"checkpoint-{step}")
+            if os.path.abspath(best) in self._nebula().rotation.directories(os.path.abspath(parent)):
+                self.state.best_model_checkpoint = best
+        elif before and os.path.abspath(before).startswith(os.path.dirname(staging) + os.sep):  # transformers before 4.51
+            self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(before))
+        written = os.path.join(staging, "trainer_state.json")
+        if self.args.should_save and self.state.best_model_checkpoint != before and os.path.exists(written):
+            self.state.save_to_json(written)
+
+    def _nebula_must_sync(self) -> bool:
+        if self.nebula_sync_on_save is not None:
+            return self.nebula_sync_on_save
+        return any(map(_may_read, self.callback_handler.callbacks))
+
+    def _load_best_model(self) -> None:
+        api.flush_persistence()
+        super()._load_best_model()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._nebula()
+        api.flush_persistence()  # a run that was killed may still have its last checkpoint on the way
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            state = self._nebula()
+            state.ending = False
+            if self.args.should_save:
+                for path in (path for path in state.there if not os.path.isdir(path)):
+                    _remove(path)  # transformers has; what is stored of it goes, too
+            api.flush_persistence()
+            if self.args.should_save:
+                places.tidy(self._nebula_staging_of(self.args.output_dir))
+            state.there = ()
+            state.rotation.pending.clear()
+
+
+@contextlib.contextmanager
+def _told(target: Any, **values: Any) -> Iterator[None]:
+    """Attributes that are others for a while."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+def _may_read(callback: Any) -> bool:
+    """Whether the checkpoint's directory has to be there in this callback's ``on_save``."""
+    import transformers
+
+    if type(callback).on_save is transformers.TrainerCallback.on_save:
+        return False
+    if type(callback).__module__ != "transformers.integrations.integration_utils":
+        return True
+    values = (getattr(callback, name, None) for name in SWITCHES)
+    return any(str(getattr(value, "value", value)).lower() in ("1", "true", "all", "checkpoint") for value in values)
+
+
+def _tag(parent: str, output_dir: str, folder: str) -> str:
+    """checkpoint-N, with the trial's directory before it in a hyperparameter search."""
+    run = os.path.relpath(parent, os.path.abspath(output_dir))
+    return folder if run == "." else f"{run}/{folder}"
+
+
+def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
+    """Gives one Trainer (or any subclass) background checkpoints; returns it.
+
+    Works without ``init()``, or with one that names no path: checkpoints are then persisted below ``args.output_dir``. sync_on_save,
+    overlap: as in NebulaTrainerMixin; None: as they are.
+    """
+    kind = type(trainer)
+    if not isinstance(trainer, NebulaTrainerMixin):
+        trainer.__class__ = type(
+            kind.__name__,
+            (NebulaTrainerMixin, kind),
+            {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
+        )
+    if sync_on_save is not None:
+        trainer.nebula_sync_on_save = sync_on_save
+    if overlap is not None:
+        trainer.nebula_overlap = overlap
+    return trainer
+
+
+def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
+    """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it.
+
+    overlap: as Checkpoint.save has it. None: as it is, at first without.
+    """
+    if overlap is not None:
+        accelerator._nebula_overlap = overlap
+    if getattr(accelerator, "_nebula_attached", False):
+        return accelerator
+    rotation = _Rotation(r"checkpoint_(\d+)", by_time=False)
+    plain_save, plain_load = accelerator.save_state, accelerator.load_state
+
+    @functools.wraps(plain_save)
+    def save_state(output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
+        configuration = accelerator.project_configuration
+        automatic = configuration.automatic_checkpoint_naming
+        if automatic:
+            target = os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
+            if os.path.exists(target) or os.path.abspath(target) in rotation.pending:
+                raise ValueError(
+                    f"checkpoint directory {target} already exists: set save_iteration to the one to start with"
+                )
+        elif output_dir is None:
+            raise NebulaConfigError("save_state needs output_dir, unless automatic_checkpoint_naming is set")
+        else:
+            target = os.path.expanduser(output_dir)
+        target = os.path.abspath(target)
+        parent, folder = os.path.split(target)
+        _init_for(accelerator.project_dir or parent)
+        staging = os.path.join(places.beside(parent, STAGING), folder)
+        places.make(parent)
+        configuration.automatic_checkpoint_naming = False
+        try:
+            with captured(Capture(folder, staging, -2, getattr(accelerator, "_nebula_overlap", False))) as capture:
+                plain_save(staging, *args, **kwargs)
+        finally:
+            configuration.automatic_checkpoint_naming = automatic
+        rotation.saved(target, capture.checkpoint)
+        published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
+        if capture.checkpoint.commit() and published and automatic and accelerator.is_main_process:
+            rotation.rotate(parent, configuration.total_limit, set())
+        return target
+
+    @functools.wraps(plain_load)
+    def load_state(input_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if input_dir is not None:
+            parent = os.path.dirname(os.path.abspath(os.path.expanduser(input_dir)))
+        else:
+            parent = os.path.join(os.path.abspath(accelerator.project_dir or ""), "checkpoints")
+        # A run that was killed may still have its last checkpoint on the way.
+        initialized = api.is_initialized()
+        if initialized and api.persist_path() is not None:
+            api.flush_persistence()
+        elif os.path.isdir(places.beside(parent, STAGING)):
+            _init_for(accelerator.project_dir or parent)
+            api.flush_persistence()
+            if not initialized:
+                api._shutdown()  # where this program saves, shows when it does
+        if accelerator.is_main_process:
+            places.tidy(places.beside(parent, STAGING))
+        return plain_load(input_dir, *args, **kwargs)
+
+    accelerator.save_state, accelerator.load_state = save_state, load_state
+    accelerator._nebula_attached = True
+    return accelerator

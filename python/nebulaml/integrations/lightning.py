@@ -1,0 +1,492 @@
+"""Lightning 2.x: checkpoints that do not hold training up.
+
+``NebulaCheckpointIO`` is a plugin for either Trainer (``lightning`` or ``pytorch_lightning``); ``NebulaCallback`` is
+a ModelCheckpoint whose saves go through it; ``NebulaDeepspeedStrategy`` gives each checkpoint of a DeepSpeed run its
+own tag. A saved file appears at the path that Lightning chose as soon as it is durable, by one rename, and
+under ``<persist>/<tag>/`` as well; until then loading that path is answered from memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import logging
+import os
+import re
+import sys
+import zipfile
+from typing import Any
+
+from .. import api
+from .._session import config
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from . import places
+
+__all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
+
+log = logging.getLogger("nebulaml")
+
+PARTITION = "checkpoint"
+OPTIONS = ("is_best", "persist_path")
+ATTACH = "for a transformers.Trainer no callback is needed: nebulaml.attach(trainer)"
+
+
+def _modules(name: str, fabric: bool = False) -> list[Any]:
+    """The module of that name in each Lightning package that is installed: both have class trees of their own."""
+    found = []
+    for package in ("lightning.fabric", "lightning_fabric") if fabric else ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            found.append(importlib.import_module(f"{package}.{name}"))
+        except ImportError:
+            continue
+    if not found:
+        raise NebulaConfigError(f"this class is for Lightning: pip install lightning (or pytorch-lightning); {ATTACH}")
+    return found
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in os.fspath(path) and not os.fspath(path).startswith("file://")
+
+
+def _key(path: Any) -> str:
+    """One file, one key: ~ and relative forms lead to the absolute path."""
+    return os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
+
+
+def _stock_io() -> Any:
+    """Lightning's own plugin."""
+    return _modules("plugins.io", fabric=True)[0].TorchCheckpointIO()
+
+
+def _outside_of_fit() -> bool:
+    """Whether Trainer.save_checkpoint() was called by the program itself, before or after Trainer.fit(): no end of a fit follows that would
+    wait for the file."""
+    asked, frame = False, sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").endswith(".trainer.trainer"):
+            if frame.f_code.co_name == "fit":
+                return False
+            asked = asked or frame.f_code.co_name == "save_checkpoint"
+        frame = frame.f_back  # type: ignore[assignment]
+    return asked
+
+
+def _init_for(directory: str) -> None:
+    """Where nobody named a path, persisted beside the directory that Lightning sees, which has all of them: so the newest two are enough."""
+    api._persist_in(places.beside(directory), keep_last=2)
+
+
+def _published(target: str) -> Any:
+    """What was saved as that path, or as what it is a link to (``save_last="link"``), perhaps before that file is there."""
+    return api.find_published(target) or api.find_published(os.path.realpath(target))
+
+
+def _flush() -> None:
+    """Where no path was named, also not by the environment, nothing was saved by this module: no agent is started to hear that."""
+    if api.persist_path() is not None:
+        api.flush_persistence()
+
+
+class _NoFile(NebulaNotFound, FileNotFoundError):
+    """What Lightning's own plugin raises too."""
+
+
+class NebulaCheckpointIO:
+    """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
+
+    Saves return when the values are fixed. Removals wait, in the agent, behind the saves made before them.
+    overlap: as Checkpoint.save has it; not together with a callback that averages weights by hand.
+    other: the CheckpointIO for what Nebula does not handle: remote paths, and files that it did not write; None: Lightning's own.
+    """
+
+    def __init__(self, overlap: bool = False, other: Any = None) -> None:
+        self._overlap = overlap
+        self._other = other
+        self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
+        self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
+        self._sound = True  # whether the last save was committed
+        self._elsewhere: set[str] = set()  # other storage paths in which something may not be durable yet
+        self._held: list[str] = []  # paths to remove, as soon as one is: among them may be the only good checkpoint
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
+
+        is_best: it also appears as ``best.ckpt`` beside `path`. persist_path: it is also saved as file ``checkpoint`` of the same tag in that
+        storage path, where ``get_latest_checkpoint_path("checkpoint", persist_path)`` finds it; the values are copied once more for that.
+        """
+        options = storage_options if isinstance(storage_options, dict) else {}
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            log.warning("storage_options of a checkpoint: %s mean nothing to Nebula", ", ".join(map(repr, unknown)))
+        if _is_remote(path):
+            log.warning(
+                "nebula: %s is no path of this machine: it is saved by Lightning's way, which training waits for. Give Lightning a directory, "
+                "and the remote one to a tool that uploads it", path,
+            )  # fmt: skip
+            (self._other or _stock_io()).save_checkpoint(checkpoint, path)
+            return
+        target = _key(path)
+        self.removed.discard(target)
+        if target in self._held:
+            self._held.remove(target)
+        self._sound = False
+        self._save(checkpoint, target, options)
+        if self._sound:
+            self._remove_held()
+        # Slurm's requeue looks for the first, perhaps on another node, and no end of a fit waits for the second.
+        if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
+            self._settle()
+
+    def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> None:
+        _init_for(os.path.dirname(target))
+        places.make(os.path.dirname(target))
+        tag = f"global_step{int(checkpoint.get('global_step', 0))}"
+        name = self._name(tag, target)
+        saved = api.Checkpoint(tag, 1)
+        if not saved.save(name, checkpoint, self._overlap):
+            return  # said loudly; the older ones are untouched
+        published = saved.publish(name, target)
+        if options.get("is_best"):
+            saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
+        self._sound = bool(saved.commit() and published)
+        self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"))
+
+    def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any) -> None:
+        """``storage_options={"persist_path": ...}``: a whole checkpoint of that storage path, and not only a file there."""
+        if not path:
+            return
+        other, own = config.clean_path(path), api.persist_path()
+        if name == PARTITION and own and os.path.realpath(other.removeprefix("file://")) == os.path.realpath(own.removeprefix("file://")):
+            return  # it is that one's already
+        if api._save_elsewhere(other, tag, PARTITION, checkpoint):
+            self._elsewhere.add(other)
+
+    def _name(self, tag: str, target: str) -> str:
+        """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it, with a number when
+        another directory's has that name."""
+        key = (tag, target)
+        if key not in self._names:
+            taken = {name for (known, _), name in self._names.items() if known == tag}
+            if len(self._names) > 1000:
+                self._names = {known: name for known, name in self._names.items() if known[0] == tag}
+            stem, ending = os.path.splitext(os.path.basename(target))
+            names = (f"{stem}-{number}{ending}" if number else stem + ending for number in itertools.count())
+            self._names[key] = next(name for name in names if name not in taken) if taken else PARTITION
+        return self._names[key]
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Reads what was last saved under `path`: from memory if it is still there, else the file. A file that is there is loaded,
+        whatever Nebula knows of it.
+
+        `weights_only`: None is torch's own default, as in Lightning. Raises FileNotFoundError when there is neither.
+        """
+        import torch
+
+        from ..tensors import loading
+
+        if map_location is None:
+            map_location = lambda storage, location: storage  # noqa: E731
+        given: dict[str, Any] = {"map_location": map_location, "weights_only": weights_only}
+        if _is_remote(path):
+            if self._other is not None:
+                return self._load_by_other(path, given)
+            import fsspec
+
+            with fsspec.open(os.fspath(path), "rb") as file:
+                return torch.load(file, **given)
+        target, initialized = _key(path), api.is_initialized()
+        try:
+            found = _published(target)
+            if found is not None:
+                checkpoint, name = found
+                ours = dict(given)
+                if weights_only is None:
+                    ours["weights_only"] = not loading.torch_is_told("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+                return checkpoint.load(name, **ours)
+        except NebulaError as failure:
+            if not os.path.exists(target):
+                raise
+            log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
+        finally:
+            if not initialized:
+                api._shutdown()  # where this program saves, shows when it does
+        if not os.path.exists(target):
+            raise _NoFile(f"Checkpoint file not found: {path}: neither in this run's memory nor on disk")
+        if self._other is not None and not zipfile.is_zipfile(target):  # as Nebula's files are
+            return self._load_by_other(path, given)
+        return torch.load(target, **given)
+
+    def _load_by_other(self, path: Any, given: dict[str, Any]) -> Any:
+        if given["weights_only"] is None:  # which a plugin for an older Lightning does not know
+            given = {"map_location": given["map_location"]}
+        return self._other.load_checkpoint(path, **given)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Removes a published file once every save made before has become durable; a save of it still in flight is
+        kept from appearing. When the last save failed, which was to take its place perhaps, it stays until one succeeds.
+
+        Raises NebulaConfigError, a ValueError as stock Lightning's, for the working directory, which is also what "" leads to.
+        """
+        if _is_remote(path):
+            (self._other or _stock_io()).remove_checkpoint(path)
+            return
+        target = api._removable(_key(path) if os.fspath(path) else path)
+        if not self._sound:
+            log.warning("nebula: %s stays until a checkpoint is saved again: the last one failed", target)
+            self._held.append(target)
+            self.removed.add(target)
+            return
+        _init_for(os.path.dirname(target))
+        if api._remove(target):
+            self.removed.add(target)
+
+    def _remove_held(self) -> None:
+        held, self._held = self._held, []
+        for target in held:
+            self.remove_checkpoint(target)
+
+    def teardown(self) -> None:
+        """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
+        self._settle()
+        if self._other is not None:
+            self._other.teardown()
+
+    def _settle(self) -> None:
+        _flush()
+        while self._elsewhere:
+            api._flush_elsewhere(self._elsewhere.pop())
+
+
+def _io_of(strategy: Any) -> NebulaCheckpointIO | None:
+    """Its plugin when that is ours, perhaps in a wrapper of Lightning's."""
+    io = getattr(strategy, "checkpoint_io", None)
+    if not isinstance(io, NebulaCheckpointIO):
+        io = getattr(io, "checkpoint_io", None)
+    return io if isinstance(io, NebulaCheckpointIO) else None
+
+
+def _register() -> None:
+    for module in _modules("plugins.io.checkpoint_io", fabric=True):
+        module.CheckpointIO.register(NebulaCheckpointIO)
+
+
+_register()
+
+
+def _make_callback() -> type:
+    bases = tuple(dict.fromkeys(module.ModelCheckpoint for module in _modules("callbacks")))
+
+    class NebulaCallback(*bases):  # type: ignore[misc]
+        """A ModelCheckpoint (all its arguments) that saves through Nebula.
+
+        `config_params`: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides, and
+        without that checkpoints are persisted below `dirpath`. `overlap`: that of the NebulaCheckpointIO that it makes.
+        """
+
+        def __init__(
+            self, *args: Any, config_params: dict[str, Any] | None = None, overlap: bool = False, **kwargs: Any
+        ) -> None:
+            super().__init__(*args, **kwargs)
+            self._config_params, self._overlap = config_params, overlap
+            if config_params is not None:
+                api.init(**config_params)
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            super().setup(trainer, pl_module, stage)
+            if self.dirpath and _is_remote(self.dirpath):
+                raise NebulaConfigError(
+                    f"NebulaCallback saves to directories that this machine mounts, and {self.dirpath} is none: give it a dirpath of that "
+                    "kind, or use ModelCheckpoint for that path"
+                )
+            spawned = not api.is_initialized() or api.persist_path() is None
+            if self._config_params is not None and spawned:
+                api.init(**self._config_params)
+            strategy = trainer.strategy
+            if _io_of(strategy) is not None:
+                return
+            if type(strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy") or _is_deepspeed(strategy):
+                if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # which has warned when it was made
+                    _warn_about(strategy)
+                return
+            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy))
+
+        def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+            """Called by transformers' Trainer, never by Lightning's."""
+            raise NebulaConfigError(f"NebulaCallback is for Lightning's Trainer; {ATTACH}")
+
+        def file_exists(self, filepath: Any, trainer: Any) -> bool:
+            """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""
+            if _is_remote(filepath):
+                return super().file_exists(filepath, trainer)
+            target, io = _key(filepath), _io_of(trainer.strategy)
+            _init_for(os.path.dirname(target))
+            here = trainer.is_global_zero and (io is None or target not in io.removed)
+            here = here and (self._fs.exists(filepath) or api.find_published(target) is not None)
+            return trainer.strategy.reduce_boolean_decision(here, all=False)
+
+        def _find_last_checkpoints(self, trainer: Any) -> set[str]:
+            """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""
+            if self.dirpath and not _is_remote(self.dirpath):
+                _init_for(_key(self.dirpath))
+            _flush()
+            return super()._find_last_checkpoints(trainer)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Loggers are told next that the run is over: those that upload checkpoints look for the files then."""
+            super().teardown(trainer, pl_module, stage)
+            _flush()
+
+        @property
+        def state_key(self) -> str:
+            """That of a stock ModelCheckpoint: a file saved with one is resumed with the other."""
+            return super().state_key.replace(type(self).__qualname__, "ModelCheckpoint", 1)
+
+    _show_parameters(NebulaCallback, bases[0])
+    NebulaCallback.__qualname__ = "NebulaCallback"
+    NebulaCallback.__module__ = __name__
+    return NebulaCallback
+
+
+def _show_parameters(kind: type, base: type) -> None:
+    """Lets inspect, and with it editors and command-line tools, see the arguments that `kind` passes on to `base`."""
+    own = [one for one in inspect.signature(kind.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY]  # type: ignore[misc]
+    theirs = inspect.signature(base.__init__)  # type: ignore[misc]
+    parameters = list(theirs.parameters.values())
+    at = next((place for place, one in enumerate(parameters) if one.kind is one.VAR_KEYWORD), len(parameters))
+    kind.__init__.__signature__ = theirs.replace(parameters=[*parameters[:at], *own, *parameters[at:]])  # type: ignore[misc]
+
+
+def _others_io(strategy: Any) -> Any:
+    """The CheckpointIO that the user gave the Trainer, and that saves nothing any more; None: there was none."""
+    io = getattr(strategy, "checkpoint_io", None)
+    if io is None or type(io) in (module.TorchCheckpointIO for module in _modules("plugins.io", fabric=True)):
+        return None
+    log.warning(
+        "nebula: NebulaCallback takes the place of the plugin %s: checkpoints are saved by Nebula, and the plugin is asked only for remote "
+        "paths and for files that are no torch files. To save by it, use ModelCheckpoint in place of NebulaCallback", type(io).__name__,
+    )  # fmt: skip
+    return io
+
+
+def _is_deepspeed(strategy: Any) -> bool:
+    return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(strategy).__mro__)
+
+
+def _warn_about(strategy: Any) -> None:
+    if _is_deepspeed(strategy):
+        config = getattr(strategy, "config", None)
+        section = config.get("nebula") if isinstance(config, dict) else None
+        is_ours = type(strategy).__name__ == "NebulaDeepspeedStrategy"
+        if not (isinstance(section, dict) and section.get("enabled")):
+            log.warning(
+                "%s has no \"nebula\" section that is enabled in its configuration: Nebula is not in use, and checkpoints are saved as "
+                'without it. Use nebulaml.NebulaDeepspeedStrategy(config={..., "nebula": {"enabled": True, '
+                '"persistent_storage_path": ...}})',
+                type(strategy).__name__,
+            )
+        elif not is_ours:
+            log.warning(
+                "%s gives every checkpoint the same tag, so that only the newest is kept: use nebulaml.NebulaDeepspeedStrategy(config=...)",
+                type(strategy).__name__,
+            )
+        return
+    log.warning(
+        "%s writes its checkpoints past CheckpointIO, by torch.distributed.checkpoint: they are saved as without Nebula",
+        type(strategy).__name__,
+    )
+
+
+def _make_strategy() -> type:
+    module = _modules("strategies")[0]
+    base = module.DeepSpeedStrategy
+
+    class NebulaDeepspeedStrategy(base):  # type: ignore[misc, valid-type]
+        """DeepSpeedStrategy with one tag per checkpoint; `config`: as for DeepSpeedStrategy, with a ``nebula`` section."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            import nebulaml.deepspeed  # noqa: F401  accepts the section on every DeepSpeed version
+
+            super().__init__(*args, **kwargs)
+            _warn_about(self)
+
+        def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+            filepath = self.broadcast(filepath)
+            if storage_options is not None and self.is_global_zero:
+                log.warning("storage_options mean nothing to NebulaDeepspeedStrategy, which has no CheckpointIO: %r", storage_options)
+            exclude = ["state_dict", "optimizer_states"]
+            state = {key: value for key, value in checkpoint.items() if key not in exclude}
+            self.deepspeed_engine.save_checkpoint(
+                filepath,
+                client_state=state,
+                tag=checkpoint_tag(filepath, checkpoint.get("global_step")),
+                exclude_frozen_parameters=getattr(self, "exclude_frozen_parameters", False),
+            )
+
+        def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+            if self.load_full_weights and self.zero_stage_3:  # one file, and not a directory of DeepSpeed's
+                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 takes none
+                return super().load_checkpoint(checkpoint_path, **given)
+            # One rank looks: the others' nodes need not have that directory, nor `latest`.
+            tag, problem = self.broadcast(_look_into(checkpoint_path) if self.is_global_zero else None)
+            if problem:
+                raise NebulaNotFound(problem)
+            path, client_state = self.deepspeed_engine.load_checkpoint(
+                os.fspath(checkpoint_path),
+                tag=tag,
+                load_optimizer_states=self.lightning_module.trainer.state.fn == "fit",
+                load_lr_scheduler_states=False,
+                load_module_strict=getattr(self.lightning_module, "strict_loading", True),  # Lightning before 2.2 has none
+            )
+            if path is None:
+                raise NebulaNotFound(f"no complete DeepSpeed checkpoint belongs to {checkpoint_path}")
+            return client_state
+
+    _show_parameters(NebulaDeepspeedStrategy, base)
+    NebulaDeepspeedStrategy.__qualname__ = "NebulaDeepspeedStrategy"
+    NebulaDeepspeedStrategy.__module__ = __name__
+    return NebulaDeepspeedStrategy
+
+
+def _look_into(path: Any) -> tuple[str | None, str]:
+    """The tag to load from a DeepSpeed directory, None: what its `latest` names; and what is wrong with the directory, or "".
+
+    Without this a path that is mistyped would lead to the newest checkpoint there is.
+    """
+    folder = os.fspath(path)
+    try:
+        names = os.listdir(folder)
+        if {"latest", "latest_universal"} & set(names):
+            return None, ""
+        # The run ended before DeepSpeed wrote `latest`: the files that stand for those of the tag are there.
+        tags = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
+        tags = [tag for tag in tags if any(name.endswith(".pt") for name in os.listdir(tag))]
+        if tags:
+            return os.path.basename(max(tags, key=os.path.getmtime)), ""
+    except OSError as failure:
+        return None, f"there is no DeepSpeed checkpoint {folder}: {failure.strerror}"
+    return None, f"{folder} is no DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
+
+
+# Lightning puts a number behind the name of a file that is there already: of another run, with other values.
+_NUMBERED = re.compile(r"-v\d+(\.[A-Za-z_]\w*)?$")
+
+
+def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
+    """global_stepN; a name that tells nothing of the step (last.ckpt), or that Lightning has numbered, is put behind it, so that all
+    keep apart."""
+    name = os.path.basename(os.fspath(filepath).rstrip("/"))
+    if global_step is None:
+        return name
+    tag = f"global_step{int(global_step)}"
+    tells = re.search(rf"step={int(global_step)}(?!\w|\.\d)", name) and not _NUMBERED.search(name)
+    return tag if tells else f"{tag}-{name}"
+
+
+def __getattr__(name: str) -> Any:
+    makers = {"NebulaCallback": _make_callback, "NebulaDeepspeedStrategy": _make_strategy}
+    if name not in makers:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = makers[name]()
+    globals()[name] = value
+    return value

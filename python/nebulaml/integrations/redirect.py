@@ -1,0 +1,161 @@
+"""Turning a framework's own save routine into a background save.
+
+While `captured(...)` is active on a thread, ``torch.save`` and safetensors' ``save_file`` to a path below `staging` do
+not write: the object's values are fixed in a Nebula checkpoint under the path's name. Every other file that
+the routine writes (configuration, tokenizer, JSON) lies in `staging` as usual. When the checkpoint is durable,
+its files are put into `staging` too and the directory is renamed to its final name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from .. import api
+
+SAFETENSORS_DTYPES = {
+    "torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16",
+    "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8",
+    "torch.uint16": "U16", "torch.uint32": "U32", "torch.uint64": "U64", "torch.bool": "BOOL",
+    "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2", "torch.complex64": "C64",
+}  # fmt: skip
+
+
+def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> list[Any]:
+    """A safetensors file as [header, tensor, tensor, ...], to be written one behind the other.
+
+    Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for what the
+    format cannot hold: tensors that share memory, are not contiguous, or are more than their bytes.
+    """
+    from ..tensors import dense
+
+    seen: dict[tuple[Any, int], str] = {}
+    tensors = {name: dense.settled(tensor, f"tensor {name!r} is a") for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"tensor {name!r} is not contiguous: call .contiguous() on it before saving")
+        if str(tensor.dtype) not in SAFETENSORS_DTYPES:
+            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
+        if tensor.numel():
+            other = seen.setdefault((tensor.device, tensor.data_ptr()), name)
+            if other != name:
+                raise ValueError(f"tensors {other!r} and {name!r} share memory: save only one of them, or a clone")
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in ordered:
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": SAFETENSORS_DTYPES[str(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text] + [tensor for _, tensor in ordered if tensor.numel()]
+
+
+class Capture:
+    """One framework checkpoint on its way: where its plain files lie, and the Nebula checkpoint that holds the rest."""
+
+    def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False) -> None:
+        self.staging = os.path.abspath(staging)
+        self.tag = tag
+        self.file_count = file_count
+        self.overlap = overlap
+        self._checkpoint: Any = None
+
+    @property
+    def checkpoint(self) -> Any:
+        if self._checkpoint is None:
+            self._checkpoint = (
+                api.Checkpoint(self.tag) if self.file_count is None else api.Checkpoint(self.tag, self.file_count)
+            )
+        return self._checkpoint
+
+    def name_of(self, path: Any) -> str | None:
+        """The name of a file below the staging directory, relative to it; None for any other target."""
+        if not isinstance(path, (str, os.PathLike)):
+            return None
+        absolute = os.path.abspath(os.fspath(path))
+        return os.path.relpath(absolute, self.staging) if absolute.startswith(self.staging + os.sep) else None
+
+
+_ATTRIBUTES = ("save", "save_file", "safe_save_file", "_torch_save", "torch_save")
+_scan_lock = threading.Lock()  # guards all below
+_scanned: dict[str, Any] = {}  # a framework brings thousands of modules: each is looked through once
+_found: dict[Any, list[tuple[Any, str]]] = {}
+_seen: tuple[int, str] = (0, "")  # how many modules there were, and the last: a look at each takes 10 ms in a busy process
+
+
+def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
+    """Every loaded module's attribute that is one of those functions: frameworks import them by name."""
+    global _seen
+    with _scan_lock:
+        if any(function not in _found for function in functions):
+            _scanned.clear()
+            _found.clear()
+            _found.update((function, []) for function in functions)
+            _seen = (0, "")
+        modules = list(sys.modules.items())
+        new = (len(modules), modules[-1][0])
+        if new == _seen:
+            modules = []
+        _seen = new
+        for name, module in modules:
+            if _scanned.get(name) is module:
+                continue
+            _scanned[name] = module
+            names = getattr(module, "__dict__", {})
+            for attribute in _ATTRIBUTES:
+                value = names.get(attribute)
+                for function in functions:
+                    if value is function:
+                        _found[function].append((module, attribute))
+        return [(*place, function) for function in functions for place in _found[function]]
+
+
+@contextlib.contextmanager
+def captured(capture: Capture) -> Iterator[Capture]:
+    """Redirects writers on this thread into `capture` until the block ends."""
+    import torch
+
+    thread = threading.get_ident()
+    plain_save = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        name = capture.name_of(f) if threading.get_ident() == thread else None
+        if name is None or args or kwargs:  # a pickle module or protocol of its own, or the old format
+            return plain_save(obj, f, *args, **kwargs)
+        return capture.checkpoint.save(name, obj, capture.overlap)
+
+    ours: dict[Any, Any] = {plain_save: save}
+    safetensors = sys.modules.get("safetensors.torch")
+    if safetensors is not None:
+        plain_save_file = safetensors.save_file
+
+        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
+            name = capture.name_of(filename) if threading.get_ident() == thread else None
+            try:
+                parts = None if name is None else safetensors_parts(tensors, metadata)
+            except ValueError:  # it says what is wrong in its own words, or knows a type that we do not
+                parts = None
+            if name is None or parts is None:
+                return plain_save_file(tensors, filename, metadata=metadata)
+            return capture.checkpoint.save_bytes(name, parts, capture.overlap)
+
+        ours[plain_save_file] = save_file
+    places = _targets(*ours)
+    for module, attribute, original in places:
+        setattr(module, attribute, ours[original])
+    try:
+        yield capture
+    finally:
+        for module, attribute, original in places:
+            setattr(module, attribute, original)

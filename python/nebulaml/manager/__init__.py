@@ -1,0 +1,1 @@
+"""The manager: when to save, what to keep, how to come back."""

@@ -1,0 +1,113 @@
+"""What a manager saves and restores: modules, optimizers, whatever has a state_dict(), and plain values."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import NebulaConfigError, NebulaError
+from ..tensors import loading
+
+__all__ = ["check_keys", "load", "restore", "selector", "state_of"]
+
+log = logging.getLogger("nebulaml")
+
+_WRAPPERS = (("DistributedDataParallel", "module"), ("OptimizedModule", "_orig_mod"))  # of torch; their names would be in every key
+
+
+def _bare(item: Any) -> Any:
+    """A module without what DistributedDataParallel and torch.compile put around it."""
+    for _ in range(4):
+        inner = next((attribute for name, attribute in _WRAPPERS if type(item).__name__ == name and hasattr(item, attribute)), None)
+        if inner is None:
+            break
+        item = getattr(item, inner)
+    return item
+
+
+def state_of(item: Any) -> Any:
+    """What is saved of an item."""
+    item = _bare(item)
+    return item.state_dict() if callable(getattr(item, "state_dict", None)) else item
+
+
+def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[str] | None:
+    """The patterns. Raises NebulaConfigError for one that is of no item."""
+    if keys is None:
+        return None
+    patterns = [keys] if isinstance(keys, str) else list(keys)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern.partition(".")[0]) for name in names):
+            raise NebulaConfigError(f"keys={pattern!r} begins with none of the items {', '.join(names)}: write item, or item.key")
+    return patterns
+
+
+def selector(name: str, patterns: list[str] | None) -> Callable[[str], bool] | bool:
+    """True: all of this item; False: nothing of it; else whether one of its keys is wanted."""
+    if patterns is None or any("." not in pattern and fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        return True
+    inner = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern.partition(".")[0])]
+    if not inner:
+        return False
+    return lambda key: any(fnmatch.fnmatchcase(f"{name}.{key}", pattern) for pattern in inner)
+
+
+def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
+    """The object of a file, which none of its tensors keeps."""
+    try:
+        return loading.load_own(checkpoint._map(file, lazily=True), file, weights_only)
+    except pickle.UnpicklingError as failure:
+        raise NebulaConfigError(f"{failure}. Manager(..., weights_only=False) trusts all files of its path") from failure
+
+
+def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], bool] | bool, strict: bool, weights_only: bool) -> list[str]:
+    """Brings a target to what was saved, in place. Returns what was left out, in words."""
+    target = _bare(target)
+    part = None if select is True else select
+    if not isinstance(target, torch.nn.Module) and callable(getattr(target, "load_state_dict", None)):
+        if part is not None:
+            raise NebulaConfigError(f"{file}: a {type(target).__name__} is restored as a whole, or not at all")
+        return _restore_stateful(checkpoint, file, target, strict, weights_only)
+    if not isinstance(target, (torch.nn.Module, torch.Tensor, dict, list)):
+        raise NebulaConfigError(
+            f"{file}: nothing can be restored into a {type(target).__name__}: give a module, an optimizer, something else with "
+            "load_state_dict, a tensor, a dict or a list; what was saved as 'extra' is in the result"
+        )
+    assert part is not False
+    try:
+        return loading.load_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
+    except pickle.UnpicklingError as failure:
+        raise NebulaConfigError(f"{failure}. Manager(..., weights_only=False) trusts all files of its path") from failure
+
+
+def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weights_only: bool) -> list[str]:
+    try:
+        if isinstance(target, torch.optim.Optimizer) and _refill(checkpoint, file, target, weights_only):
+            return []
+        target.load_state_dict(load(checkpoint, file, weights_only))
+    except NebulaError:
+        raise
+    except (ValueError, KeyError, TypeError, RuntimeError) as failure:
+        if strict:
+            raise NebulaConfigError(f"{file} does not fit the {type(target).__name__} that it is restored into: {failure}") from failure
+        return [f"{file}: {failure}"]
+    return []
+
+
+def _refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, weights_only: bool) -> bool:
+    """Into the tensors that an optimizer has already; False: it has none yet, or others."""
+    current = optimizer.state_dict()
+    if not current["state"]:
+        return False
+    into = {"state": current["state"], "param_groups": [dict(group) for group in current["param_groups"]]}
+    try:
+        loading.load_part(checkpoint._map(file, lazily=True), into, file, weights_only)
+    except NebulaConfigError:
+        return False
+    optimizer.load_state_dict(into)
+    return True

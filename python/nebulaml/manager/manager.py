@@ -1,0 +1,472 @@
+"""Manager: when to save, what to keep, and how to come back, for a training loop that leaves these to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from .. import _nebula
+from .._session import about, agree, engine, notices
+from .._session.rows import Rows
+from .._session.session import Session
+from .._session.waits import patiently
+from ..checkpoint import Checkpoint, milliseconds
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..events import Event
+from ..tensors import preparing
+from ..tensors.loading import in_lines
+from . import items as kinds
+from . import pins, storage_tool
+from .policy import Best, Keep, SaveEvery, kept
+
+__all__ = ["Manager", "Restored", "Version"]
+
+log = logging.getLogger("nebulaml")
+
+LEAVE_MARGIN_S = 3.0  # of a notice's time: for the program's own end
+
+EXTRA = "extra"  # the item whose value restore() returns
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What restore() found: the step; what was said of the version; and the value of its item "extra", None without one."""
+
+    step: int
+    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    extra: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """One row of Manager.checkpoints(). size: bytes; pinned: the reason, None: it is not."""
+
+    step: int
+    state: str
+    size: int
+    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    pinned: str | None = None
+
+
+class Manager:
+    """The checkpoints of one path, numbered by steps. Each manager is a session of its own; several may live in one process.
+
+    path: a directory, or a URL; a step is the checkpoint ``global_step<n>`` in it.
+    save_every_steps, save_every_s: should_save() is True at multiples of the one, and when the other has passed since the last save;
+        with neither at each step. After SIGTERM it is True once: save, and end the loop when ``stop_requested``.
+    keep_last, keep_every, keep_best: versions that stay in storage: the newest so many, those whose step is a multiple, the best by a
+        metric. The newest and those that are pinned stay in any case; without any of the three all stay.
+    on_error: "raise": what fails is raised, and what fails later is raised by the next call; "warn": it is a line of the log, and in
+        ``errors``.
+    weights_only: False trusts all files of this path: loading them may run code.
+    replicated: names of items that are the same on all ranks, which rank 0 alone saves. Of others each rank saves its own.
+    evictions: "azure", "aws" or "gce": what that cloud's metadata service says of this machine's end is a notice like SIGTERM.
+    settings: those of ``init()``. Each version is persisted at once unless persistent_time_interval says otherwise.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        save_every_steps: int | None = None,
+        save_every_s: float | str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: Best | None = None,
+        on_error: str = "raise",
+        weights_only: bool = True,
+        replicated: Sequence[str] = (),
+        evictions: str | None = None,
+        persistent_time_interval: float | str = 0,
+        **settings: Any,
+    ) -> None:
+        self._due = SaveEvery(save_every_steps, save_every_s)
+        self._keep = Keep(keep_last, keep_every, keep_best)
+        self._weights_only = weights_only
+        self._replicated = frozenset([replicated] if isinstance(replicated, str) else replicated)
+        # keep_last=0: the agent would not know the best and the pinned.
+        self._session = Session(
+            path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_last=0, keep_every=0, **settings
+        )
+        self._engine = self._session._engine
+        self._notices = notices.Notices(self._engine, evictions)
+        self._own: dict[int, Checkpoint] = {}  # saved here, newest last
+        self._decided: tuple[int, bool] | None = None  # what should_save() said last
+        self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
+        self._keeping = threading.Lock()  # held while versions are removed
+        self._errors: list[NebulaError] = []
+        self._engine.listeners.append(_keeper(self))
+
+    def __repr__(self) -> str:
+        return f"<nebulaml.Manager {self._session.persist_path or 'in memory'}>"
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None) -> None:
+        if exception is None:
+            self.close()
+        else:
+            with contextlib.suppress(NebulaError):
+                self.close()
+
+    # -- saving
+
+    def prepare(self, items: Mapping[str, Any]) -> None:
+        """Makes memory for the first save, in the background: call it when model and optimizer are there, before training.
+
+        Without it the first two saves wait until the agent has found memory. State that an optimizer of torch will make at its
+        first step is counted. Nothing is saved, and nothing is changed.
+        """
+        _check_names(items)
+        place = self._engine.place()
+        for name, item in items.items():
+            if place.rank == 0 or name not in self._replicated:
+                self._guarded("preparing", lambda item=item: preparing.prepare(self._engine, kinds.state_of(item), item))
+        engine.part("loading")
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a notice, SIGTERM or an eviction, has come to a rank: the program is to save, and to end."""
+        return self._notices.is_here
+
+    def leave(self, timeout: float | None = None) -> str | None:
+        """After the save that a notice asked for, before the program ends: makes the newest version safe, as far as the time allows.
+
+        timeout: seconds; None: what the notice leaves, less a margin. Waits for a copy on another node first, if there are
+        replicas, then for storage. Returns the state that was reached, which the log says, too; None: nothing was saved here.
+        """
+        begun = time.monotonic()
+        left = self._notices.left_s() - LEAVE_MARGIN_S if timeout is None else timeout
+        checkpoint = next(reversed(self._own.values()), None)
+        if checkpoint is None:
+            return None
+        chosen = self._engine.settings()
+        wanted = ["committed"] + ["replicated"] * bool(chosen.replica_count) + ["durable"] * (chosen.persist_path is not None)
+        for state in wanted:
+            rest = left - (time.monotonic() - begun)
+            try:
+                checkpoint.wait(state, timeout=max(0.0, rest))
+            except NebulaError as failure:
+                log.warning("nebula: %s is not %s before this process ends: %s", checkpoint.tag, state, failure)
+                break
+        reached = checkpoint.state
+        cause = f"{self._notices.reason}: " if self._notices.reason else ""
+        log.warning("nebula: %s%s is %s after %.1f s, of %.1f s", cause, checkpoint.tag, reached, time.monotonic() - begun, max(0.0, left))
+        return reached
+
+    def should_save(self, step: int) -> bool:
+        """Whether this step is due, or a notice has come. The same on all ranks, each of which asks at each step."""
+        _check_step(step)
+        self._notices.listen()
+        if self._decided is None or self._decided[0] != step:
+            agreed = self._notices.agree(step, self._due.seconds is not None, self._due.is_due_by_time)
+            self._decided = (step, (agreed or self._due.is_due_by_step(step)) and step not in self._own)
+        return self._decided[1]
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        force: bool = False,
+    ) -> Checkpoint | None:
+        """Saves the items as version ``step`` if should_save(step), or ``force``. None: it was not due, or it failed and on_error is "warn".
+
+        items: modules, optimizers, whatever has a state_dict(), and plain values, by name. When this returns the values are fixed, and
+        training goes on. The version is complete when all ranks have come here.
+        """
+        self._raise_late()
+        if not force and not self.should_save(step):
+            return None
+        _check_step(step)
+        _check_names(items)
+        place = self._engine.place()
+        said = about.check(metrics, metadata)
+        each = {name: place.world > 1 and name not in self._replicated for name in items}
+        checkpoint = Checkpoint(_tag(step), _nebula.FILES_ALL_RANKS, session=self._session)
+        checkpoint._about = dataclasses.replace(said, items=each, world=place.world)
+        try:
+            for name, item in items.items():
+                if each[name] or place.rank == 0:
+                    checkpoint.save(_file(name, each[name], place.rank), kinds.state_of(item))
+        except BaseException as failure:
+            checkpoint._give_up(f"a save failed: {failure!r:.400}")
+            raise
+        is_committed = checkpoint.commit()
+        self._due.saved()
+        self._decided = (step, False)
+        self._notices.answered()
+        if not is_committed:
+            self._errors.append(checkpoint._failure or NebulaError(f"step {step} could not be saved: {checkpoint.error}"))
+            return None
+        self._own.pop(step, None)
+        self._own[step] = checkpoint
+        self._forget_old()
+        return checkpoint
+
+    def _forget_old(self) -> None:
+        """Handles of versions that storage has: others are found again by their tags."""
+        for step in list(self._own)[:-4]:
+            if self._own[step].state in ("durable", "failed"):
+                del self._own[step]
+
+    # -- restoring
+
+    def restore(
+        self, targets: Mapping[str, Any], step: int | None = None, strict: bool = True, keys: Sequence[str] | str | None = None
+    ) -> Restored | None:
+        """Brings the targets to what was saved, in place. None: there is no checkpoint. Called on every rank.
+
+        step: which; None: the newest. keys: only what these patterns name, as "model", "model.encoder.*" or "*"; None: all.
+        strict: names, shapes and types must fit; else what does not is left as it is, with a line in the log.
+        Raises NebulaNotFound for a step, or an item, that is not there, and NebulaConfigError for what does not fit.
+        """
+        self._raise_late()
+        patterns = kinds.check_keys(keys, list(targets))
+        checkpoint = self._session.get_latest_checkpoint() if step is None else self.checkpoint(step)
+        if checkpoint is None:
+            return None
+        said, files = checkpoint._said(), checkpoint._all_files()
+        wanted = {name: select for name in targets if (select := kinds.selector(name, patterns)) is not False}
+        found = {name: self._find(checkpoint, name, said, files, strict) for name in wanted}
+        extra = None
+        if EXTRA not in targets and patterns is None:
+            file = self._find(checkpoint, EXTRA, said, files, False)
+            extra = None if file is None else kinds.load(checkpoint, file, self._weights_only)
+        left_out: list[str] = [f"item {name!r} is not in the checkpoint" for name, file in found.items() if file is None]
+        for name, file in found.items():
+            if file is not None:
+                left_out += kinds.restore(checkpoint, file, targets[name], wanted[name], strict, self._weights_only)
+        if left_out:
+            log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
+        return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
+
+    def _find(self, checkpoint: Checkpoint, name: str, said: about.About, files: Mapping[str, int], strict: bool) -> str | None:
+        """The file of an item. None: it is not there, and need not be."""
+        place = self._engine.place()
+        if said.items.get(name) and said.world != place.world:
+            raise NebulaConfigError(
+                f"{checkpoint.tag}: each of {said.world} ranks has saved its own {name!r}, and here are {place.world}. What is the same on all "
+                f"ranks is given as Manager(..., replicated=[{name!r}]); nebulaml.dcp fits any number of ranks"
+            )
+        file = _file(name, bool(said.items.get(name)), place.rank)
+        if file in files:
+            return file
+        if not strict:
+            return None
+        known = ", ".join(said.items or sorted(files)) or "nothing"
+        raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r}; it has: {known}. strict=False leaves it out")
+
+    # -- looking
+
+    def _versions(self) -> list[dict[str, Any]]:
+        """What this node can load, newest first, with its step."""
+        path = self._session.persist_path
+        whole = (one for one in agree.inventory(self._engine, None) if _nebula.follows_step(one["tag"]))
+        return [one for one in whole if not storage_tool.was_removed(path, one["tag"], one["state"])]
+
+    def all_steps(self) -> list[int]:
+        """The steps that can be loaded, and those that this manager has saved and other ranks may still be at; ascending."""
+        return sorted({one["step"] for one in self._versions()} | set(self._pending()))
+
+    def _pending(self) -> list[int]:
+        """Saved here, and not failed; the newest last."""
+        return [step for step, checkpoint in self._own.items() if checkpoint.state not in ("failed", "durable")]
+
+    def latest_step(self) -> int | None:
+        """The step that restore() would take, or that was saved here last."""
+        pending = self._pending()
+        if pending:
+            return pending[-1]
+        newest = self._versions()
+        return int(newest[0]["step"]) if newest else None
+
+    def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
+        """The best by keep_best's metric, or by another one ("min" unless ``mode`` is "max"). None: no version has it."""
+        rule = self._keep.best
+        if metric is not None and (rule is None or metric != rule.metric or mode is not None):
+            rule = Best(metric, mode or "min")
+        if rule is None:
+            raise NebulaConfigError("best_step() by which metric? Give it, or keep_best to the manager")
+        best = rule.order(self._metrics())
+        return best[0] if best else None
+
+    def _metrics(self) -> dict[int, dict[str, float]]:
+        """By step."""
+        found = {one["step"]: self._about(one).metrics for one in self._versions()}
+        found.update((step, self._own[step]._said().metrics) for step in self._pending())
+        return found
+
+    def _about(self, version: dict[str, Any]) -> about.About:
+        key = (version["tag"], version["generation"], version["sequence"])
+        if key not in self._known:
+            handle = self._engine.session(patient=True).find(version["tag"], None, version["generation"], version["sequence"])
+            self._known[key] = Checkpoint._found(self._engine, handle)._said()
+        return self._known[key]
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """That version. Raises NebulaNotFound, which names the steps there are."""
+        _check_step(step)
+        found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
+        if found is None or storage_tool.was_removed(path, found.tag, found.state):
+            known = ", ".join(map(str, self.all_steps())) or "none"
+            raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; there are: {known}")
+        return found
+
+    def checkpoints(self) -> Rows[Version]:
+        """A row for each version, the newest first."""
+        states = {one["tag"]: one for one in self._engine.versions(None)}
+        pinned = pins.read(self._session.persist_path)
+        rows = []
+        for one in self._versions():
+            said, state = self._about(one), states.get(one["tag"], {})
+            size = int(state.get("size", 0))
+            rows.append(Version(one["step"], str(state.get("state", "")), size, said.metrics, said.metadata, pinned.get(one["tag"])))
+        return Rows(rows)
+
+    @property
+    def errors(self) -> list[NebulaError]:
+        """What failed and was not raised, the oldest first."""
+        self._errors += self._engine.take_late() if self._engine.settings().on_error != "raise" else []
+        return self._errors
+
+    # -- waiting
+
+    def wait(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
+        """Returns when one step, or everything saved here, has reached ``state``: "captured", "committed", "replicated" or "durable".
+
+        timeout: seconds; None waits for ever. Raises NebulaTimeout, or what made it fail.
+        """
+        if step is not None:
+            (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
+        elif state == "durable" and self._engine.has_session():
+            in_memory = self._session.persist_path is None
+            patiently("a flush", lambda limit: self._engine.session().flush(None, limit), milliseconds(timeout))
+            if in_memory:
+                return
+        else:
+            for pending in self._pending():
+                self._own[pending].wait(state, timeout)
+        if state == "durable":
+            self._retain()
+        self._raise_late()
+
+    async def wait_async(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
+        """wait(), for programs on an event loop, which goes on meanwhile."""
+        await asyncio.to_thread(self.wait, step, state, timeout)
+
+    def on_event(self, callback: Callable[[Event], object]) -> None:
+        """``callback(event)`` is called for what becomes of versions in the background: on rank 0, by a thread of Nebula's."""
+        self._engine.listeners.append(callback)
+
+    # -- keeping
+
+    def pin(self, step: int, reason: str = "") -> None:
+        """This version stays, whatever the rules say, until unpin()."""
+        self.checkpoint(step)
+        pins.add(self._session.persist_path, _tag(step), reason)
+
+    def unpin(self, step: int) -> None:
+        """The rules hold for it again."""
+        _check_step(step)
+        pins.remove(self._session.persist_path, _tag(step))
+
+    def delete(self, step: int) -> None:
+        """Removes a version from storage. Raises NebulaConfigError for one that is pinned, and for the newest, which a restart would load."""
+        checkpoint = self._own.get(step) or self.checkpoint(step)
+        if _tag(step) in pins.read(self._session.persist_path):
+            raise NebulaConfigError(f"step {step} is pinned: unpin({step}) first")
+        checkpoint.wait("durable")
+        with self._keeping:
+            storage_tool.remove(self._session.persist_path, _tag(step))
+        self._own.pop(step, None)
+
+    def _retain(self) -> None:
+        """Removes what no rule keeps. Rank 0's work."""
+        if self._keep.all or self._session.persist_path is None or self._engine.place().rank != 0:
+            return
+        with self._keeping:
+            versions = [one for one in self._versions() if one["state"] == "durable" and not one["abandoned"]]
+            metrics = {one["step"]: self._about(one).metrics for one in versions} if self._keep.best else {}
+            pinned = {_nebula.step_of(tag) for tag in pins.read(self._session.persist_path)}
+            stay = kept(self._keep, [one["step"] for one in versions], metrics, pinned)
+            for one in versions:
+                if one["step"] not in stay:
+                    storage_tool.remove(self._session.persist_path, one["tag"])
+                    self._own.pop(one["step"], None)
+
+    # -- failures and the end
+
+    def _guarded(self, what: str, call: Callable[..., Any]) -> None:
+        failure = self._engine.guarded(what, call)
+        if failure is not None:
+            self._errors.append(failure)
+
+    def _raise_late(self) -> None:
+        self._engine.raise_late()
+
+    def close(self) -> None:
+        """Waits for copies in memory that are under way, and ends. Versions become durable without this process. Raises what failed late."""
+        if self._engine.is_closed:
+            return
+        self._notices.forget()
+        self._engine.settle()
+        late, raises = self._engine.take_late(), self._engine.settings().on_error == "raise"
+        self._session.close()
+        if late and raises:
+            raise late[0]
+        self._errors += late
+
+
+def _keeper(manager: Manager) -> Callable[[Event], None]:
+    """Listens for versions that became durable, and keeps no manager alive."""
+    known = weakref.ref(manager)
+
+    def hear(event: Event) -> None:
+        found = known()
+        if event.kind == "durable" and found is not None and not found._keep.all:
+            threading.Thread(target=_retain_quietly, args=(found,), name="nebula-keep", daemon=True).start()
+
+    return hear
+
+
+def _retain_quietly(manager: Manager) -> None:
+    try:
+        manager._retain()
+    except NebulaError as failure:
+        if not manager._engine.is_closed:
+            log.warning("nebula: old checkpoints are not removed yet: %s", failure)
+
+
+def _tag(step: int) -> str:
+    return f"global_step{step}"
+
+
+def _file(name: str, is_each: bool, rank: int) -> str:
+    return f"{name}.{rank:05d}.pt" if is_each else f"{name}.pt"
+
+
+def _check_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
+        raise NebulaConfigError(f"a step is a number of 0 or more, not {step!r}")
+
+
+def _check_names(items: Any) -> None:
+    if not isinstance(items, Mapping) or not items:
+        raise NebulaConfigError(f"items are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(items).__name__}")
+    for name in items:
+        if not isinstance(name, str) or not name or "." in name or "/" in name:
+            raise NebulaConfigError(f"an item's name is text without '.' and '/', not {name!r}")

@@ -1,0 +1,31 @@
+"""Pins: versions that stay whatever the rules say. They lie in storage, and the `nebula` command reads and writes them (docs/formats.md)."""
+
+from __future__ import annotations
+
+from ..errors import NebulaConfigError
+from . import storage_tool
+
+__all__ = ["add", "read", "remove"]
+
+
+def add(persist_path: str | None, tag: str, reason: str) -> None:
+    """Pins a version, which may be in memory only yet, or gives another reason."""
+    _call(persist_path, f"{tag} cannot be pinned", "pin", "--early", "--reason", reason, "--", tag)
+
+
+def remove(persist_path: str | None, tag: str) -> None:
+    """Takes a pin back; none is no error."""
+    _call(persist_path, f"the pin of {tag} cannot be removed", "unpin", "--", tag)
+
+
+def read(persist_path: str | None) -> dict[str, str]:
+    """The reasons by tag. A pin that cannot be read pins all the same."""
+    if not persist_path:
+        return {}
+    return {one["tag"]: one["reason"] for one in _call(persist_path, "the pins of this storage cannot be read", "pin")["pins"]}
+
+
+def _call(persist_path: str | None, what: str, *words: str) -> dict:
+    if not persist_path:
+        raise NebulaConfigError("versions are pinned in storage, and this manager has memory only")
+    return storage_tool.call(persist_path, what, *words)

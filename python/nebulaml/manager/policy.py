@@ -1,0 +1,90 @@
+"""When a manager saves, and which versions it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable
+
+from .._session.config import parse_seconds
+from ..errors import NebulaConfigError
+
+__all__ = ["Best", "Keep", "SaveEvery", "kept"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Keep the ``count`` versions whose ``metric`` is the smallest (``mode="min"``) or largest (``"max"``)."""
+
+    metric: str
+    mode: str = "min"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise NebulaConfigError(f"Best({self.metric!r}, mode={self.mode!r}): the mode is 'min' or 'max'")
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+            raise NebulaConfigError(f"Best({self.metric!r}, count={self.count!r}): the count is 1 or more")
+
+    def order(self, metrics: dict[int, dict[str, float]]) -> list[int]:
+        """Steps from the best on; of equal ones the later first."""
+        known = {step: said[self.metric] for step, said in metrics.items() if not math.isnan(said.get(self.metric, math.nan))}
+        sign = 1 if self.mode == "min" else -1
+        return sorted(known, key=lambda step: (sign * known[step], -step))
+
+
+class SaveEvery:
+    """Whether a step is to be saved: every so many steps, when so many seconds have passed, or both. Neither: each step."""
+
+    def __init__(self, steps: int | None, seconds: float | str | None) -> None:
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise NebulaConfigError(f"save_every_steps={steps!r}: a number of steps, 1 or more")
+        self.steps = steps
+        self.seconds = None if seconds is None else parse_seconds("save_every_s", seconds)
+        self._last = time.monotonic()
+
+    def is_due_by_step(self, step: int) -> bool:
+        """The same on all ranks."""
+        if self.steps is None:
+            return self.seconds is None
+        return step % self.steps == 0
+
+    def is_due_by_time(self) -> bool:
+        """By this process's clock."""
+        return self.seconds is not None and time.monotonic() - self._last >= self.seconds
+
+    def saved(self) -> None:
+        self._last = time.monotonic()
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """The rules: a version that one of them names stays. Without any rule all stay."""
+
+    last: int | None = None
+    every: int | None = None
+    best: Best | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("keep_last", self.last), ("keep_every", self.every)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise NebulaConfigError(f"{name}={value!r}: a number of 1 or more, or None")
+        if self.best is not None and not isinstance(self.best, Best):
+            raise NebulaConfigError(f"keep_best={self.best!r}: give nebulaml.Best(metric, mode, count)")
+
+    @property
+    def all(self) -> bool:
+        return self.last is None and self.every is None and self.best is None
+
+
+def kept(rules: Keep, newest_first: list[int], metrics: dict[int, dict[str, float]], pinned: Iterable[int]) -> set[int]:
+    """Of these steps the ones that stay. The newest is always one of them: a restart loads it."""
+    if rules.all:
+        return set(newest_first)
+    stay = set(newest_first[: rules.last or 1]) | set(pinned)
+    if rules.every is not None:
+        stay |= {step for step in newest_first if step % rules.every == 0}
+    if rules.best is not None:
+        stay |= set(rules.best.order({step: metrics.get(step, {}) for step in newest_first})[: rules.best.count])
+    return stay & set(newest_first)

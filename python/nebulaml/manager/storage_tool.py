@@ -1,0 +1,51 @@
+"""What of storage is the `nebula` command's work: removing a version as the rules of its layout want it, and pins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from .. import _nebula
+from .._session import locate
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaStorageError, NebulaUnavailable
+from ..integrations import guards
+
+__all__ = ["call", "remove", "was_removed"]
+
+LIMIT_S = 600
+_KINDS = {2: NebulaConfigError, 3: NebulaNotFound, 4: NebulaStorageError, 5: NebulaConfigError}  # exit codes of docs/cli.md
+
+
+def remove(persist_path: str | None, tag: str) -> None:
+    """Removes a version from storage. Raises NebulaConfigError for the newest and for a pinned one, and without a storage path."""
+    if persist_path is None:
+        raise NebulaConfigError(f"{tag} is in memory only, where newer versions take its place")
+    call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag)
+
+
+def call(persist_path: str, what: str, *words: str) -> dict:
+    """What `nebula WORDS` answers about a storage path. `what`: the beginning of the sentence about a failure."""
+    command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    if command is None:
+        raise NebulaUnavailable(f"{what}: the `nebula` command of this installation is not found")
+    # A URL can hold a secret, which a command line would show to all users of the machine.
+    environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": persist_path}
+    line = [command, words[0], "--json", *words[1:]]
+    try:
+        done = subprocess.run(line, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        answer = json.loads(done.stdout or "{}")
+    except (OSError, ValueError, subprocess.TimeoutExpired) as failure:
+        raise NebulaUnavailable(f"{what} by {command}: {failure}") from failure
+    if done.returncode == 0:
+        return answer
+    text = answer.get("error", {}).get("message") or done.stderr.strip()
+    raise _KINDS.get(done.returncode, NebulaError)(f"{what}: {text}")
+
+
+def was_removed(persist_path: str | None, tag: str, state: str) -> bool:
+    """Whether a version that was durable is in storage no more: the agent has it in memory for a while, and is not told."""
+    folder = (persist_path or "").removeprefix("file://")
+    if state != "durable" or not folder or "://" in folder:
+        return False
+    return not guards.has_manifest(os.path.join(folder, _nebula.encode_name(tag)))

@@ -1,0 +1,149 @@
+"""MetricsLog: the values of each step, in which a step stands once however often it was computed.
+
+A file of JSON lines, to which a line is added for each call. A resume goes back to the step of its checkpoint: ``rewind`` says so with a
+line of its own, and from then on whoever reads leaves out what came after that step. A process that is killed leaves a piece of a line at
+most, which is no JSON and counts as nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import numbers
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from .._session import config, ranks
+from ..errors import NebulaConfigError, NebulaNotFound
+
+__all__ = ["MetricsLog", "plain"]
+
+log = logging.getLogger("nebulaml")
+
+NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """The metrics of one training, in one file; rank 0 writes, and on other ranks ``log`` and ``rewind`` do nothing.
+
+    path: the file, or a directory, in which it is called ``metrics.jsonl``. A failure to write is a line of the log, once, and never raised.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        text = os.fspath(path)
+        local = config.local_path("the path of a metrics log", text)
+        is_folder = os.path.isdir(local) or (isinstance(text, str) and text.endswith("/"))
+        self.path = os.path.join(local, NAME) if is_folder else local
+        self._writer = secrets.token_hex(4)  # tells the lines of this object from those of a process that should have ended
+        self._lock = threading.Lock()  # guards all below
+        self._fd: int | None = None
+        self._is_torn = False  # the file may end within a line
+        self._has_warned = False
+
+    def __repr__(self) -> str:
+        return f"<nebulaml.MetricsLog {self.path}>"
+
+    def log(self, step: int, **values: Any) -> None:
+        """Adds the values of a step: numbers, strings, tensors of one number, whatever JSON holds. Called again, they join or replace."""
+        _check_step(step)
+        self._append({"step": step, "by": self._writer, "values": {name: plain(name, value) for name, value in values.items()}})
+
+    def rewind(self, step: int) -> None:
+        """Training goes on after this step: what was logged of later ones does not count any more, and nor does what another process adds."""
+        _check_step(step)
+        self._append({"rewind": step, "by": self._writer})
+
+    def read(self) -> list[dict[str, Any]]:
+        """One dict for each step, in order: ``{"step": 7, "loss": 0.5}``. On any rank, also while another process writes."""
+        try:
+            with open(self.path, "rb") as file:
+                return _read(file.read())
+        except FileNotFoundError:
+            return []
+        except OSError as failure:
+            raise NebulaNotFound(f"the metrics log {self.path} cannot be read: {failure.strerror}") from failure
+
+    def close(self) -> None:
+        """Closes the file; another ``log`` opens it again."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def _append(self, document: dict[str, Any]) -> None:
+        if ranks.current().rank != 0:
+            return
+        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            try:
+                if self._fd is None:
+                    self._open()
+                data = b"\n" + line if self._is_torn else line
+                self._is_torn = True
+                self._is_torn = os.write(self._fd, data) < len(data)  # type: ignore[arg-type]  # one call: a line is whole or torn
+                if not self._is_torn:
+                    return
+                reason = "the file system is full"
+            except OSError as failure:
+                reason = failure.strerror or repr(failure)
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("nebula: the metrics log %s cannot be written: %s. Training goes on without it.", self.path, reason)
+
+    def _open(self) -> None:
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._fd).st_size
+        self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+
+def _lines(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.split(b"\n"):
+        try:
+            found = json.loads(line)
+            whole = isinstance(found, dict) and isinstance(found["by"], str) and isinstance(found.get("values", {}), dict)
+            if whole and isinstance(found["rewind" if "rewind" in found else "step"], int):
+                yield found
+        except (ValueError, KeyError, RecursionError):  # a piece of a line, or no line of ours
+            continue
+
+
+def _read(content: bytes) -> list[dict[str, Any]]:
+    steps: dict[int, tuple[str, dict[str, Any]]] = {}  # who logged it last, and what
+    writers: set[str] = set()
+    ended: set[str] = set()
+    for line in _lines(content):
+        writer = line["by"]
+        if writer in ended:
+            continue
+        if "rewind" in line:
+            steps = {step: found for step, found in steps.items() if step <= line["rewind"]}
+            ended |= writers - {writer}
+            writers = {writer}
+            continue
+        writers.add(writer)
+        step, values = line["step"], line.get("values", {})
+        before = steps.get(step)
+        steps[step] = (writer, {**before[1], **values} if before is not None and before[0] == writer else values)
+    return [{"step": step, **steps[step][1]} for step in sorted(steps)]
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as JSON holds it. Raises NebulaConfigError for what it cannot hold."""
+    if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) == 0:  # a tensor, or an array, of one number
+        value = value.item()
+    if isinstance(value, numbers.Real) and not isinstance(value, (bool, int, float)):
+        value = float(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as failure:
+        raise NebulaConfigError(f"the value of {name!r} is what JSON can hold, not {value!r:.100} ({failure})") from failure
+    return value
+
+
+def _check_step(step: int) -> None:
+    if isinstance(step, bool) or not isinstance(step, numbers.Integral):
+        raise NebulaConfigError(f"a step is a whole number, not {step!r}")

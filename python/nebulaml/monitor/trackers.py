@@ -1,0 +1,242 @@
+"""log_to: metrics, and references to versions, for TensorBoard, Weights & Biases or MLflow. Nothing of a checkpoint is uploaded."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import numbers
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from .._session import ranks, session
+from ..errors import NebulaConfigError
+from ..events import Event
+from .metrics import MetricsLog, plain
+
+__all__ = ["Tracker", "log_to"]
+
+log = logging.getLogger("nebulaml")
+
+_COLUMNS = {  # of stats(), as scalars of the version's step
+    "size_bytes": "nebula/size_bytes",
+    "blocked_ms": "nebula/blocked_ms",
+    "copy_ms": "nebula/copy_ms",
+    "persist_seconds": "nebula/persist_seconds",
+}
+
+
+class _Tool(Protocol):
+    """One of the three."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
+    def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None: ...
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+
+
+def log_to(tool: str, *, metrics: MetricsLog | str | os.PathLike[str] | None = None, session: Any = None, **options: Any) -> Tracker:
+    """A writer of metrics: ``log(step, loss=0.5)``, in which each step stands once however often it was computed.
+
+    tool: "tensorboard", "wandb" or "mlflow". options: those of its SummaryWriter, init() or start_run(); without any, the run of W&B or
+    MLflow that is active already is written to. metrics: a MetricsLog, or its path, that gets the same values.
+    session: a Session or Manager, whose versions are logged as they become durable; None: that of the package's functions.
+    """
+    if tool not in _TOOLS:
+        raise NebulaConfigError(f"log_to() knows {', '.join(map(repr, _TOOLS))}, not {tool!r}")
+    made = MetricsLog(metrics) if metrics is not None and not isinstance(metrics, MetricsLog) else metrics
+    return Tracker(tool, made, session, options)
+
+
+class Tracker:
+    """What log_to() returns. Rank 0 writes; on other ranks nothing is imported. Failures of the tool are one line of the log."""
+
+    def __init__(self, name: str, metrics: MetricsLog | None, chosen: Any, options: dict[str, Any]) -> None:
+        self._name, self._metrics = name, metrics
+        self._events: collections.deque[Event] = collections.deque(maxlen=1000)
+        self._session = getattr(chosen, "_session", chosen) or session.default
+        self._has_warned = False
+        self._tool: _Tool | None = None
+        if ranks.current().rank == 0:
+            self._tool = _TOOLS[name](options)
+            self._session._engine.listeners.append(self._hear)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def log(self, step: int, **values: Any) -> None:
+        """The values of a step: numbers, and for the MetricsLog also what JSON holds."""
+        found = {name: plain(name, value) for name, value in values.items()}
+        if self._metrics is not None:
+            self._metrics.log(step, **found)
+        self._say_versions()
+        self._guarded(lambda tool: tool.scalars(step, _scalars(found)))
+
+    def rewind(self, step: int) -> None:
+        """Training goes on after this step. TensorBoard forgets what came after it. W&B and MLflow cannot: there the value stays that a
+        step had first. What W&B lost when its process was killed is given to it again, from the MetricsLog."""
+        rows = []
+        if self._metrics is not None:
+            self._metrics.rewind(step)
+            rows = self._metrics.read() if self._tool is not None else []
+        self._guarded(lambda tool: tool.rewind(step, rows))
+
+    def close(self) -> None:
+        """Ends the tool's file or run, with what became of the versions until now."""
+        self._say_versions()
+        self._guarded(lambda tool: tool.close())
+        self._tool = None
+        with contextlib.suppress(ValueError):
+            self._session._engine.listeners.remove(self._hear)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _hear(self, event: Event) -> None:
+        """On Nebula's thread."""
+        if event.kind in ("durable", "lost"):
+            self._events.append(event)
+
+    def _say_versions(self) -> None:
+        """On the thread of the program, because the tools' runs belong to it."""
+        if not self._events or self._tool is None:
+            return
+        rows = {row["tag"]: row for row in self._session.stats()}
+        while self._events:
+            event = self._events.popleft()
+            row = rows.get(event.tag, {})
+            values = {name: float(row[column]) for column, name in _COLUMNS.items() if column in row}
+            path = self._session.persist_path
+            facts = {
+                "tag": event.tag,
+                "state": "durable" if event.kind == "durable" else "failed",
+                "path": f"{path}/{event.tag}" if path else None,
+                "size_bytes": int(row.get("size_bytes", event.size)),
+                "error": event.text if event.kind == "lost" else "",
+            }
+            step = event.step if event.step is not None else 0
+            if self._metrics is not None:
+                self._metrics.log(step, **values)
+            self._guarded(lambda tool, step=step, values=values, facts=facts: tool.version(step, values, facts))
+
+    def _guarded(self, call: Callable[[_Tool], None]) -> None:
+        if self._tool is None:
+            return
+        try:
+            call(self._tool)
+        except Exception as failure:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("nebula: %s takes no metrics: %r. Training goes on without it.", self._name, failure)
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
+
+
+class _TensorBoard:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._open()
+
+    def _open(self, **more: Any) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(**self._options, **more)
+        self._options["log_dir"] = self._writer.log_dir  # what it chose by the clock
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # SIGKILL loses nothing of it
+
+    def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        self.scalars(step, values)
+        self._writer.add_text("nebula/version", f"```\n{json.dumps(facts, indent=1)}\n```", step)
+        self._writer.flush()
+
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._writer.close()
+        self._open(purge_step=step + 1)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, options: dict[str, Any]) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._is_ours = bool(options) or wandb.run is None
+        self._run = wandb.init(**options) if self._is_ours else wandb.run
+        self._run.define_metric("nebula/step")
+        self._run.define_metric("nebula/*", step_metric="nebula/step")
+        self._last = int(self._run.step) - 1  # what W&B has of a run that is resumed; offline: -1
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        if step > self._last:  # W&B's steps only grow
+            self._last = step
+            of_version = {"nebula/step": step} if any(name.startswith("nebula/") for name in values) else {}
+            self._run.log({**values, **of_version}, step=step)
+
+    def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        self._run.log({**values, "nebula/step": step})
+        if facts["state"] == "durable" and facts["path"]:
+            artifact = self._wandb.Artifact(f"checkpoints-{self._run.id}", type="checkpoint", metadata=dict(facts))
+            path = facts["path"]
+            artifact.add_reference(path if "://" in path else f"file://{path}", name="checkpoint", checksum=False)
+            self._run.log_artifact(artifact)
+
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self.scalars(row["step"], _scalars({name: value for name, value in row.items() if name != "step"}))
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._run.finish()
+
+
+class _Mlflow:
+    def __init__(self, options: dict[str, Any]) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        self._is_ours = bool(options) or mlflow.active_run() is None
+        self._run = (mlflow.start_run(**options) if self._is_ours else mlflow.active_run()).info.run_id
+        self._client = mlflow.MlflowClient()
+        self._last: dict[str, int] = {}  # the newest step of each metric, of earlier processes too
+
+    def _known(self, name: str) -> int:
+        if name not in self._last:
+            history = self._client.get_metric_history(self._run, name)
+            self._last[name] = max((one.step for one in history), default=-1)
+        return self._last[name]
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if step > self._known(name):
+                self._client.log_metric(self._run, name, value, step=step)
+                self._last[name] = step
+
+    def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        self.scalars(step, values)
+        self._client.set_tag(self._run, f"nebula.version.{facts['tag']}", json.dumps(facts))
+        if facts["state"] == "durable":
+            self._client.set_tag(self._run, "nebula.newest", facts["tag"])
+
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._is_ours and self._mlflow.active_run() is not None:
+            self._mlflow.end_run()
+
+
+_TOOLS: dict[str, Callable[[dict[str, Any]], _Tool]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}

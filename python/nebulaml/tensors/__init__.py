@@ -1,0 +1,1 @@
+"""Tensors and pickles as bytes in memory, and back."""

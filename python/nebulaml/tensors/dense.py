@@ -1,0 +1,106 @@
+"""Tensors as bytes: which hold their values in their memory, one behind the other, which become so, and why others do not.
+
+A conjugate or negative view holds other bytes than its values, a zero tensor none at all, a tensor subclass perhaps neither.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from ..errors import NebulaConfigError
+
+__all__ = ["refusal", "settled", "without_memory"]
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_SAVE = "or save it with Checkpoint.save()"
+_settled_kinds: set[int] = set()  # dispatch keys of tensors that settled() gives back as they are; torch has few of them
+
+
+def _class_of(module: str, name: str) -> Any:
+    """A class of a module that is loaded; no class, which nothing is an instance of, where it is not."""
+    return getattr(sys.modules.get(module), name, ())
+
+
+def without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What this tensor is and what to do, if its values lie nowhere that bytes could be read from; for pickles as for bytes."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return None  # a pickle says so, too
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
+        return "tensor inside a transform of torch.func", "it has no memory of its own: save it outside the transform"
+    if isinstance(tensor, _class_of("torch._subclasses.fake_tensor", "FakeTensor")):
+        return "FakeTensor", "it has no values: save a tensor that was made outside FakeTensorMode"
+    if tensor._is_zerotensor():
+        return "zero tensor of torch's own, without memory", "save its clone()"
+    missing = _missing(tensor)
+    if missing:
+        return "tensor whose storage was resized", f"{missing} bytes of its values have no memory any more: save it before that"
+    return None
+
+
+def _missing(tensor: torch.Tensor) -> int:
+    """How many bytes of a tensor lie behind the end of its storage, as after storage.resize_(0)."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.numel() == 0 or not _is_own(tensor):
+        return 0
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return max((last + 1) * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)
+
+
+def _is_own(tensor: torch.Tensor) -> bool:
+    """Whether torch itself decides what its operators do, and no class of Python."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What this tensor is and what to do, if its values are more than bytes or cannot be had; None: settled() takes it."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "parameter that is not initialized", "it has no values before the first forward pass"
+    with torch._C.DisableTorchFunctionSubclass():
+        found = without_memory(tensor)
+        if found is not None:
+            return found
+        if isinstance(tensor, _class_of("torch.distributed.tensor", "DTensor")):
+            return "DTensor", "a rank has a part of it: give its to_local(), or use nebulaml.dcp"
+        if tensor.is_nested:
+            return "nested tensor", f"give its values() and offsets(), {_SAVE}"
+        if tensor.layout in _SPARSE:
+            return f"tensor of layout {tensor.layout}", f"make it dense with to_dense(), {_SAVE}"
+        if tensor.layout != torch.strided:
+            return f"tensor of layout {tensor.layout}", "make it dense with to_dense()"
+        if tensor.is_quantized:
+            return "quantized tensor", f"give its int_repr() or dequantize(), {_SAVE}"
+        if tensor.is_meta:
+            return "tensor on the meta device", "it has no values: give it memory first, with to_empty()"
+        if not _is_own(tensor):
+            return type(tensor).__name__, f"its class decides where its values are: give the plain tensors that it is made of, {_SAVE}"
+    return None
+
+
+def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """The tensor without its graph, or a copy, whose memory holds its values as they are. Raises NebulaConfigError when there is none.
+
+    The layout in memory is kept: it may be neither dense nor contiguous. `where`: for the error, "part 1 of 'x' is a".
+    """
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        kind = torch._C._dispatch_keys(tensor).raw_repr()
+        if kind in _settled_kinds and tensor.is_contiguous():
+            detached = tensor.detach()
+            if (detached.storage_offset() + detached.numel()) * detached.itemsize <= detached.untyped_storage().nbytes():
+                return detached
+    else:
+        kind = 0
+        if isinstance(tensor, _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")):
+            tensor = tensor.wait()  # for what other ranks send
+    if not torch.nn.parameter.is_lazy(tensor) and tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    found = refusal(tensor)
+    if found is not None:
+        raise NebulaConfigError(f"{where} {found[0]}: {found[1]}")
+    with torch._C.DisableTorchFunctionSubclass():
+        detached = tensor.detach()
+        resolved = detached.resolve_conj().resolve_neg()
+    if kind and resolved is detached:
+        _settled_kinds.add(kind)
+    return resolved

@@ -1,0 +1,376 @@
+"""Mapped files to objects.
+
+A map is memory of this process's own, verified: its tensors lie in it, may be written to, and keep it alive. Nothing
+is copied.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _nebula
+from ..errors import NebulaConfigError, NebulaError
+from . import dense, unpickling
+
+__all__ = ["load", "load_into", "load_own", "load_part", "load_tensors"]
+
+# Layouts whose tensors keep their number of elements.
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def load(
+    mapped: _nebula.Map,
+    map_location: Any = None,
+    weights_only: bool | None = None,
+    storage: torch.UntypedStorage | None = None,
+    name: str = "file",
+) -> Any:
+    """What torch.load makes of the file; ``name``: for errors.
+
+    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD decides before both.
+    ``storage``: that of the map, for who needs its address.
+    """
+    weights_only = _is_weights_only(weights_only)
+    if not _is_zip(mapped):
+        try:
+            return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
+        except (NebulaError, MemoryError):
+            raise
+        except Exception as failure:  # torch's own names neither the file nor what is wrong with it
+            raise pickle.UnpicklingError(
+                f"{name!r} is no file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
+            ) from failure
+    read = unpickling.read_weights if weights_only else unpickling.read
+    return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
+
+
+def load_tensors(mapped: _nebula.Map, name: str) -> Any:
+    """What of a file is tensors and plain values, whatever else it holds: no code of the file runs."""
+    try:
+        return load(mapped, "cpu", True, name=name)  # torch's own loader knows more kinds of tensors
+    except pickle.UnpicklingError as failure:
+        try:
+            return unpickling.read_tensors(mapped, _storage_of(mapped))
+        except unpickling.NotPlain:
+            raise failure from None
+
+
+def torch_is_told(variable: str) -> bool:
+    """Whether a switch of torch.load's is set, as it reads them."""
+    return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
+
+
+def _is_weights_only(asked: bool | None) -> bool:
+    if torch_is_told("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        return True
+    if asked is not None:
+        return asked
+    text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
+    if text not in ("", "0", "1"):  # "true", taken for no, would run what a file asks for
+        raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def _is_zip(mapped: _nebula.Map) -> bool:
+    view = memoryview(mapped)
+    mapped.fetch(0, min(4, len(view)))
+    return bytes(view[:4]) == b"PK\3\4" and hasattr(torch.serialization, "_load")
+
+
+def _storage_of(mapped: _nebula.Map) -> torch.UntypedStorage:
+    return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
+
+
+def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | None = None) -> Any:
+    """Copies the values of a map, whose bytes may still be in storage, into existing tensors, in place.
+
+    Containers must have the same keys and lengths, tensors the same shape and dtype; all is checked before anything
+    is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
+    """
+    load_part(mapped, target, name, weights_only)
+    return target
+
+
+def load_part(
+    mapped: _nebula.Map,
+    target: Any,
+    name: str,
+    weights_only: bool | None = None,
+    select: Callable[[str], bool] | None = None,
+    strict: bool = True,
+) -> list[str]:
+    """load_into() of the keys that ``select`` takes; None: all. Not ``strict``: what does not fit is left out, and returned in words."""
+    file = _Lazy(mapped, name, weights_only)
+    source, root, state = file.source, target, file.source
+    made: set[str] = set()
+    if isinstance(root, torch.nn.Module):
+        target = root.state_dict()
+        if isinstance(source, torch.nn.Module):
+            state = source = source.state_dict()
+    if select is not None:
+        if not isinstance(source, dict) or not isinstance(target, dict):
+            raise NebulaConfigError(f"{name} is no dict of names: it is restored as a whole, or not at all")
+        target = {key: value for key, value in target.items() if select(str(key))}
+        state = source = {key: value for key, value in source.items() if select(str(key))}
+    if isinstance(root, torch.nn.Module):
+        made = _made(root, target)
+        if made and isinstance(source, dict):
+            # Only the module knows what values that are no tensors, or extra state, may become.
+            free = {key for key in made & source.keys() if _is_free(key, target[key])}
+            target = {key: value for key, value in target.items() if key not in free}
+            source = {key: value for key, value in source.items() if key not in free}
+    plan = _Plan()
+    if isinstance(target, torch.Tensor):
+        plan.tensor(source, target, name)
+    else:
+        plan.container(source, target, name)
+    if plan.problems and strict:
+        raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {in_lines(plan.problems)}")
+    is_part = not strict or select is not None
+    if made and not is_part:
+        file.fetch_all()
+        root.load_state_dict(state)
+    else:
+        plan.run(mapped, file.storage)
+    if made and is_part and isinstance(state, dict):
+        file.fetch_all()
+        fitting = {key: state[key] for key in made & state.keys() if _is_free(key, state[key]) or _fits(state[key], root.state_dict()[key])}
+        root.load_state_dict(fitting, strict=False)
+    if select is not None and root is not target and not isinstance(root, torch.nn.Module):
+        root.update(target)
+    return plan.problems
+
+
+def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
+    """The object of a file with tensors in memory of their own: none of them keeps the file. What is read is copied once."""
+    file = _Lazy(mapped, name, weights_only)
+    if not file.is_plain:
+        return file.source
+    plan = _Plan()
+    twin = plan.twin(file.source, {})
+    plan.run(mapped, file.storage)
+    return twin
+
+
+def in_lines(problems: list[str]) -> str:
+    """The first twenty, and how many more there are."""
+    return "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")
+
+
+class _Lazy:
+    """A file whose bytes may still be in storage, and its object, whose tensors have no values before they are fetched."""
+
+    def __init__(self, mapped: _nebula.Map, name: str, weights_only: bool | None) -> None:
+        weights_only = _is_weights_only(weights_only)
+        self._mapped = mapped
+        mapped.fetch_headers()
+        self.storage = _storage_of(mapped)
+        self.is_plain = True
+        try:
+            if not _is_zip(mapped):
+                raise unpickling.NotPlain
+            self.source = unpickling.read_plain(mapped, "cpu", self.storage)
+        except unpickling.NotPlain:
+            self.is_plain = False
+            self.fetch_all()
+            self.source = load(mapped, "cpu", weights_only, self.storage, name)
+
+    def fetch_all(self) -> None:
+        self._mapped.fetch(0, len(memoryview(self._mapped)))
+
+
+def _fits(source: Any, target: Any) -> bool:
+    return isinstance(source, torch.Tensor) == isinstance(target, torch.Tensor) and getattr(source, "shape", None) == getattr(
+        target, "shape", None
+    )
+
+
+def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
+    """The keys of its state_dict() whose values are made for it: what is written into those the module never sees."""
+    own = {_memory_of(tensor) for tensor in [*module.parameters(), *module.buffers()]} - {None}
+    return {key for key, value in state.items() if not isinstance(value, torch.Tensor) or _memory_of(value) not in own}
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor this rank has: of a DTensor its shard, in the DTensor's own memory."""
+    return tensor.detach().to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _shard(tensor: Any) -> tuple[Any, ...]:
+    """Which part of a DTensor this rank's is: equal for two of one shape only where the parts are."""
+    placed = tensor.placements
+    here = tensor.device_mesh.get_coordinate()
+    if here is not None:  # it does not matter which of several copies this is
+        here = [at for at, placement in zip(here, placed, strict=True) if not placement.is_replicate()]
+    return placed, tuple(tensor.device_mesh.shape), here, tensor.to_local().shape
+
+
+def _shard_problem(source: torch.Tensor, target: torch.Tensor) -> str:
+    if not _is_dtensor(target):
+        return "" if not _is_dtensor(source) else "a whole tensor expected, the checkpoint has a DTensor, of which each file holds one shard"
+    if not _is_dtensor(source):
+        return "a DTensor expected, the checkpoint has a whole tensor"
+    expected, found = _shard(target), _shard(source)
+    if expected == found:
+        return ""
+    return (
+        "a shard (placements, mesh, place in it, shape) {} expected, the checkpoint has {}: load the file that this rank saved; what is "
+        "saved through nebulaml.dcp fits any number of ranks"
+    ).format(*(tuple(map(str, shard)) for shard in (expected, found)))
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(_local(tensor).untyped_storage()._cdata)
+    except NotImplementedError:  # a sparse tensor has no storage
+        return None
+
+
+def _is_free(key: str, value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or key.rpartition(".")[2] == "_extra_state"
+
+
+class _Plan:
+    """Everything that load_into will do, so that it can refuse before it does anything."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.values: list[tuple[Any, Any, Any]] = []
+
+    def container(self, source: Any, target: Any, path: str) -> None:
+        if isinstance(target, dict) and isinstance(source, dict):
+            for key in (key for key in target if key not in source):
+                self.problems.append(f"{path}[{key!r}] is missing in the checkpoint")
+            for key in (key for key in source if key not in target):
+                self.problems.append(f"{path}[{key!r}] is in the checkpoint only")
+            for key in target:
+                if key in source:
+                    self.item(source[key], target, key, path)
+        elif isinstance(target, (list, tuple)) and isinstance(source, (list, tuple)):
+            if len(source) != len(target):
+                self.problems.append(f"{path}: {len(target)} elements expected, the checkpoint has {len(source)}")
+                return
+            for index in range(len(target)):
+                self.item(source[index], target, index, path)
+        else:
+            expected, found = type(target).__name__, type(source).__name__
+            self.problems.append(f"{path}: {expected} expected, the checkpoint has {found}")
+
+    def twin(self, value: Any, memo: dict[int, Any]) -> Any:
+        """The same containers, with tensors that run() fills."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                memo[id(value)] = (torch.empty_like(value), value)  # held: no other takes its place
+                self.copies.append(memo[id(value)])
+            return memo[id(value)][0]
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self.twin(part, memo)) for key, part in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(self.twin(part, memo) for part in value)
+        return value
+
+    def item(self, source: Any, target: Any, key: Any, path: str) -> None:
+        old, path = target[key], f"{path}[{key!r}]"
+        if isinstance(old, torch.Tensor):
+            self.tensor(source, old, path)
+        elif isinstance(old, (dict, list, tuple)):
+            self.container(source, old, path)
+        elif isinstance(source, torch.Tensor):
+            self.problems.append(f"{path}: {type(old).__name__} expected, the checkpoint has a tensor")
+        elif not isinstance(target, tuple):
+            self.values.append((target, key, source))
+        elif not _equal(old, source):
+            self.problems.append(f"{path}: {old!r} in a tuple cannot be replaced by {source!r}")
+
+    def tensor(self, source: Any, target: torch.Tensor, path: str) -> None:
+        if not isinstance(source, torch.Tensor):
+            self.problems.append(f"{path}: a tensor expected, the checkpoint has {type(source).__name__}")
+        elif source.shape != target.shape:
+            self.problems.append(
+                f"{path}: shape {tuple(target.shape)} expected, the checkpoint has {tuple(source.shape)}"
+            )
+        elif source.dtype != target.dtype:
+            self.problems.append(f"{path}: {target.dtype} expected, the checkpoint has {source.dtype}")
+        elif source.layout != target.layout:
+            self.problems.append(f"{path}: {target.layout} expected, the checkpoint has {source.layout}")
+        elif problem := _shard_problem(source, target):
+            self.problems.append(f"{path}: {problem}")
+        else:
+            self.part(_local(source), _local(target), path)
+
+    def part(self, source: torch.Tensor, target: torch.Tensor, path: str) -> None:
+        """What this rank has of a tensor."""
+        nowhere = dense.without_memory(target)
+        if nowhere is not None:
+            self.problems.append(f"{path}: a {nowhere[0]} expected: values cannot be put there")
+        elif target.is_inference() and not torch.is_inference_mode_enabled():
+            self.problems.append(f"{path}: an inference tensor changes in inference_mode() only: load in that mode, or into its clone()")
+        elif target.is_meta and not source.is_meta:
+            self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
+        elif _is_expanded(target):
+            self.problems.append(f"{path}: several elements of an expanded tensor are one: it cannot hold {tuple(target.shape)} values")
+        elif target.layout in _COMPRESSED and source._nnz() != target._nnz():
+            self.problems.append(f"{path}: {target._nnz()} elements in {target.layout} expected, the checkpoint has {source._nnz()}")
+        else:
+            self.copies.append((target, source))
+
+    def run(self, mapped: _nebula.Map, storage: torch.UntypedStorage) -> None:
+        base, end = storage.data_ptr(), 0
+        straight, rest, pairs = [], [], []
+        for target, source in self.copies:
+            (pairs if _is_raw(source) and _is_raw(target) else rest).append((target, source))
+        for target, source in sorted(pairs, key=lambda pair: pair[1].data_ptr()):
+            offset, size = source.data_ptr() - base, source.numel() * source.element_size()
+            if offset >= end and 0 < size <= storage.nbytes() - offset:
+                straight.append((offset, size, target.data_ptr()))
+                torch.autograd.graph.increment_version(target)
+                end = offset + size
+            else:  # tied to the one before
+                rest.append((target, source))
+        mapped.read(straight)
+        with torch.no_grad():
+            for target, source in rest:
+                if source.layout == torch.strided:
+                    offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
+                    if offset >= 0 and size <= storage.nbytes() - offset:
+                        mapped.fetch(offset, size)
+                target.copy_(source)
+        for container, key, value in self.values:
+            container[key] = value
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _is_raw(tensor: torch.Tensor) -> bool:
+    """Whether its values are its bytes in order, in memory of this process."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except Exception as failure:
+        raise NebulaError(f"cannot compare {type(first).__name__} values: {failure}") from failure

@@ -1,0 +1,265 @@
+"""Objects to a pickle and a list of memory ranges.
+
+The pickle is torch.save's, byte for byte; the storages it refers to stay where they are, so that C copies each once.
+"""
+
+from __future__ import annotations
+
+import io
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _nebula
+from ..errors import NebulaConfigError, NebulaError, NebulaPicklingError
+from . import dense, device
+
+__all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
+
+PATH_PARTS = 100  # of the path that an error names: no state of a training is as deep
+
+UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once whatever they are, and then some: see COW_PART_BYTES
+
+
+_SIMPLE = (str, bytes, int, float, bool, type(None))
+
+
+class Capture(NamedTuple):
+    """``storages[k]`` is (address, size in bytes, owner) of the storage with key k."""
+
+    pickle: bytes | memoryview
+    storages: _nebula.Ranges
+    whole: bool = False  # `pickle` is a finished file instead
+    filler: device.Filler | None = None  # what copies those storages whose address is None
+    unprotectable: bytes | None = None
+
+
+def _describer() -> Any:
+    copies: dict[int, Any] = {}
+
+    def describe(obj: Any) -> tuple[Any, ...]:
+        if isinstance(obj, torch.storage.TypedStorage):
+            owner = obj._untyped_storage
+            dtype = obj.dtype
+            storage_type = getattr(torch, obj._pickle_storage_type())
+            count = obj._size()
+        else:
+            owner = obj
+            dtype = torch.uint8
+            storage_type = torch.serialization.normalize_storage_type(type(obj))
+            count = obj.nbytes()
+        fake_device = getattr(obj, "_fake_device", None)
+        location = str(fake_device) if fake_device is not None else torch.serialization.location_tag(owner)
+        kind = owner.device.type
+        if kind == "cpu" or device.covers(owner):
+            return owner, owner, dtype, storage_type, location, count
+        if owner._cdata not in copies:
+            copies[owner._cdata] = owner.cpu()
+        return owner, copies[owner._cdata], None if kind == "meta" else dtype, storage_type, location, count
+
+    return describe
+
+
+def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
+    takes_cuda = device.takes_cuda()
+    plain = _nebula.plain_dump(obj, takes_cuda)
+    found = _pickled(obj) if plain is None else plain
+    if plain is None or not takes_cuda:
+        device.find(found[1])
+    return found
+
+
+def _pickled(obj: Any) -> tuple[memoryview, _nebula.Ranges]:
+    file = io.BytesIO()
+    pickler = _nebula.TorchPickler(file, _describer())
+    pickler.dump(obj)
+    return file.getbuffer(), pickler.storages
+
+
+def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
+    """The pickle and the storages of anything that torch.save takes; see device.py for ``overlap``.
+
+    Raises NebulaPicklingError, naming the path inside the object, when torch.save cannot write it either.
+    """
+    try:
+        pickle, storages = _dump(obj)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as failure:
+        # torch.save writes a tensor whose storage is too small, and torch.load fails on it.
+        whole = None if isinstance(failure, BufferError) else _with_torch(obj)
+        if whole is None:
+            raise _explain(obj, name, failure) from failure
+        return Capture(whole, _nebula.Ranges(), True)
+    return Capture(pickle, storages, False, device.plan(storages, overlap), unprotectable(storages))
+
+
+def ranges(parts: Any, name: str) -> _nebula.Ranges:
+    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner, perhaps a copy, keeps it alive.
+
+    The address is None where device.plan finds the tensor on a device.
+    """
+    found = _nebula.Ranges()
+    for index, part in enumerate(parts):
+        if isinstance(part, torch.Tensor):
+            part = dense.settled(part, f"part {index} of {name!r} is a")
+            if not part.is_contiguous():
+                raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
+            if part.device.type != "cpu" and not device.covers(part.untyped_storage()):
+                part = part.cpu()
+            found.append(part.data_ptr(), part.numel() * part.element_size(), part)
+        else:
+            data = memoryview(part)  # the owner: while it lives, nothing moves or resizes the bytes
+            if not data.contiguous:
+                raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
+            found.append(_nebula.address_of(data), data.nbytes, data)
+    device.find(found)
+    return found
+
+
+def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any], int]:
+    """A complete torch file of ``template``, whose storage holds the bytes of ``tensor``: (parts for save_bytes, size).
+
+    Both are contiguous, of one shape and dtype; ``template`` decides what is pickled, and its memory is not touched.
+    The CRC-32 fields stay 0, which torch does not look at: the checkpoint's own checksums cover the bytes.
+    """
+    pickle, storages = _dump(template)
+    size = tensor.numel() * tensor.element_size()
+    if len(storages) != 1 or storages[0][1] != size:
+        raise NebulaConfigError(f"a tensor with one storage of {size} bytes is expected, not {len(storages)} storages")
+    before, after = _nebula.zip_frame(pickle, [size])
+    return [before, tensor, after], len(before) + size + len(after)
+
+
+def unprotectable(storages: _nebula.Ranges) -> bytes | None:
+    """A byte for each storage, 1 for pinned memory: devices write there past the page tables, so that a copy-on-write
+    capture would miss it. None: there is none."""
+    if not torch.cuda.is_initialized():
+        return None
+    pinned = [index for index, owner in storages.owners(-1, UNPROTECTED_BYTES) if _is_pinned(owner)]
+    if not pinned:
+        return None
+    flags = bytearray(len(storages))
+    for index in pinned:
+        flags[index] = 1
+    return bytes(flags)
+
+
+def _is_pinned(owner: Any) -> bool:
+    if isinstance(owner, torch.UntypedStorage | torch.Tensor | torch.storage.TypedStorage):
+        return owner.device.type == "cpu" and owner.is_pinned()
+    return False
+
+
+def _with_torch(obj: Any) -> memoryview | None:
+    """What torch.save makes of it, for objects that we cannot give as memory ranges."""
+    file = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.save(obj, file)
+    except Exception:
+        return None
+    return file.getbuffer()
+
+
+def _explain(obj: Any, name: str, failure: Exception) -> NebulaError:
+    """Names the part that cannot be pickled. It runs no code of a part but what pickling it runs: that has failed already."""
+    path, part = _find_culprit(obj, name)
+    nowhere = dense.without_memory(part) if issubclass(type(part), torch.Tensor) else None
+    if nowhere is not None:
+        return NebulaPicklingError(f"{path}: a {nowhere[0]} cannot be saved: {nowhere[1]}")
+    reason = _text_of(failure)
+    if "view the same data as different types" in reason:
+        return NebulaPicklingError(f"{path}: {reason}")
+    return NebulaPicklingError(
+        f"{path}: an object of type {_type_name(part)} cannot be pickled "
+        f"({type(failure).__name__}: {reason}); leave it out, or give its class __getstate__"
+    )
+
+
+def _text_of(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except Exception:
+        return "its text cannot be had"
+
+
+def _of_class(kind: type, name: str) -> Any:
+    """What `type` says of a class, whatever its metaclass makes of that name."""
+    return vars(type)[name].__get__(kind)
+
+
+def _type_name(obj: Any) -> str:
+    return f"{_of_class(type(obj), '__module__')}.{_of_class(type(obj), '__qualname__')}"
+
+
+def _shown(value: Any) -> str:
+    """A key in a path."""
+    parts = value if type(value) is tuple and len(value) < 10 else (value,)
+    return f"{value!r:.80}" if all(type(part) in _SIMPLE for part in parts) else f"a {_type_name(value)}"
+
+
+def _fails(obj: Any) -> bool:
+    try:
+        _dump(obj)
+    except Exception:
+        return True
+    return False
+
+
+def _find_culprit(obj: Any, path: str) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled by itself, and the path to it."""
+    seen = {id(obj)}
+    for _ in range(PATH_PARTS):  # what makes its parts anew each time has no innermost one
+        try:
+            found = next((each for each in _parts(obj) if id(each[1]) not in seen and _fails(each[1])), None)
+        except Exception:  # the part does not even say what it consists of
+            found = None
+        if found is None:
+            break
+        step, obj = found
+        path += step
+        seen.add(id(obj))
+    return path, obj
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(obj)
+    if issubclass(kind, dict):
+        for key, value in dict.items(obj):
+            yield f"[key {_shown(key)}]", key
+            yield f"[{_shown(key)}]", value
+    elif issubclass(kind, (list, tuple)):
+        for index, value in enumerate((list if issubclass(kind, list) else tuple).__iter__(obj)):
+            yield f"[{index}]", value
+    elif issubclass(kind, (set, frozenset)):
+        for value in (set if issubclass(kind, set) else frozenset).__iter__(obj):
+            yield f"{{{_shown(value)}}}", value
+    state = _state(obj)
+    if type(state) is dict:
+        for key, value in state.items():
+            yield f".{key if type(key) is str else _shown(key)}", value
+
+
+def _state(obj: Any) -> Any:
+    try:
+        reduced = obj.__reduce_ex__(2)
+    except Exception:
+        return _attributes(obj)
+    state = reduced[2] if type(reduced) is tuple and len(reduced) > 2 else None
+    if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
+        return {**(state[0] or {}), **state[1]}
+    return state
+
+
+def _attributes(obj: Any) -> Any:
+    """Its `__dict__`, whatever its class makes of that name."""
+    for kind in _of_class(type(obj), "__mro__"):
+        descriptor = _of_class(kind, "__dict__").get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType:
+            return descriptor.__get__(obj)
+    return None

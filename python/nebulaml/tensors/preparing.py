@@ -1,0 +1,55 @@
+"""Memory for the first save, made in the background before it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import torch
+
+from .._session import engine
+from . import pickling
+
+__all__ = ["prepare", "state_to_come"]
+
+
+def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
+    """Foretells the file of ``state``, which is saved of ``item``: the agent makes images for it, and its tensors move to huge pages.
+
+    Returns at once. State that an optimizer makes at its first step is counted.
+    """
+    pickle, found = pickling._dump(state)
+    for size in state_to_come(item):
+        found.append(0, size, None)
+    owner.session(patient=True).prepare(len(pickle), found)
+
+
+def state_to_come(item: Any) -> list[int]:
+    """Bytes of each tensor that the first step of an optimizer of torch makes; nothing for one that has state, and for others.
+
+    A twin without memory takes that step.
+    """
+    if not isinstance(item, torch.optim.Optimizer) or item.state or not type(item).__module__.startswith("torch.optim"):
+        return []
+    twin = copy.copy(item)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [
+        group | {"params": [_without_memory(each) for each in group["params"]]} for group in item.param_groups
+    ]
+    # Hooks of the program are for its own steps.
+    twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    try:
+        with torch.no_grad():
+            inspect.unwrap(type(item).step)(twin)
+    except Exception:  # a step that needs a closure, or values
+        return []
+    return [each.nbytes for state in twin.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+
+
+def _without_memory(parameter: torch.Tensor) -> torch.Tensor:
+    twin = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+    if parameter.requires_grad:
+        twin.grad = torch.empty_like(twin)
+    return twin

@@ -1,0 +1,376 @@
+"""Mapped torch files to objects: what torch.load makes of them, over memory that is there.
+
+For each tensor torch looks three times whether it shall be a fake one, and looks its place up through a file: most of the
+time that many small ones take. Here that is looked at once, and the directory is read in C. What is unusual is left to torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import gc
+import io
+import os
+import pickle
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .. import _nebula
+from ..errors import NebulaError
+
+__all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
+
+OWN_BYTES = 64 << 10  # a storage of so many is copied: a counter that outlives the rest, an optimizer's `step`, must not keep the file
+
+# Functions that build objects without a look at the values of tensors.
+_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
+
+_TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may put another in its place
+
+_RENAMED = {"torch.tensor": "torch._tensor"}  # modules, since old files were written
+
+
+class MapFile(io.RawIOBase):
+    """A map as a file, for readers that want one."""
+
+    def __init__(self, mapped: _nebula.Map) -> None:
+        self._mapped = mapped
+        self.failure: NebulaError | None = None
+        self._view = memoryview(mapped)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = (0, self._position, len(self._view))[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        part = self._view[self._position : self._position + len(target)]
+        try:
+            self._mapped.fetch(self._position, len(part))
+        except NebulaError as failure:
+            self.failure = failure  # readers in C++ make other errors of it
+            raise
+        target[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+
+class NotPlain(Exception):
+    """A file needs more than what read_plain finds."""
+
+
+class _Unusual(Exception):
+    """A file, or a way to load it, that only torch knows."""
+
+
+class _Records:
+    """The records of a file."""
+
+    def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = False) -> None:
+        self._mapped, self._storage = mapped, storage
+        self._own_bytes = OWN_BYTES if is_whole else 0  # else the bytes may not be there yet
+        try:
+            self._places = mapped.records()
+        except NebulaError as failure:
+            raise _Unusual("not a zip file as torch.save writes it") from failure
+        self._folder = next(iter(self._places), "").partition("/")[0]
+        begin = f"{self._folder}/"
+        if not all(name.startswith(begin) for name in self._places) or f"{begin}version" not in self._places:
+            raise _Unusual("not a zip file as torch.save writes it")
+        if f"{begin}constants.pkl" in self._places:
+            raise _Unusual("a TorchScript archive")
+
+    def _place(self, name: str) -> tuple[int, int]:
+        place = self._places.get(f"{self._folder}/{name}")
+        if place is None:
+            raise pickle.UnpicklingError(f"the file has no record {name!r}")
+        return place
+
+    def has(self, name: str) -> bool:
+        return f"{self._folder}/{name}" in self._places
+
+    def content(self, name: str) -> bytes:
+        offset, size = self._place(name)
+        self._mapped.fetch(offset, size)
+        return bytes(memoryview(self._mapped)[offset : offset + size])
+
+    def storage(self, key: str, size: int) -> torch.UntypedStorage:
+        offset, stored = self._place(f"data/{key}")
+        if not 0 <= size <= stored:
+            raise pickle.UnpicklingError(f"{size} bytes are asked of data/{key}, which has {stored}")
+        if 0 < size <= self._own_bytes:
+            return torch.UntypedStorage(size).copy_(self._storage[offset : offset + size])
+        return self._storage[offset : offset + size]
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
+    """torch._utils._rebuild_tensor_v2, of a tensor that is not fake."""
+    memory = storage._untyped_storage
+    tensor = torch.empty((0,), dtype=storage.dtype, device=memory.device).set_(memory, offset, size, stride)
+    tensor.requires_grad = grad
+    if metadata:
+        torch._utils.set_tensor_metadata(tensor, metadata)
+    if hooks:
+        tensor._backward_hooks = hooks
+    return tensor
+
+
+class _Rebuild:
+    """A function that a pickle may call, but not change: BUILD sets attributes."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("a function has no state")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's own, in C, with what torch adds to it."""
+
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self._records = records
+        self._restore = torch.serialization._get_restore_location(map_location)
+        self._storages: dict[str, torch.storage.TypedStorage] = {}
+
+    def persistent_load(self, saved: Any) -> Any:
+        if type(saved) is not tuple or len(saved) != 5 or saved[0] != "storage":
+            raise pickle.UnpicklingError(f"a storage is referred to by a {type(saved).__name__} of another form")
+        _, storage_type, key, location, count = saved
+        found = self._storages.get(key)
+        if found is None:
+            dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+            storage = self._restore(self._records.storage(key, count * dtype.itemsize), location)
+            found = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+            if found._data_ptr():  # of an empty one torch makes another for each reference, which may have another dtype
+                self._storages[key] = found
+        return found
+
+    def find_class(self, module: str, name: str) -> Any:
+        if "Storage" in name:
+            with contextlib.suppress(KeyError):
+                return torch.serialization.StorageType(name)
+        return self.find(_RENAMED.get(module, module), name)
+
+    def find(self, module: str, name: str) -> Any:
+        return super().find_class(module, name)
+
+
+class _PlainUnpickler(_Unpickler):
+    """For tensors in plain containers: it reaches nothing else, and no object built here has looked at the values of a tensor."""
+
+    _is_fit = staticmethod(_nebula.pickle_is_modest)
+
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        if not self._is_fit(content):
+            raise NotPlain("a memo that is larger than the pickle, or opcodes that torch does not know")
+        super().__init__(records, content, map_location)
+
+    def find(self, module: str, name: str) -> Any:
+        if module == "torch._utils" and name in _REBUILD:
+            function = getattr(torch._utils, name)
+            return _Rebuild(_rebuild_tensor if function is _TORCHS_REBUILD else function)
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
+        if found is torch.Size or isinstance(found, torch.dtype):
+            return found
+        raise NotPlain(f"{module}.{name}")
+
+
+class _SafeUnpickler(_PlainUnpickler):
+    """As safe as torch's for weights_only, which is in Python: its limits hold here, too."""
+
+    _is_fit = staticmethod(_nebula.pickle_is_torchs)
+
+
+class _Unknown:
+    """What stands for an object of a class that is not looked up."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        pass
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> _Unknown:
+        return super().__new__(cls)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> _Unknown:
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    extend = add = append
+
+
+class _TensorUnpickler(_PlainUnpickler):
+    """Tensors and plain values; of all else it builds nothing."""
+
+    def find(self, module: str, name: str) -> Any:
+        try:
+            return super().find(module, name)
+        except NotPlain:
+            return _Unknown
+
+
+_rest_lock = threading.RLock()  # guards the next two; a signal handler may load while its thread is here
+_resting = 0  # loads for which the cycle collector rests
+_was_enabled = False  # before the first of them
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cycle collector: it would go again and again through objects that are all wanted."""
+    global _resting, _was_enabled
+    is_counted = False
+    try:
+        with _rest_lock:
+            if not _resting:
+                _was_enabled = gc.isenabled()
+            _resting += 1
+            is_counted = True
+            gc.disable()
+        yield
+    finally:
+        with _rest_lock:
+            _resting -= is_counted
+            if not _resting and _was_enabled:
+                gc.enable()
+
+
+def _after_fork() -> None:
+    """In the child, which has none of the threads that load."""
+    global _rest_lock, _resting
+    _rest_lock = threading.RLock()
+    if _resting and _was_enabled:
+        gc.enable()
+    _resting = 0
+
+
+def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> Any:
+    with _uncollected():
+        return kind(records, records.content("data.pkl"), map_location).load()
+
+
+def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
+    told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, as the next
+    if (
+        told is None
+        or not hasattr(torch.serialization, "_get_restore_location")
+        or not hasattr(torch.serialization, "StorageType")
+        or getattr(told, "skip_data", False)
+        or torch._guards.detect_fake_mode(None) is not None
+        or map_location in ("meta", torch.device("meta"))
+    ):
+        raise _Unusual("what is wanted are no tensors with values")
+    records = _Records(mapped, storage, is_whole)
+    if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
+        raise _Unusual("other byte order")
+    told.map_location = map_location  # for those that are rebuilt otherwise
+    compiler = sys.modules.get("torch._dynamo")  # which cannot follow us; where it was never imported, nothing is compiled
+    load = compiler.disable(_unpickle) if compiler else _unpickle
+    try:
+        return load(kind, records, map_location)
+    finally:
+        told.map_location = None
+
+
+def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The object of a file that is trusted."""
+    try:
+        found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True)
+    except _Unusual:
+        return _with_torch(pickle, mapped, map_location, storage)
+    torch._utils._validate_loaded_sparse_tensors()
+    return found
+
+
+def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The same of tensors and plain values in plain containers. Raises NotPlain before anything else was built.
+
+    Bytes of tensors may still be in storage: all of them lie in ``storage``.
+    """
+    return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
+
+
+def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
+    if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
+        raise NotPlain("copyreg")
+    try:
+        return _unpickled(kind, mapped, map_location, storage, is_whole)
+    except _Unusual as failure:
+        raise NotPlain(str(failure)) from failure
+
+
+def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
+    """What of a file is tensors and plain values, on the CPU. No class is looked up and no code of the file runs. Raises NotPlain."""
+    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
+
+
+def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The object of a file that is not trusted: as torch.load with weights_only=True."""
+    try:
+        return _read_plain(_SafeUnpickler, mapped, map_location, storage, is_whole=True)
+    except NotPlain:
+        pass
+    try:
+        return _with_torch(torch._weights_only_unpickler, mapped, map_location, storage)
+    except pickle.UnpicklingError as failure:
+        needed = _needed(mapped, storage)
+        more = f" It needs {', '.join(needed)}: allow them by torch.serialization.add_safe_globals([...])," if needed else ""
+        raise pickle.UnpicklingError(
+            f"{failure}. The file holds more than tensors and plain values.{more} or load it with weights_only=False if you trust it"
+        ) from None
+
+
+def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
+    """The names beyond tensors and plain values that a file asks for, as far as torch can tell."""
+    try:
+        unpickler = torch._weights_only_unpickler
+        content = _Records(mapped, storage).content("data.pkl")
+        known = {*unpickler._get_allowed_globals(), *unpickler._get_user_allowed_globals()}
+        return sorted(set(unpickler.get_globals_in_pkl(io.BytesIO(content))) - known)
+    except Exception:  # it is a hint, made of parts of torch that are not in every release
+        return []
+
+
+def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """What torch.load(path, mmap=True) does, over memory instead of a path."""
+    file = MapFile(mapped)
+    try:
+        with torch.serialization._open_zipfile_reader(file) as archive:
+            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+    except Exception:
+        if file.failure:
+            raise file.failure from None
+        raise
+
+
+os.register_at_fork(after_in_child=_after_fork)
