@@ -33,7 +33,7 @@
 
 enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
 
-/* Checks one chunk, on any thread; the same type as store_check. `data` is valid during the call only, and may be a
+/* Checks one chunk, on any thread. `data` is valid during the call only, and may be a
  * buffer instead of the chunk's place. Any result but NEBULA_OK stops the read. */
 typedef enum nebula_status bulk_check(void *argument, const void *data, uint64_t offset, uint64_t size,
                                       struct nebula_error *error);

@@ -4,19 +4,18 @@
 #include "base/error.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
-#include "sum/sum.h"
 
 struct read_argument {
         const struct record_file *file;
         const char *root, *key;
 };
 
-static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size,
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
                                       struct nebula_error *error)
 {
         const struct read_argument *read = argument;
         uint64_t index = offset / read->file->chunk_bytes;
-        uint64_t found = sum_crc64(0, data, size);
+        uint64_t found = store_chunk_sum(data, size, crc64);
 
         if (found == read->file->chunks[index])
                 return NEBULA_OK;

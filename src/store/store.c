@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "store/store_private.h"
+#include "sum/sum.h"
 
 #define OFFERS_MAX 8
 
@@ -262,6 +263,11 @@ static bool is_lasting(int number)
         default:
                 return false;
         }
+}
+
+uint64_t store_chunk_sum(const void *data, uint64_t size, const uint64_t *crc64)
+{
+        return crc64 ? *crc64 : sum_crc64(0, data, (size_t)size);
 }
 
 enum store_class store_class(const struct nebula_error *error)

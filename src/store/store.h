@@ -21,7 +21,7 @@
  *      abort     takes the place of publish and drops the objects. NULL is fine.
  *      read      reads exactly the bytes that are asked for, or fails.
  *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Each chunk that has arrived is handed to `check`, on worker
- *                threads, while others are on their way. The bytes of a chunk that `check` found right do not change any more.
+ *                threads, while others are on their way, with its CRC-64 if the driver has computed that on the way. The bytes of a chunk that `check` found right do not change any more.
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: it wants whole pages (O_DIRECT).
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
  *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), whose place
@@ -153,8 +153,9 @@ struct store_object {
         struct store_written *ret_written; /* may be NULL */
 };
 
-/* Checks one chunk; a failure stops the read and is its result. May run on several threads. */
-typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size,
+/* Checks one chunk; a failure stops the read and is its result. May run on several threads. `crc64`: the sum of the bytes as they arrived;
+ * NULL: the driver has not computed it (store_chunk_sum). */
+typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
                                        struct nebula_error *error);
 
 /* For people. */
@@ -221,6 +222,8 @@ void store_entry_done(struct store_entry *entry);
 
 /* A file driver's own unfinished file: in lists for a sweep to find, and no object. */
 bool store_is_temporary(const char *key);
+/* The CRC-64 of a chunk that a store_check was handed. */
+uint64_t store_chunk_sum(const void *data, uint64_t size, const uint64_t *crc64);
 /* Of a failed operation. */
 enum store_class store_class(const struct nebula_error *error);
 

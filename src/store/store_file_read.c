@@ -107,10 +107,24 @@ enum nebula_status file_get(struct store *store, const char *key, size_t limit, 
         return NEBULA_OK;
 }
 
+/* For bulk_read, which computes no sums. */
+struct checking {
+        store_check *check;
+        void *argument;
+};
+
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
+{
+        const struct checking *checking = argument;
+
+        return checking->check(checking->argument, data, offset, size, NULL, error);
+}
+
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error)
 {
         bool is_direct = size >= FILE_BULK_MIN && !(((uintptr_t)data | chunk_bytes) % BULK_PAGE_BYTES);
+        struct checking checking = { check, argument };
         char path[STORE_PATH_MAX];
         enum nebula_status status = file_path(store, key, path, error);
         int fd, result;
@@ -118,12 +132,12 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
         if (status)
                 return status;
         fd = file_open_to_read(store, key, is_direct ? OS_DIRECT : 0);
-        result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check, argument, error);
+        result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check ? check_chunk : NULL, &checking, error);
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
                         os->close(fd);
                 fd = file_open_to_read(store, key, 0); /* a file system without O_DIRECT */
-                result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check, argument, error);
+                result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check ? check_chunk : NULL, &checking, error);
         }
         if (result > 0)
                 status = (enum nebula_status)result; /* the check's, and so is the error */

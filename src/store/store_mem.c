@@ -180,7 +180,7 @@ static enum nebula_status mem_read_bulk(struct store *store, const char *key, vo
         if (!chunk_bytes && !status)
                 return error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", store->root, key);
         for (uint64_t offset = 0; offset < size && !status && check; offset += chunk_bytes)
-                status = check(argument, (char *)data + offset, offset, size - offset < chunk_bytes ? size - offset : chunk_bytes, error);
+                status = check(argument, (char *)data + offset, offset, size - offset < chunk_bytes ? size - offset : chunk_bytes, NULL, error);
         return status;
 }
 

@@ -10,7 +10,6 @@
 #include "os/os.h"
 #include "os/thread.h"
 #include "store/transfer_private.h"
-#include "sum/sum.h"
 
 #define PACE_BYTES (64u << 20)
 #define SPILL_FALLBACK "/var/tmp"
@@ -50,10 +49,10 @@ static enum nebula_status stop_late(struct moving *moving, struct nebula_error *
         return error_set(error, NEBULA_STORAGE, 0, "%s/%s is not read to its end", moving->transfer->from->root, moving->key);
 }
 
-static enum nebula_status check(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
+static enum nebula_status check(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64, struct nebula_error *error)
 {
         struct moving *moving = argument;
-        uint64_t wanted = moving->file->chunks[offset / moving->file->chunk_bytes], found = sum_crc64(0, data, size);
+        uint64_t wanted = moving->file->chunks[offset / moving->file->chunk_bytes], found = store_chunk_sum(data, size, crc64);
 
         if (atomic_load(&moving->stop))
                 return stop_late(moving, error);
@@ -77,7 +76,7 @@ static enum nebula_status check_mapped(struct moving *moving)
                 uint64_t left = moving->file->size - offset;
 
                 status = check(moving, moving->data + offset, offset, left < moving->file->chunk_bytes ? left : moving->file->chunk_bytes,
-                               &moving->error);
+                               NULL, &moving->error);
                 while (!status && !atomic_load(&moving->stop) && bulk_feed_pace(&moving->feed, PACE_BYTES))
                         ;
         }

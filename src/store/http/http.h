@@ -9,7 +9,7 @@
  *
  * http_send blocks its caller, who moves the bytes himself: the processors of all callers share the work of TLS. A body goes out of
  * the caller's memory, and a body that comes goes `into` the caller's memory; each passes through one buffer of the connection, of
- * 256 KiB. Parallel transfers are parallel callers (lanes.h).
+ * 256 KiB. Sums of what comes are computed out of that buffer, while the processor's cache has it. Parallel transfers are parallel callers (lanes.h).
  *
  * http_send repeats a request whose connection failed or whose answer is 408, 429, 500, 502, 503 or 504, after a pause that grows and
  * that obeys Retry-After, until http_settings.retry_ms have passed since the first failure. A request that is sent on a connection
@@ -62,6 +62,8 @@ struct http_request {
         uint64_t body_size;
         void *into;         /* where the body of a 2xx goes; NULL: into response->text */
         uint64_t into_size; /* room */
+        uint64_t *into_sums;  /* NULL, or room for the CRC-64 of each `into_chunk` bytes of what goes `into`; the last may be shorter */
+        uint64_t into_chunk;
         size_t text_max;    /* bytes of text; 0: HTTP_TEXT_MAX */
         int64_t connect_ms; /* 0: http_settings.connect_ms */
         int64_t answer_ms;  /* the server may think so long; 0: http_settings.answer_ms */

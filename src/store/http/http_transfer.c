@@ -7,6 +7,7 @@
 #include "base/conf.h"
 #include "os/os.h"
 #include "store/http/http_private.h"
+#include "sum/sum.h"
 
 #define MINUTE_MS 60000
 #define LOOK_MS 50 /* between two looks at what may end a transfer */
@@ -90,6 +91,27 @@ static size_t take_field(char *line, size_t unit, size_t count, void *argument)
         return whole;
 }
 
+/* The room is there. Past the cache: nothing reads these bytes soon. */
+static void take_into(struct transfer *transfer, const char *from, uint64_t size)
+{
+        const struct http_request *request = transfer->request;
+
+        while (size) {
+                uint64_t at = transfer->into_size, within = request->into_sums ? at % request->into_chunk : 0;
+                uint64_t left = request->into_sums ? request->into_chunk - within : size, part = size < left ? size : left;
+
+                if (request->into_sums) {
+                        uint64_t *sum = &request->into_sums[at / request->into_chunk];
+
+                        *sum = sum_crc64(within ? *sum : 0, from, (size_t)part);
+                }
+                sum_copy_stream((char *)request->into + at, from, (size_t)part);
+                transfer->into_size += part;
+                from += part;
+                size -= part;
+        }
+}
+
 static size_t take_body(char *from, size_t unit, size_t count, void *argument)
 {
         struct transfer *transfer = argument;
@@ -103,8 +125,7 @@ static size_t take_body(char *from, size_t unit, size_t count, void *argument)
                         transfer->is_too_long = true;
                         return 0;
                 }
-                memcpy((char *)request->into + transfer->into_size, from, size);
-                transfer->into_size += size;
+                take_into(transfer, from, size);
                 return size;
         }
         room = !transfer->is_success ? HTTP_ERROR_MAX : request->text_max ? request->text_max : HTTP_TEXT_MAX;

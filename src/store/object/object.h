@@ -61,6 +61,8 @@ struct object_call {
         uint64_t body_size;
         void *into;
         uint64_t into_size;
+        uint64_t *into_sums; /* http.h */
+        uint64_t into_chunk;
         size_t text_max;
         int64_t answer_ms;
         const atomic_bool *stop;

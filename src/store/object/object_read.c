@@ -41,11 +41,13 @@ static enum nebula_status too_short(struct object_store *store, const char *key,
                          whole, wanted);
 }
 
-/* One range; size > 0. `stamp` "": of whatever is there, which it becomes. */
+/* One range; size > 0. `stamp` "": of whatever is there, which it becomes. `sums`: NULL, or of each chunk of it. */
 static enum nebula_status read_range(struct object_store *store, const char *key, void *data, uint64_t offset, uint64_t size,
-                                     struct store_stamp *stamp, const atomic_bool *stop, struct nebula_error *error)
+                                     struct store_stamp *stamp, uint64_t *sums, uint64_t chunk_bytes, const atomic_bool *stop,
+                                     struct nebula_error *error)
 {
-        struct object_call call = { .method = "GET", .key = key, .into = data, .into_size = size, .stop = stop };
+        struct object_call call = { .method = "GET", .key = key, .into = data, .into_size = size, .into_sums = sums, .into_chunk = chunk_bytes,
+                                    .stop = stop };
         char range[64], quoted[OBJECT_QUOTED_SIZE];
         struct http_response response;
         uint64_t first = 0, whole;
@@ -84,7 +86,7 @@ enum nebula_status object_read(struct store *base, const char *key, void *data, 
         if (status)
                 return status;
         if (size)
-                return read_range(store, key, data, offset, size, &stamp, NULL, error);
+                return read_range(store, key, data, offset, size, &stamp, NULL, 0, NULL, error);
         status = object_look(store, key, &entry, NULL, error);
         if (!status && offset > entry.size)
                 status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", base->root, key,
@@ -104,15 +106,16 @@ struct reading {
         size_t first; /* index of lanes_run's first piece */
 };
 
-/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. */
-static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, uint64_t *done, struct nebula_error *error)
+/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. `sums`: of the chunks behind *done. */
+static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, const uint64_t *sums, uint64_t *done,
+                                       struct nebula_error *error)
 {
-        while (*done < size) {
+        for (; *done < size; sums++) {
                 uint64_t left = size - *done, chunk = left < reading->chunk_bytes ? left : reading->chunk_bytes;
                 enum nebula_status status = NEBULA_OK;
 
                 if (reading->check)
-                        status = reading->check(reading->argument, reading->data + offset + *done, offset + *done, chunk, error);
+                        status = reading->check(reading->argument, reading->data + offset + *done, offset + *done, chunk, sums, error);
                 if (status)
                         return status;
                 *done += chunk;
@@ -130,20 +133,22 @@ static enum nebula_status read_piece(void *argument, size_t index, const atomic_
         uint64_t offset = (index + reading->first) * reading->piece_bytes, left = reading->size - offset;
         uint64_t size = left < reading->piece_bytes ? left : reading->piece_bytes;
         struct store_stamp stamp = reading->stamp;
-        enum nebula_status status = NEBULA_OK;
-        uint64_t done = 0;
+        uint64_t *sums = calloc((size_t)(size / reading->chunk_bytes + 1), sizeof *sums), done = 0;
+        enum nebula_status status = sums ? NEBULA_OK : object_no_memory(reading->store, error);
 
-        for (int tries = 0; tries < 2; tries++) {
-                status = read_range(reading->store, reading->key, reading->data + offset + done, offset + done, size - done, &stamp, stop,
-                                    error);
+        for (int tries = 0; tries < 2 && !status; tries++) {
+                status = read_range(reading->store, reading->key, reading->data + offset + done, offset + done, size - done, &stamp, reading->check ? sums : NULL,
+                                    reading->chunk_bytes, stop, error);
                 if (status)
-                        return status;
+                        break;
                 if (index + reading->first == 0)
                         reading->stamp = stamp; /* no other piece is read before the first */
-                status = check_chunks(reading, offset, size, &done, error);
-                if (status != NEBULA_CORRUPT)
+                status = check_chunks(reading, offset, size, sums, &done, error);
+                if (status != NEBULA_CORRUPT || tries)
                         break;
+                status = NEBULA_OK;
         }
+        free(sums);
         return status;
 }
 

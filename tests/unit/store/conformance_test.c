@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include "kinds.h"
+#include "sum/sum.h"
 
 #define BIG_BYTES ((6u << 20) + 777)
 #define EACH(name, promise) static void name(void) { each(promise); }
@@ -156,14 +157,15 @@ struct seen {
         uint64_t bytes, bad_at;
 };
 
-static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *failure)
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
+                                      struct nebula_error *failure)
 {
         struct seen *seen = argument;
         enum nebula_status status = NEBULA_OK;
 
         (void)failure;
         pthread_mutex_lock(&seen_lock);
-        seen->bytes += memcmp(data, seen->data + offset, size) ? 0 : size;
+        seen->bytes += memcmp(data, seen->data + offset, size) || store_chunk_sum(data, size, crc64) != sum_crc64(0, data, size) ? 0 : size;
         if (offset <= seen->bad_at && seen->bad_at < offset + size)
                 status = NEBULA_CORRUPT;
         pthread_mutex_unlock(&seen_lock);

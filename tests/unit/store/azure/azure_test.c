@@ -218,9 +218,10 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         free(data);
 }
 
-static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
+                                      struct nebula_error *ret_error)
 {
-        return memcmp((const char *)argument + offset, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
+        return memcmp((const char *)argument + offset, data, size) || *crc64 != sum_crc64(0, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
 }
 
 /* At the path of "m.pt", committed. */

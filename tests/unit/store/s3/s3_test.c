@@ -6,6 +6,7 @@
 #include "os/os.h"
 #include "store/s3/fake_s3.h"
 #include "store/s3/s3_private.h"
+#include "sum/sum.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -309,10 +310,12 @@ struct handing {
 };
 
 /* A chunk that is right is handed over, and its receiver changes it. */
-static enum nebula_status hand_over(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+static enum nebula_status hand_over(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
+                                    struct nebula_error *ret_error)
 {
         struct handing *handing = argument;
 
+        (void)crc64;
         handing->checks++;
         if (memcmp(handing->right + offset, data, size))
                 return error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset);
@@ -642,9 +645,10 @@ static enum fake_fault any_fault(const struct server_call *call, void *argument)
         return 1 + (enum fake_fault)((state >> 40) % (FAKE_FAULTS - 1));
 }
 
-static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
+                                      struct nebula_error *ret_error)
 {
-        return memcmp((const char *)argument + offset, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
+        return memcmp((const char *)argument + offset, data, size) || *crc64 != sum_crc64(0, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
 }
 
 /* Each transfer is right or fails, and what is there is right. */
