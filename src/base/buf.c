@@ -3,6 +3,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void forget(struct buf *buf)
+{
+        if (buf->is_secret && buf->data)
+                explicit_bzero(buf->data, buf->capacity);
+        free(buf->data);
+}
+
+/* A larger block with the same bytes. NULL: no memory; the old one is still there. */
+static char *move_secret(struct buf *buf, size_t capacity)
+{
+        char *data = malloc(capacity);
+
+        if (!data)
+                return NULL;
+        if (buf->size)
+                memcpy(data, buf->data, buf->size);
+        forget(buf);
+        return data;
+}
+
 /* Makes room for `size` more bytes and a closing NUL. */
 static bool grow(struct buf *buf, size_t size)
 {
@@ -17,7 +37,7 @@ static bool grow(struct buf *buf, size_t size)
                 return true;
         while (capacity <= needed)
                 capacity *= 2;
-        data = realloc(buf->data, capacity);
+        data = buf->is_secret ? move_secret(buf, capacity) : realloc(buf->data, capacity);
         if (!data) {
                 buf->failed = true;
                 return false;
@@ -66,12 +86,12 @@ char *buf_take(struct buf *buf, size_t *ret_size)
         data = buf->data;
         data[buf->size] = '\0';
         *ret_size = buf->size;
-        *buf = (struct buf){ 0 };
+        *buf = (struct buf){ .is_secret = buf->is_secret };
         return data;
 }
 
 void buf_done(struct buf *buf)
 {
-        free(buf->data);
-        *buf = (struct buf){ 0 };
+        forget(buf);
+        *buf = (struct buf){ .is_secret = buf->is_secret };
 }

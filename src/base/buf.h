@@ -5,6 +5,9 @@
  * after an allocation fails, all further additions do nothing. buf_take hands
  * the bytes to the caller.
  *
+ * Bytes of a secret: set is_secret before the first addition. Memory that the
+ * struct gives back, also when it grows, is overwritten first.
+ *
  * Threads: none of its own.
  */
 #ifndef NB_BASE_BUF_H
@@ -17,7 +20,8 @@
 struct buf {
         char *data;
         size_t size, capacity;
-        bool failed; /* an allocation failed */
+        bool failed;    /* an allocation failed */
+        bool is_secret;
 };
 
 void buf_add(struct buf *buf, const void *data, size_t size);
@@ -25,7 +29,7 @@ void buf_add_text(struct buf *buf, const char *text); /* without its NUL */
 void buf_add_byte(struct buf *buf, uint8_t byte);
 /* Adds the low `size` bytes of `value`, least significant byte first. */
 void buf_add_le(struct buf *buf, uint64_t value, size_t size);
-/* Returns the bytes, which the caller frees, and zeroes the struct. A NUL follows the bytes; *ret_size does not
+/* Returns the bytes, which the caller frees, and empties the struct. A NUL follows the bytes; *ret_size does not
  * count it. NULL if an allocation failed. */
 char *buf_take(struct buf *buf, size_t *ret_size);
 void buf_done(struct buf *buf);

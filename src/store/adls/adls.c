@@ -76,7 +76,7 @@ bool store_adls_takes(const char *url)
 static char *as_https(const char *url)
 {
         const char *container = strstr(url, "://") + 3, *at = container + strcspn(container, "@/?"), *host = at + 1;
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         size_t size;
 
         if (*at != '@')
@@ -129,7 +129,7 @@ static enum nebula_status parse(const char *url, struct azure_address *ret_addre
         if (!text)
                 return object_wrong_url(url, "is no abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX", error);
         status = azure_address_parse(text, ret_address, error);
-        free(text);
+        object_forget(text);
         if (status)
                 return status;
         root = make_root(ret_address);

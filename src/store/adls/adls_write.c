@@ -116,7 +116,7 @@ static enum nebula_status make_parent(struct object_store *store, const char *ke
 /* "/container/name" of the temporary file, with the SAS. */
 static char *source_of(const struct azure_store *azure, const char *place)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         buf_add_byte(&buf, '/');
         buf_add_text(&buf, azure->address.container);
@@ -166,7 +166,7 @@ static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_p
         object_header(&call, "x-ms-rename-source", source);
         object_etag_condition(&call, renaming->condition, renaming->seen, text);
         status = azure_send(store, &call, &response, error);
-        free(source);
+        object_forget(source);
         if (status)
                 return status;
         *ret_lacks_parent = is_code(&response, "RenameDestinationParentPathNotFound");

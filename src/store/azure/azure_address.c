@@ -103,8 +103,8 @@ enum nebula_status azure_connection_parse(const char *text, struct azure_connect
 void azure_connection_done(struct azure_connection *connection)
 {
         free(connection->account);
-        free(connection->key);
-        free(connection->sas);
+        object_forget(connection->key);
+        object_forget(connection->sas);
         free(connection->endpoint);
         free(connection->dfs);
         *connection = (struct azure_connection){ 0 };
@@ -222,7 +222,7 @@ void azure_address_done(struct azure_address *address)
 {
         free(address->endpoint);
         free(address->prefix);
-        free(address->sas);
+        object_forget(address->sas);
         free(address->root);
         *address = (struct azure_address){ 0 };
 }

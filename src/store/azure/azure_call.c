@@ -27,7 +27,7 @@ static void add_sas(struct buf *buf, const struct azure_store *azure, const char
 
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         add_url(&buf, azure, key);
         if (with_sas)
@@ -37,7 +37,7 @@ char *azure_blob_url(const struct azure_store *azure, const char *key, bool with
 
 static char *make_url(const struct azure_store *azure, const struct object_call *call)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         add_url(&buf, azure, call->key);
         object_query(&buf, call);
@@ -80,7 +80,7 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
         signing.path = path;
         status = path ? object_send(call, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
         free(path);
-        free(url);
+        object_forget(url); /* it holds the SAS */
         return status;
 }
 

@@ -53,7 +53,7 @@ static enum nebula_status copy_once(struct azure_store *azure, const char *from,
         object_header(&call, AZURE_METADATA, id);
         object_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
         status = azure_send(&azure->object, &call, &response, error);
-        free(source);
+        object_forget(source);
         if (status)
                 return status;
         state = http_field(&response, "x-ms-copy-status");

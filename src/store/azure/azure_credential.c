@@ -90,6 +90,7 @@ enum nebula_status azure_credential_find(const struct azure_address *address, st
                 return status;
         }
         *ret_credential = credential;
+        crypt_forget(credential.key, sizeof credential.key);
         if (credential.proof == AZURE_PROOF_TOKEN)
                 ret_credential->source = ret_credential->identity_name;
         return NEBULA_OK;

@@ -40,7 +40,7 @@ static void ask_directory(struct object_oauth *identity, const char *name, const
 {
         const char *host = conf_env("AZURE_AUTHORITY_HOST") ? conf_env("AZURE_AUTHORITY_HOST") : LOGIN_HOST;
         size_t length = strlen(host);
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         buf_add(&buf, host, length - (host[length - 1] == '/'));
         buf_add_byte(&buf, '/');

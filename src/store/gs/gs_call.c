@@ -23,6 +23,7 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         struct signing *signing = argument;
         struct object_sigv4_key key;
         enum nebula_status status;
+        size_t size;
         char *text;
 
         if (!signing->gs->s3.keys)
@@ -30,9 +31,10 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         status = object_token_get(signing->gs->s3.keys, 0, &text, &signing->serial, error);
         if (status)
                 return status;
+        size = strlen(text);
         s3_keys_split(text, &key);
         status = object_sigv4_fields(&gs_sigv4, &key, GS_REGION, os->wall_ns() / 1000000000, signing->call, signing->url, signing->hash, fields, error);
-        free(text);
+        object_forget_bytes(text, size);
         return status;
 }
 

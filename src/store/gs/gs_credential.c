@@ -62,7 +62,7 @@ static struct object_token *find_user(const json_t *body)
         const char *id = json_string_value(json_object_get(body, "client_id")), *secret = json_string_value(json_object_get(body, "client_secret"));
         const char *refresh = json_string_value(json_object_get(body, "refresh_token")), *url = conf_env("GOOGLE_TOKEN_URL");
         struct object_oauth oauth = { .missing = "" };
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         object_oauth_pair(&buf, "", "grant_type", "refresh_token");
         object_oauth_pair(&buf, "&", "client_id", id ? id : "");
@@ -101,14 +101,14 @@ static struct object_token *find_file(bool *ret_is_there, char ret_source[S3_SOU
                 return NULL;
         }
         body = json_loadb(text, size, 0, NULL);
-        object_forget(text);
+        object_forget_bytes(text, size);
         type = json_string_value(json_object_get(body, "type"));
         snprintf(ret_source, S3_SOURCE_MAX, "the login of gcloud");
         if (!type || strcmp(type, "authorized_user"))
                 error_set(error, NEBULA_INVALID, 0, "%.200s is of the type \"%.40s\", which is not supported: use an HMAC key of the service account", path, type ? type : "");
         else if (!(token = find_user(body)))
                 error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a token");
-        json_decref(body);
+        object_forget_json(body);
         return token;
 }
 

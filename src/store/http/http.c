@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/http/crypt.h"
 #include "store/http/http_private.h"
 
 #define MS_NS 1000000LL
@@ -29,7 +30,7 @@ struct sending {
 
 void http_fields_add(struct http_fields *fields, const char *name, const char *value)
 {
-        struct buf line = { 0 };
+        struct buf line = { .is_secret = true };
         struct curl_slist *grown = NULL;
         char *text;
         size_t size;
@@ -45,7 +46,17 @@ void http_fields_add(struct http_fields *fields, const char *name, const char *v
                 fields->list = grown;
         else
                 fields->failed = true;
+        if (text)
+                crypt_forget(text, size);
         free(text);
+}
+
+/* They hold what proves who asks. */
+static void forget_fields(struct http_fields *fields)
+{
+        for (struct curl_slist *line = fields->list; line; line = line->next)
+                crypt_forget(line->data, strlen(line->data));
+        curl_slist_free_all(fields->list);
 }
 
 /* libcurl adds these of its own accord. The first makes it wait for an interim answer, which not every store gives. */
@@ -130,7 +141,7 @@ static enum nebula_status try_once(struct sending *sending, enum http_outcome *r
         else
                 snprintf(what, sizeof what, "its answer is %d", ret_response->status);
         http_host_leave(sending->host, verdict, what);
-        curl_slist_free_all(fields.list);
+        forget_fields(&fields);
         return status;
 }
 

@@ -367,7 +367,8 @@ static bool hand_out(struct transfer *transfer, struct http_response *ret_respon
 enum http_outcome http_transfer(struct http_connection *connection, const struct http_request *request, const struct http_fields *fields,
                                 struct http_response *ret_response, char text[CURL_ERROR_SIZE])
 {
-        struct transfer transfer = { .request = request, .curl = connection->curl, .moved_ns = os->now_ns() };
+        struct transfer transfer = { .request = request, .curl = connection->curl, .moved_ns = os->now_ns(),
+                                     .text.is_secret = request->answer_is_secret };
         enum http_outcome outcome;
         CURLcode code;
 

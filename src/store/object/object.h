@@ -161,8 +161,12 @@ enum nebula_status object_send(const struct object_call *call, const char *url, 
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error);
 char *object_take(struct buf *buf);
-/* Takes a secret out of memory. NULL is fine. */
+/* Overwrite a secret and free it. NULL is fine. */
 void object_forget(char *secret);
+void object_forget_bytes(void *secret, size_t size); /* a text in which NULs were put, or none */
+/* The same for the texts in a JSON object, and drops the object. The parser's own buffers are out of reach. */
+struct json_t;
+void object_forget_json(struct json_t *body);
 
 /* object_name.c. A name decodes to the key that encodes to it. */
 void object_name_encode(struct buf *buf, const char *key);

@@ -1,4 +1,5 @@
 /* Requests to any object store: small texts, and the way of one request. */
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,11 +66,27 @@ char *object_take(struct buf *buf)
         return buf_take(buf, &size);
 }
 
-void object_forget(char *secret)
+void object_forget_bytes(void *secret, size_t size)
 {
         if (secret)
-                crypt_forget(secret, strlen(secret));
+                crypt_forget(secret, size);
         free(secret);
+}
+
+void object_forget(char *secret)
+{
+        object_forget_bytes(secret, secret ? strlen(secret) : 0);
+}
+
+void object_forget_json(struct json_t *body)
+{
+        const char *name;
+        json_t *value;
+
+        json_object_foreach(body, name, value)
+                if (json_is_string(value))
+                        crypt_forget((char *)(uintptr_t)json_string_value(value), json_string_length(value));
+        json_decref(body);
 }
 
 enum nebula_status object_no_memory(const struct object_store *store, struct nebula_error *error)

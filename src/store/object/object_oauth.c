@@ -50,7 +50,7 @@ static enum nebula_status read_answer(const struct object_oauth *oauth, const st
         char *token = text && *text ? strdup(text) : NULL;
 
         *ret_life_s = life_s(body);
-        json_decref(body);
+        object_forget_json(body);
         if (!token)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: the answer holds no token", oauth->name);
         *ret_text = token;
@@ -60,7 +60,7 @@ static enum nebula_status read_answer(const struct object_oauth *oauth, const st
 /* The body of the POST; NULL with *ret_status NEBULA_OK: the token is asked for with GET. */
 static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret_status, struct nebula_error *error)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         char *text = NULL;
         size_t size = 0;
         int result;
@@ -78,7 +78,7 @@ static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret
                 }
                 text[strcspn(text, "\r\n")] = 0;
                 object_oauth_pair(&buf, "&", "client_assertion", text);
-                object_forget(text);
+                object_forget_bytes(text, size);
         }
         text = object_take(&buf);
         if (!text)
@@ -107,7 +107,7 @@ static enum nebula_status ask(const struct object_oauth *oauth, const char *form
                                            oauth->header ? oauth->secret : "application/x-www-form-urlencoded" } };
         struct http_request request = {
                 .method = form ? "POST" : "GET", .url = oauth->url, .headers = headers, .header_count = 1,
-                .body = form, .body_size = form ? strlen(form) : 0, .is_local = !form, .text_max = TOKEN_MAX,
+                .body = form, .body_size = form ? strlen(form) : 0, .is_local = !form, .text_max = TOKEN_MAX, .answer_is_secret = true,
                 .connect_ms = oauth->is_machine ? MACHINE_CONNECT_MS : 0, .retry_ms = oauth->is_machine ? 5000 : 0,
         };
 
@@ -158,7 +158,7 @@ struct object_token *object_oauth_find(struct object_oauth *texts)
 {
         struct object_oauth *oauth = malloc(sizeof *oauth);
         struct object_token *token = NULL;
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         char *identity;
 
         if (!oauth)

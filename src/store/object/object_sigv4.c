@@ -54,7 +54,7 @@ static void add_names(struct buf *buf, const struct http_header *headers, size_t
 /* The request as it is signed. The path and the query are those of the URL. */
 static char *canonical(const struct object_call *call, const char *path, const struct http_header *headers, size_t count, const char *hash)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         buf_add_text(&buf, call->method);
         buf_add_byte(&buf, '\n');
@@ -78,7 +78,7 @@ static char *canonical(const struct object_call *call, const char *path, const s
 static bool derive(const struct object_sigv4 *sigv4, const char *secret, const char *day, const char *region, uint8_t key[CRYPT_SHA256_BYTES])
 {
         const char *const steps[] = { day, region, sigv4->service, sigv4->terminator };
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         uint8_t next[CRYPT_SHA256_BYTES];
         char *first;
         bool done;
@@ -104,7 +104,7 @@ char *object_sigv4_sign(const struct object_sigv4 *sigv4, const struct object_si
         struct buf buf = { 0 };
         bool done = request && object_sha256_text(request, strlen(request), digest);
 
-        free(request);
+        object_forget(request); /* it holds the session */
         if (!done)
                 return NULL;
         snprintf(day, sizeof day, "%s", time);

@@ -188,7 +188,7 @@ enum nebula_status object_token_get(struct object_token *token, uint64_t refused
 enum nebula_status object_token_sign(struct object_token *token, uint64_t *serial, bool was_refused, struct http_fields *fields,
                                      struct nebula_error *error)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         char *text, *value;
         enum nebula_status status = object_token_get(token, was_refused ? *serial : 0, &text, serial, error);
 

@@ -23,15 +23,17 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         struct signing *signing = argument;
         struct object_sigv4_key key;
         enum nebula_status status;
+        size_t size;
         char *text;
 
         status = object_token_get(signing->s3->keys, was_refused ? signing->serial : signing->refused, &text, &signing->serial, error);
         if (status)
                 return status;
+        size = strlen(text);
         s3_keys_split(text, &key);
         status = object_sigv4_fields(&s3_sigv4, &key, signing->region, os->wall_ns() / 1000000000, signing->call, signing->url, signing->hash,
                                      fields, error);
-        free(text);
+        object_forget_bytes(text, size);
         return status;
 }
 

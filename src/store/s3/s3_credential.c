@@ -9,7 +9,7 @@
 
 char *s3_keys_text(const char *access, const char *secret, const char *session)
 {
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
 
         buf_add_text(&buf, access);
         buf_add_byte(&buf, '\n');

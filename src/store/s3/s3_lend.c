@@ -61,7 +61,7 @@ static enum nebula_status read_json(const struct lending *lending, const struct 
         char *text = access && secret ? s3_keys_text(access, secret, json_string_value(json_object_get(body, "Token"))) : NULL;
 
         *ret_life_s = life_of(json_string_value(json_object_get(body, "Expiration")));
-        json_decref(body);
+        object_forget_json(body);
         if (!text)
                 return no_keys(lending, response, error);
         *ret_text = text;
@@ -73,7 +73,7 @@ static enum nebula_status ask(const char *method, const char *url, const char *n
 {
         struct http_header headers[] = { { name, value } };
         struct http_request request = { .method = method, .url = url, .headers = headers, .header_count = value ? 1 : 0, .is_local = true,
-                                        .text_max = ANSWER_MAX, .connect_ms = MACHINE_CONNECT_MS, .retry_ms = MACHINE_RETRY_MS };
+                                        .text_max = ANSWER_MAX, .answer_is_secret = true, .connect_ms = MACHINE_CONNECT_MS, .retry_ms = MACHINE_RETRY_MS };
 
         return http_send(&request, ret_response, error);
 }
@@ -170,9 +170,10 @@ static enum nebula_status fetch_web_identity(const struct lending *lending, char
 {
         struct http_header headers[] = { { "Content-Type", "application/x-www-form-urlencoded" } };
         char *token = read_line(lending->file, error), *form;
-        struct http_request request = { .method = "POST", .url = lending->url, .headers = headers, .header_count = 1, .text_max = ANSWER_MAX };
+        struct http_request request = { .method = "POST", .url = lending->url, .headers = headers, .header_count = 1, .text_max = ANSWER_MAX,
+                                        .answer_is_secret = true };
         struct http_response response = { 0 };
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         enum nebula_status status;
 
         if (!token)
@@ -281,7 +282,7 @@ struct object_token *s3_lend_find(enum s3_lender lender)
 {
         struct lending *lending = calloc(1, sizeof *lending);
         struct object_token *token = NULL;
-        struct buf buf = { 0 };
+        struct buf buf = { .is_secret = true };
         char *identity;
 
         if (!lending)

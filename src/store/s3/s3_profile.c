@@ -73,7 +73,7 @@ static char *find_in(const char *variable, const char *below_home, const char *n
         if (os_read_file(path, FILE_MAX, &text, &size))
                 return NULL;
         value = find(text, s3_profile_name(), name);
-        object_forget(text);
+        object_forget_bytes(text, size); /* the search has cut it */
         return value;
 }
 
