@@ -34,6 +34,7 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         version->step = manifest->step;
         version->generation = manifest->generation;
         version->size = manifest_size(manifest);
+        version->written = manifest_written(manifest);
         version->file_count = manifest->file_count;
         version->committed = version->moved = (double)manifest->sequence / 1e9;
         version->in_storage = true;
@@ -69,6 +70,7 @@ static void add_report(struct versions *versions, const json_t *report)
                 version->committed = number_of(report, "committed_at");
                 version->moved = version->committed > 0 ? version->committed : last_move(report);
                 version->in_storage = lies_in(report, "storage");
+                version->written = version->in_storage ? (uint64_t)number_of(report, "written") : version->size;
                 snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));
                 version->sequence = (uint64_t)json_integer_value(json_object_get(report, "sequence"));
                 line_parse(&reader, report, &version->line);
@@ -215,10 +217,10 @@ json_t *versions_json(const struct versions *versions)
                         json_array_append_new(where, json_string("memory"));
                 if (one->in_storage)
                         json_array_append_new(where, json_string("storage"));
-                row = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:b, s:s, s:s?}", "tag", one->tag, "job",
+                row = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:f, s:o, s:b, s:s, s:s?}", "tag", one->tag, "job",
                                                 one->job, "step", (json_int_t)one->step, "generation",
                                                 (json_int_t)one->generation, "state", one->state, "size",
-                                                (json_int_t)one->size, "files", (json_int_t)one->file_count,
+                                                (json_int_t)one->size, "written", (json_int_t)one->written, "files", (json_int_t)one->file_count,
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
                 if (versions->metrics && versions->metrics[i]) {
@@ -238,24 +240,35 @@ static enum style style_of(const char *state)
         return strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) ? STYLE_WARN : STYLE_BAD;
 }
 
+static bool any_referred(const struct versions *versions)
+{
+        for (size_t i = 0; i < versions->count; i++)
+                if (versions->list[i].written < versions->list[i].size)
+                        return true;
+        return false;
+}
+
 void versions_print(const struct versions *versions, size_t first)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
+                { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
         };
         struct table_column chosen[sizeof columns / sizeof columns[0]];
-        size_t fixed = sizeof columns / sizeof columns[0] - 2, count = fixed;
+        size_t fixed = sizeof columns / sizeof columns[0] - 3, count = fixed;
+        bool shows_written = any_referred(versions);
         struct table *table;
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX], *said;
 
         memcpy(chosen, columns, fixed * sizeof *columns);
-        if (versions->metrics)
+        if (shows_written)
                 chosen[count++] = columns[fixed];
-        if (versions->pins.count)
+        if (versions->metrics)
                 chosen[count++] = columns[fixed + 1];
+        if (versions->pins.count)
+                chosen[count++] = columns[fixed + 2];
         table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
@@ -274,6 +287,8 @@ void versions_print(const struct versions *versions, size_t first)
                 table_cell(table, STYLE_PLAIN, "%s", human_age(one->moved, now, age));
                 table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
                            one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
+                if (shows_written)
+                        table_cell(table, STYLE_PLAIN, "%s", one->in_storage ? human_size(one->written, size) : "");
                 if (versions->metrics) {
                         said = about_text(json_object_get(versions->metrics[i], "metrics"));
                         table_cell(table, STYLE_PLAIN, "%s", said ? said : "");

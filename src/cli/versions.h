@@ -14,7 +14,7 @@
 struct version {
         char tag[256], job[256];
         int64_t step; /* -1: none */
-        uint64_t generation, size;
+        uint64_t generation, size, written; /* written: bytes that had to be sent to storage; as many as `size` until it is there */
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */

@@ -151,8 +151,8 @@ enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t c
 struct image_flow {
         /* Waits until the first `size` bytes are there. False ends the sealing with NEBULA_BUSY. NULL: all bytes are there. */
         bool (*await)(void *argument, uint64_t size);
-        /* Called once for each final chunk with its offset, in any order. NULL: no call. */
-        void (*ready)(void *argument, uint64_t offset);
+        /* Called once for each final chunk with its offset and checksum, in any order. NULL: no call. */
+        void (*ready)(void *argument, uint64_t offset, uint64_t crc64);
         void *argument;
         /* Known sums, sorted by offset: their bytes are not read. More may be added during `await`. NULL: none. */
         const struct image_sum *sums;

@@ -80,6 +80,22 @@ void manifest_done(struct manifest *manifest)
         manifest->file_count = manifest->record_count = 0;
 }
 
+/* Of the files that this writing has made. */
+static uint64_t own_bytes(const struct manifest *manifest)
+{
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (manifest->files[i].generation == manifest->generation)
+                        bytes += manifest->files[i].size;
+        return bytes;
+}
+
+uint64_t manifest_written(const struct manifest *manifest)
+{
+        return own_bytes(manifest) - manifest->referred;
+}
+
 static json_t *format_file(const struct manifest_file *file)
 {
         json_t *object = json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
@@ -116,7 +132,8 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
                                  (json_int_t)manifest->sequence);
         enum nebula_status status = check_numbers(manifest, error);
         int failed = status || !body || !files || !records || !head || json_object_update(body, head) ||
-                     (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host)));
+                     (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host))) ||
+                     (manifest->referred && json_object_set_new(body, "referred", json_integer((json_int_t)manifest->referred)));
 
         for (size_t i = 0; !failed && i < manifest->file_count; i++)
                 failed = json_array_append_new(files, format_file(&manifest->files[i]));
@@ -277,6 +294,8 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         if (!reader.status && line_began(&manifest.line) > manifest.sequence)
                 document_wrong(&reader, "line", "began after this version");
         parse_files(&reader, document_array(&reader, body, "files"), &manifest);
+        if (json_object_get(body, "referred"))
+                manifest.referred = document_u64(&reader, body, "referred", own_bytes(&manifest));
         parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         json_decref(body);
         if (!reader.status)

@@ -35,6 +35,8 @@ struct record_file {
         uint32_t rank, chunk_bytes;
         bool is_zip;
         bool is_apart; /* lies below its writing, since <tag>/<name> was taken or may be a view */
+        struct store_mark mark; /* that its upload left; "": none */
+        uint64_t referred;      /* bytes of it that were in storage already */
         uint64_t *chunks;
         size_t chunk_count;
 };
@@ -77,6 +79,7 @@ struct manifest {
         uint64_t generation, sequence; /* generation: which writing of the tag, as the job counts; larger than that of the entry before */
         int64_t step; /* -1: none */
         uint32_t world;
+        uint64_t referred; /* bytes of the files of this generation that were not sent, since storage had them already */
         struct line line;
         bool is_damaged;   /* its files are not as it says: a search for the newest finds that out */
         bool is_abandoned; /* by a later line of its job; a scan finds that out, no document says it */
@@ -124,6 +127,9 @@ enum nebula_status manifest_file_key(const struct manifest *manifest, const stru
 /* The same behind the tag's directory. */
 enum nebula_status manifest_file_path(const struct manifest *manifest, const struct manifest_file *file, char ret_path[MANIFEST_KEY_MAX],
                                       struct nebula_error *error);
+
+/* How many bytes this writing of the tag has sent to storage. */
+uint64_t manifest_written(const struct manifest *manifest);
 
 /* Loads the version that a tag holds. NEBULA_NOT_FOUND: none; NEBULA_CORRUPT: the newest entry of its log is not sound. */
 enum nebula_status manifest_load(struct store *store, const char *tag, struct manifest *ret_manifest, struct nebula_error *error);

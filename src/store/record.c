@@ -22,7 +22,9 @@ static json_t *format_file(const struct record_file *file)
         object = json_pack("{s:s, s:I, s:I, s:s, s:I, s:o}", "name", file->name, "rank", (json_int_t)file->rank, "size",
                            (json_int_t)file->size, "format", file->is_zip ? "zip" : "raw", "chunk_bytes", (json_int_t)file->chunk_bytes,
                            "crc64", chunks);
-        if (object && file->is_apart && json_object_set_new(object, "apart", json_true())) {
+        if (object && ((file->is_apart && json_object_set_new(object, "apart", json_true())) ||
+                       (*file->mark.text && json_object_set_new(object, "mark", json_string(file->mark.text))) ||
+                       (file->referred && json_object_set_new(object, "referred", json_integer((json_int_t)file->referred))))) {
                 json_decref(object);
                 return NULL;
         }
@@ -72,6 +74,10 @@ static void parse_file(struct document_reader *reader, const json_t *object, str
         file->size = document_size(reader, object);
         file->chunk_bytes = (uint32_t)document_u64(reader, object, "chunk_bytes", MANIFEST_CHUNK_MAX);
         file->is_apart = json_is_true(json_object_get(object, "apart"));
+        if (json_object_get(object, "mark"))
+                document_text(reader, object, "mark", 0, file->mark.text, sizeof file->mark.text);
+        if (json_object_get(object, "referred"))
+                file->referred = document_u64(reader, object, "referred", file->size);
         chunks = document_array(reader, object, "crc64");
         if (reader->status)
                 return;

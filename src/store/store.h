@@ -140,7 +140,7 @@ struct store_source {
 /* What an upload has written of one object. */
 struct store_written {
         struct store_mark mark;
-        uint64_t sent; /* bytes; the others were taken from the source */
+        uint64_t referred; /* bytes that were taken from the source; all others were sent */
 };
 
 /* One of several that are uploaded together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */

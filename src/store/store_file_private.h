@@ -100,7 +100,7 @@ enum nebula_status file_write_error(const struct store *store, const char *key, 
 /* The object's source to read, if it is the one that is meant and this file system may share its blocks. -1: all bytes are to be written. */
 int file_open_source(struct store *store, const struct store_object *object);
 /* Fills `fd`: shares the blocks of `source` where the feed says that they are the same, or writes all. */
-int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_sent);
+int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_referred);
 
 /* store_file_publish.c */
 enum nebula_status file_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);

@@ -68,7 +68,7 @@ static int share_same(struct store *store, const struct store_object *object, in
         return result;
 }
 
-int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_sent)
+int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_referred)
 {
         uint64_t shared;
         int result, refused;
@@ -80,11 +80,10 @@ int file_refer(struct store *store, const struct store_object *object, int sourc
                 return result;
         refused = share_same(store, object, source, fd, &shared);
         if (!refused && is_meant(source, object->source)) {
-                *ret_sent = object->size - shared;
+                *ret_referred = shared;
                 return 0;
         }
         log_event(LOG_LEVEL_DEBUG, "%s/%s is written as a whole: its blocks cannot be shared with %s (%s)", store->root, object->key,
                   object->source->key, refused ? strerror(-refused) : "another program has changed that file");
-        *ret_sent = object->size;
         return bulk_write(fd, is_direct, object->data, object->size, object->feed);
 }

@@ -23,7 +23,7 @@ struct file_writing {
         int fd;               /* of `temp`; -1: closed */
         int source;           /* of the object's source, which is the one that is meant; -1: all bytes are written */
         bool is_direct, is_made; /* is_made: `temp` exists */
-        uint64_t sent;
+        uint64_t referred; /* bytes of the source */
         struct os_stat made;
         char temp[FILE_TEMP_MAX]; /* its key */
 };
@@ -74,9 +74,9 @@ static int fill_temp(struct file_writing *writing)
 
         if (result)
                 return result;
-        writing->sent = object->size;
+        writing->referred = 0;
         if (writing->source >= 0) /* most of it may need no space */
-                return file_refer(writing->store, object, writing->source, writing->fd, writing->is_direct, &writing->sent);
+                return file_refer(writing->store, object, writing->source, writing->fd, writing->is_direct, &writing->referred);
         if (object->size < FILE_BULK_MIN)
                 return object->feed && !bulk_feed_wait(object->feed) ? -ECANCELED
                                                                      : os_write_at(writing->fd, object->data, object->size, 0);
@@ -125,7 +125,7 @@ static int hand_over(struct file_writing *writing, struct store_upload *upload)
         if (writing->object->ret_written) {
                 struct store_written *written = writing->object->ret_written;
 
-                *written = (struct store_written){ .sent = writing->sent };
+                *written = (struct store_written){ .referred = writing->referred };
                 snprintf(written->mark.text, sizeof written->mark.text, "%s", file_stamp(&writing->made).text);
         }
         return 0;
@@ -177,7 +177,7 @@ static void be_slow(const struct file_writing *writings, size_t count, int64_t b
         if (!(rate > 0))
                 return;
         for (size_t i = 0; i < count; i++)
-                size += writings[i].sent;
+                size += writings[i].object->size - writings[i].referred;
         takes_ms = (double)size / rate / 1e3;
         left_ms = (takes_ms < SLOW_MOST_MS ? (int64_t)takes_ms : SLOW_MOST_MS) - (os->now_ns() - begun_ns) / 1000000;
         if (left_ms > 0)

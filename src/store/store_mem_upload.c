@@ -30,23 +30,24 @@ static enum nebula_status refer(struct store *store, const struct store_source *
         return status;
 }
 
+/* Returns how many bytes the source had. */
 static uint64_t fill(struct store *store, const struct store_object *object, char *to)
 {
-        uint64_t sent = 0, chunk_bytes = object->source && object->feed ? object->feed->chunk_bytes : object->size + 1;
+        uint64_t referred = 0, chunk_bytes = object->source && object->feed ? object->feed->chunk_bytes : object->size + 1;
 
         for (uint64_t offset = 0; offset < object->size; offset += chunk_bytes) {
                 uint64_t left = object->size - offset, size = left < chunk_bytes ? left : chunk_bytes;
 
                 if (object->source && object->feed && bulk_feed_is_same(object->feed, offset) &&
                     !refer(store, object->source, to + offset, offset, size))
-                        continue;
-                memcpy(to + offset, (const char *)object->data + offset, size);
-                sent += size;
+                        referred += size;
+                else
+                        memcpy(to + offset, (const char *)object->data + offset, size);
         }
-        return sent;
+        return referred;
 }
 
-static void tell_written(struct store *store, const struct store_object *object, struct mem_object *uploaded, uint64_t sent)
+static void tell_written(struct store *store, const struct store_object *object, struct mem_object *uploaded, uint64_t referred)
 {
         struct mem_volume *volume = mem_volume_of(store);
 
@@ -55,7 +56,7 @@ static void tell_written(struct store *store, const struct store_object *object,
         lock_give(&volume->lock);
         if (!object->ret_written)
                 return;
-        object->ret_written->sent = sent;
+        object->ret_written->referred = referred;
         snprintf(object->ret_written->mark.text, sizeof object->ret_written->mark.text, "%" PRIu64, uploaded->mark);
 }
 

@@ -138,6 +138,7 @@ struct version {
         struct nebula_error error;
         double persist_seconds;
         uint64_t persist_bytes;
+        uint64_t written_bytes; /* that this agent has sent to storage for it: less than the size where storage had some of them already */
         /* several nodes (world.c) */
         uint64_t writing;           /* this is the n-th writing of its tag in this run */
         bool is_counted;            /* `writing` includes the earlier ones in storage */

@@ -81,6 +81,8 @@ static json_t *version_json(const struct version *version)
         if (body) {
                 json_object_set_new(body, "world", json_integer(version->world));
                 json_object_set_new(body, "run", json_string(version->run));
+                if (version->stored)
+                        json_object_set_new(body, "written", json_integer((json_int_t)version->written_bytes));
                 if (version->spread && !version->stored) /* each node has only a share of it */
                         json_object_set_new(body, "spread", json_true());
                 if (replica_gathered_all(version)) /* and peers have listed theirs as well */
@@ -115,6 +117,7 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
                          "job", manifest->job, "persist_path", path);
         if (body) {
                 json_object_set_new(body, "world", json_integer(manifest->world));
+                json_object_set_new(body, "written", json_integer((json_int_t)manifest_written(manifest)));
                 json_object_set_new(body, "sequence", json_integer((json_int_t)manifest->sequence));
                 line_format(&manifest->line, body);
         }

@@ -12,6 +12,8 @@ static enum nebula_status write_share(struct catalogue *catalogue, struct store 
         enum nebula_status status = plan_find_places(store, plan, error);
 
         if (!status)
+                plan_find_sources(catalogue, store, version, plan);
+        if (!status)
                 status = persist_upload(catalogue, version, store, plan, error);
         if (!status && plan->is_ahead)
                 status = plan_await_commit(catalogue, version, plan, error);
@@ -21,7 +23,7 @@ static enum nebula_status write_share(struct catalogue *catalogue, struct store 
                 status = persist_write_record(store, job, version, plan, error);
         if (!status)
                 status = plan_look_again(catalogue, store, version, plan, error);
-        return status ? status : persist_publish(store, plan, error);
+        return status ? status : persist_publish(catalogue, version, store, plan, error);
 }
 
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,

@@ -79,6 +79,7 @@ static enum nebula_status add_record(struct gathering *gathering, const struct r
                 };
 
                 status = manifest_add_file(manifest, &file, error);
+                manifest->referred += own->referred;
         }
         return status;
 }

@@ -125,10 +125,12 @@ static enum nebula_status add_own(struct plan *plan, struct nebula_error *error)
                         .name = own->name, .size = own->size, .generation = own->generation, .rank = own->rank, .is_apart = own->is_apart,
                 };
 
-                if (own->carried)
+                if (own->carried) {
                         is_carried[own->before_index] = true;
-                else
-                        status = manifest_add_file(&plan->manifest, &file, error);
+                        continue;
+                }
+                status = manifest_add_file(&plan->manifest, &file, error);
+                plan->manifest.referred += own->written.referred;
         }
         if (!status)
                 status = persist_add_carried(plan, is_carried, error);

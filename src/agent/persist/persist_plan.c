@@ -24,6 +24,7 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < plan->file_count; i++) {
                 bulk_feed_done(&plan->files[i].feed);
+                plan_drop_source(&plan->files[i]);
                 if (plan->files[i].keeps_chunks)
                         free(plan->files[i].chunks);
         }

@@ -3,6 +3,7 @@
  * copied so that the catalogue's lock is free while it writes; storage_persist takes it through these steps.
  *
  *      persist_plan.c      what is to be written, and what storage has already
+ *      persist_source.c    the files of earlier versions that may have some of the bytes already
  *      persist_seal.c      checksums, on a thread of low priority
  *      persist_stage.c     files uploaded and published
  *      persist_record.c    this node's record, between the two
@@ -24,6 +25,16 @@
 #include "os/bulk.h"
 #include "store/store.h"
 
+/* A file of an earlier version, of the same name and in the same storage. */
+struct plan_source {
+        char key[MANIFEST_KEY_MAX];
+        struct store_source object;
+        struct manifest_file named; /* as that version's manifest names it; the name is the plan's */
+        size_t earlier;             /* in the list of the records to load */
+        uint64_t *chunks;           /* checksums of its chunks */
+        size_t chunk_count;
+};
+
 struct plan_file {
         char name[IPC_NAME_MAX];
         uint32_t rank;
@@ -36,6 +47,8 @@ struct plan_file {
         size_t chunk_count;
         bool keeps_chunks; /* they could not be given: the version has let go of that image, or has others by now */
         struct bulk_feed feed; /* what of it may be written; without room: not in use */
+        struct plan_source *source; /* NULL: all bytes are sent */
+        struct store_written written; /* known when it has been uploaded */
 };
 /* What the worker needs of a version, copied so that the lock is free while it writes. */
 struct plan {
@@ -79,6 +92,11 @@ enum nebula_status plan_set_number(struct store *store, struct plan *plan, struc
 /* Which of the files have to lie apart. */
 enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error);
 enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error);
+/* Finds sources for the files. Where that fails the files have none. */
+void plan_find_sources(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan);
+/* Whether the chunk at that offset has the same bytes in the file's source. */
+bool plan_source_has(const struct plan_file *file, uint64_t offset, uint64_t crc64);
+void plan_drop_source(struct plan_file *file);
 
 /* Files that are mapped at a time: the kernel gives a process some 65,000 mappings (vm.max_map_count). */
 #define PERSIST_BATCH 1024u
@@ -118,7 +136,8 @@ enum nebula_status persist_write_record(struct store *store, const struct job *j
 /* The files are in place: other nodes find a record where the claim was. */
 enum nebula_status persist_show_record(struct store *store, struct plan *plan, struct nebula_error *error);
 /* NEBULA_STORAGE: another program has taken the place of a file meanwhile. */
-enum nebula_status persist_publish(struct store *store, struct plan *plan, struct nebula_error *error);
+enum nebula_status persist_publish(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
+                                   struct nebula_error *error);
 /* An agent before this one may have got as far as this node's record, and another node may have written the manifest that names it. */
 bool persist_is_recorded(struct store *store, const struct job *job, const struct version *version, struct plan *plan);
 /* This node's record, as a manifest names it. */

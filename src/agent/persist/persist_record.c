@@ -51,6 +51,8 @@ static void collect_files(const struct plan *plan, struct record *record)
                 to->size = file->size;
                 to->is_zip = file->is_zip;
                 to->is_apart = file->is_apart;
+                to->mark = file->written.mark;
+                to->referred = file->written.referred;
                 to->chunk_bytes = IMAGE_CHUNK_BYTES;
                 to->chunks = file->chunks;
                 to->chunk_count = file->chunk_count;

@@ -43,16 +43,21 @@ static void seal_begin(void)
         atomic_fetch_sub(&seal_waiting, 1);
 }
 
+static void tell_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
+{
+        (plan_source_has(file, offset, crc64) ? bulk_feed_tell_same : bulk_feed_tell)(&file->feed, offset);
+}
+
 /*
  * Sums are some ten times as fast as storage. All at once they take a processor from training, whose threads then wait for each other, and
  * gain nothing: of a single file they stay a little ahead of what is written, unless another thread waits to seal.
  */
-static void tell(void *argument, uint64_t offset)
+static void tell(void *argument, uint64_t offset, uint64_t crc64)
 {
         struct flowing *flowing = argument;
         struct bulk_feed *feed = &flowing->file->feed;
 
-        bulk_feed_tell(feed, offset);
+        tell_feed(flowing->file, offset, crc64);
         while (flowing->sealing->file_count == 1 && !atomic_load(&seal_waiting) && bulk_feed_pace(feed, PACE_BYTES))
                 ;
 }
@@ -132,7 +137,8 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
                         catalogue_unlock(catalogue);
                 }
         } else if (!status && feed) {
-                bulk_feed_tell_all(feed);
+                for (size_t i = 0; i < file->chunk_count; i++)
+                        tell_feed(file, i * (uint64_t)IMAGE_CHUNK_BYTES, file->chunks[i]);
         }
         lock_give(&seal_lock);
         return status;

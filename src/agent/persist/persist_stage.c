@@ -1,8 +1,10 @@
 /* Files uploaded, then the record that names them, then the files published. */
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/log.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "image/image.h"
@@ -38,8 +40,11 @@ static enum nebula_status list_objects(struct catalogue *catalogue, const struct
                         batch->mapped_count++;
                         return status;
                 }
-                batch->objects[batch->object_count++] = (struct store_object){ strdup(key), data, file->size, &file->feed };
-                if (bulk_feed_init(&file->feed, file->size) || !batch->objects[batch->object_count - 1].key) {
+                batch->objects[batch->object_count++] = (struct store_object){
+                        .key = strdup(key), .data = data, .size = file->size, .feed = &file->feed,
+                        .source = file->source ? &file->source->object : NULL, .ret_written = &file->written,
+                };
+                if ((file->source ? bulk_feed_init_pieces : bulk_feed_init)(&file->feed, file->size) || !batch->objects[batch->object_count - 1].key) {
                         batch->mapped_count++;
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
                 }
@@ -104,7 +109,26 @@ enum nebula_status persist_upload(struct catalogue *catalogue, struct version *v
         return status;
 }
 
-enum nebula_status persist_publish(struct store *store, struct plan *plan, struct nebula_error *error)
+static void tell_written(struct catalogue *catalogue, struct version *version, const struct plan *plan)
+{
+        uint64_t size = 0, written = 0;
+
+        for (size_t i = 0; i < plan->file_count; i++) {
+                const struct plan_file *file = &plan->files[i];
+
+                size += file->carried ? 0 : file->size;
+                written += file->carried ? 0 : file->size - file->written.referred;
+        }
+        catalogue_lock(catalogue);
+        version->written_bytes = written;
+        catalogue_unlock(catalogue);
+        if (written < size)
+                log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already", plan->tag,
+                          (written + (1u << 20) - 1) >> 20, (size + (1u << 20) - 1) >> 20);
+}
+
+enum nebula_status persist_publish(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
+                                   struct nebula_error *error)
 {
         struct nebula_error taken = { 0 };
         enum nebula_status status = NEBULA_OK;
@@ -120,5 +144,8 @@ enum nebula_status persist_publish(struct store *store, struct plan *plan, struc
                                  plan->tag, taken.message);
         if (status && error)
                 *error = taken;
-        return status ? status : persist_show_record(store, plan, error);
+        if (status)
+                return status;
+        tell_written(catalogue, version, plan);
+        return persist_show_record(store, plan, error);
 }

@@ -287,7 +287,7 @@ static uint64_t upload_with(const char *key, const char *data, const struct stor
         bulk_feed_done(&feed);
         if (ret_mark)
                 *ret_mark = written.mark;
-        return written.sent;
+        return REFER_BYTES - written.referred;
 }
 
 static bool holds(const char *key, const char *data)

@@ -18,7 +18,8 @@ static void a_record_comes_back_as_it_was_written(void)
         uint64_t chunks[3] = { 1, 0xffffffffffffffff, 0x00f1000000000000 };
         struct record_rank ranks[2] = { { 1, 1766312345.120001, 1766312345.16 }, { 3, 0, 0 } };
         struct record_file files[2] = {
-                { .name = "a/b", .size = 2 * CHUNK + 1, .rank = 3, .is_zip = true, .chunk_bytes = CHUNK, .chunks = chunks, .chunk_count = 3 },
+                { .name = "a/b", .size = 2 * CHUNK + 1, .rank = 3, .is_zip = true, .chunk_bytes = CHUNK, .chunks = chunks, .chunk_count = 3,
+                  .mark = { "12-34" }, .referred = CHUNK },
                 { .name = "empty", .rank = 1, .is_apart = true, .chunk_bytes = CHUNK },
         };
         struct record written = { .tag = "t", .job = "j", .run = "r", .writing = WRITING, .number = 7, .generation = 3, .world = 4, .persisted = 1,
@@ -37,6 +38,8 @@ static void a_record_comes_back_as_it_was_written(void)
                 CHECK(read.ranks[i].rank == ranks[i].rank && read.ranks[i].begun == ranks[i].begun && read.ranks[i].captured == ranks[i].captured);
         CHECK(!strcmp(read.files[0].name, "a/b") && read.files[0].rank == 3 && read.files[0].is_zip && !read.files[0].is_apart);
         CHECK(read.files[0].size == 2 * CHUNK + 1 && read.files[0].chunk_count == 3 && !memcmp(read.files[0].chunks, chunks, sizeof chunks));
+        CHECK(!strcmp(read.files[0].mark.text, "12-34") && read.files[0].referred == CHUNK);
+        CHECK(!*read.files[1].mark.text && !read.files[1].referred);
         CHECK(!read.files[1].is_zip && read.files[1].is_apart && read.files[1].rank == 1 && !read.files[1].size && !read.files[1].chunk_count);
         record_done(&read);
         free(text);

@@ -79,10 +79,10 @@ static char *make_data(void)
         return data;
 }
 
-/* `changed`: a bit for each chunk. What was sent; UINT64_MAX: it failed. */
+/* `changed`: a bit for each chunk. Returns how many bytes were written. */
 static uint64_t write_file(const char *key, const char *data, unsigned changed, const struct store_source *source, struct store_mark *ret_mark)
 {
-        struct store_written said = { .sent = UINT64_MAX };
+        struct store_written said = { .referred = UINT64_MAX };
         struct bulk_feed feed;
         struct store_object object = { .key = key, .data = data, .size = SIZE, .feed = &feed, .source = source, .ret_written = &said };
         struct store_upload *upload;
@@ -97,7 +97,7 @@ static uint64_t write_file(const char *key, const char *data, unsigned changed, 
         bulk_feed_done(&feed);
         if (ret_mark)
                 *ret_mark = said.mark;
-        return said.sent;
+        return SIZE - said.referred;
 }
 
 static bool holds(const char *key, const char *data)
