@@ -130,8 +130,6 @@ enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *
 
         if (!sparse->size)
                 return error_set(error, NEBULA_INVALID, 0, "an empty file is no file of torch.save");
-        if (sparse->is_mapped)
-                return NEBULA_OK;
         status = sparse_need(sparse, sparse->size - tail, tail, error);
         if (!status)
                 status = zip_find_directory(sparse->data, sparse->size, &directory, error);

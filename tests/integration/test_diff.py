@@ -193,6 +193,19 @@ def test_damage_is_named_when_it_is_met(run, put):
     )
 
 
+def test_a_damaged_pickle_is_no_difference(run, put):
+    around = {"before": "x" * 6000, "word": "hello", "behind": "x" * 6000}  # chunks of 4096 bytes, and no tensor in that of the word
+    put("a", m=around | {"w": torch.zeros(30000)})
+    store = put("b", m=around | {"w": torch.ones(30000)})
+    assert compare(run, store, "a", "b")[0]["files"][0]["other_contents_equal"]
+    path = store / "b/m.pt"
+    damaged = path.read_bytes().replace(b"hello", b"jello")
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    told = run("diff", "a", "b", "--path", store)
+    assert told.returncode == 1 and "m.pt: damaged between byte 4096 and 8192" in told.stderr
+
+
 def test_versions_of_two_storages_and_hostile_names(run, put, make, tmp_path):
     name = "ev/il\033[31m<b>\u202e"
     torch.save({name: torch.zeros(3)}, tmp_path / "x.pt")
