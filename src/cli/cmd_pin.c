@@ -26,14 +26,14 @@ static bool is_in_memory(const char *path, const char *tag)
         return result;
 }
 
-/* The tag that is meant by "latest", or the same tag, if it is there. */
-static enum nebula_status find_tag(struct store *store, const char *given, bool early, char ret_tag[256], struct nebula_error *error)
+/* The tag that is meant by "latest", or the same tag, if it is there; `is_any`: also if it is not. */
+static enum nebula_status find_tag(struct store *store, const char *given, bool is_any, char ret_tag[256], struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
         enum nebula_status status;
 
         snprintf(ret_tag, 256, "%s", given);
-        if (early && strcmp(given, "latest"))
+        if (is_any && strcmp(given, "latest"))
                 return NEBULA_OK;
         status = target_load(store, given, &manifest, NULL, error);
         if (!status)
@@ -116,6 +116,7 @@ int command_unpin(int argc, char **argv)
         struct store *store = NULL;
         struct nebula_error error;
         struct args args;
+        char tag[256];
         bool was_there = false;
         int code = CLI_OK;
 
@@ -123,12 +124,12 @@ int command_unpin(int argc, char **argv)
                 return CLI_USAGE;
         if (target_open(common.path, &store, &error))
                 return cli_fail(common.json, &error);
-        if (pin_remove(store, args.positionals[0], &was_there, &error))
+        if (find_tag(store, args.positionals[0], true, tag, &error) || pin_remove(store, tag, &was_there, &error))
                 code = cli_fail(common.json, &error);
         else if (common.json)
-                code = cli_print_json(json_pack("{s:s, s:b}", "tag", args.positionals[0], "was_pinned", was_there), CLI_OK);
+                code = cli_print_json(json_pack("{s:s, s:b}", "tag", tag, "was_pinned", was_there), CLI_OK);
         else
-                term_print(STYLE_PLAIN, was_there ? "%s is no longer pinned in %s\n" : "%s was not pinned in %s\n", args.positionals[0], store->root);
+                term_print(STYLE_PLAIN, was_there ? "%s is no longer pinned in %s\n" : "%s was not pinned in %s\n", tag, store->root);
         store_close(store);
         return code;
 }

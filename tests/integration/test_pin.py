@@ -38,6 +38,14 @@ def test_prune_keeps_what_is_pinned_until_it_is_unpinned(run, filled):
     assert set(listed(run, filled)) == {HOSTILE}
 
 
+def test_unpin_latest_means_the_checkpoint_that_pin_latest_means(run, filled):
+    assert run("pin", "latest", "--path", filled).returncode == 0
+    told = json.loads(run("unpin", "latest", "--path", filled, "--json").stdout)
+    assert told == {"tag": HOSTILE, "was_pinned": True}
+    assert json.loads(run("pin", "--path", filled, "--json").stdout)["pins"] == []
+    assert run("unpin", "global_step99", "--path", filled).returncode == 0  # its files may be gone, and the pin not
+
+
 def test_a_pin_with_a_hostile_tag_and_reason_is_shown_harmlessly(run, filled):
     reason = 'why\033[2J "not"\n<script>'
     assert json.loads(run("pin", "latest", "--reason", reason, "--path", filled, "--json").stdout) == {
