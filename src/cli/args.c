@@ -1,12 +1,14 @@
 #include "cli/args.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static bool parse_number(const char *text, uint64_t *ret_number)
+static bool parse_number(const char *text, uint64_t most, uint64_t *ret_number)
 {
         uint64_t number = 0;
 
+        most = most ? most : ARGS_NUMBER_MAX;
         if (!*text || strlen(text) > 18)
                 return false;
         for (; *text; text++) {
@@ -15,7 +17,7 @@ static bool parse_number(const char *text, uint64_t *ret_number)
                 number = number * 10 + (uint64_t)(*text - '0');
         }
         *ret_number = number;
-        return number > 0;
+        return number > 0 && number <= most;
 }
 
 static const struct args_option *find(const struct args_option *options, size_t count, const char *name, size_t length)
@@ -55,9 +57,9 @@ static bool take_option(int argc, char **argv, int *at, const struct args_option
                 *(const char **)option->to = value;
                 return true;
         }
-        if (!parse_number(value, option->to)) {
-                snprintf(args->problem, sizeof args->problem, "--%s takes a whole number above 0, not \"%.80s\"",
-                         option->name, value);
+        if (!parse_number(value, option->most, option->to)) {
+                snprintf(args->problem, sizeof args->problem, "--%s takes a whole number from 1 to %" PRIu64 ", not \"%.80s\"", option->name,
+                         option->most ? option->most : ARGS_NUMBER_MAX, value);
                 return false;
         }
         return true;

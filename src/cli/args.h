@@ -12,16 +12,20 @@
 #include <stdint.h>
 
 #define ARGS_POSITIONAL_MAX 64
+#define ARGS_SECONDS_MAX 31536000 /* a year; in nanoseconds still far from 2^63 */
+
+#define ARGS_NUMBER_MAX UINT64_C(999999999999999999)
 
 enum args_kind {
         ARGS_FLAG,   /* to: bool * */
         ARGS_TEXT,   /* to: const char ** */
-        ARGS_NUMBER, /* to: uint64_t *; decimal, above 0 */
+        ARGS_NUMBER, /* to: uint64_t *; decimal, from 1 to `most` */
 };
 struct args_option {
         const char *name; /* without the dashes */
         enum args_kind kind;
         void *to; /* written if the option is given */
+        uint64_t most; /* of a number; 0: ARGS_NUMBER_MAX */
 };
 struct args {
         const char *positionals[ARGS_POSITIONAL_MAX];

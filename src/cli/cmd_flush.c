@@ -19,7 +19,7 @@ int command_flush(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         uint64_t timeout_s = 0;
-        const struct args_option options[] = { CLI_COMMON(common), { "timeout", ARGS_NUMBER, &timeout_s } };
+        const struct args_option options[] = { CLI_COMMON(common), { "timeout", ARGS_NUMBER, &timeout_s, ARGS_SECONDS_MAX } };
         char path[TARGET_PATH_MAX];
         struct cli_agent *agent = NULL;
         json_t *version = NULL;

@@ -70,7 +70,7 @@ int command_metrics(int argc, char **argv)
         uint64_t every_s = 0;
         const struct args_option options[] = {
                 { "path", ARGS_TEXT, &given }, { "history", ARGS_TEXT, &history }, { "listen", ARGS_TEXT, &listen },
-                { "textfile", ARGS_TEXT, &file }, { "every", ARGS_NUMBER, &every_s },
+                { "textfile", ARGS_TEXT, &file }, { "every", ARGS_NUMBER, &every_s, ARGS_SECONDS_MAX },
         };
         char path[TARGET_PATH_MAX];
         struct nebula_error error;

@@ -244,7 +244,7 @@ int command_prune(int argc, char **argv)
         struct cli_common common = { 0 };
         struct prune prune = { 0 };
         const struct args_option options[] = {
-                CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last },
+                CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last, UINT32_MAX },
                 { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
                 { "job", ARGS_TEXT, &prune.job },
                 { "abandoned", ARGS_FLAG, &prune.abandoned }, { "yes", ARGS_FLAG, &prune.yes },
@@ -264,8 +264,6 @@ int command_prune(int argc, char **argv)
                                                 "(--abandoned, --tag)");
         if (prune.tag && prune.job)
                 return cli_usage_error("prune", "--tag and --job cannot be used together");
-        if (prune.keep_last > UINT32_MAX)
-                return cli_usage_error("prune", "--keep-last %" PRIu64 " is too large", prune.keep_last);
         if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {
                 code = cli_fail(common.json, &error);
                 goto out;

@@ -13,7 +13,6 @@
 #define END_TIMEOUT_MS 10000
 #define END_POLL_MS 20
 #define LOOK_MS 1000
-#define TIMEOUT_MAX_S 31536000 /* a year */
 
 /* Counts the versions in memory that storage does not have. */
 static void count_unsaved(struct cli_agent *agent, size_t *ret_count, uint64_t *ret_bytes)
@@ -141,7 +140,7 @@ int command_stop(int argc, char **argv)
         bool now = false, yes = false, no_terminal;
         uint64_t timeout_s = 0;
         const struct args_option options[] = {
-                CLI_COMMON(common), { "now", ARGS_FLAG, &now }, { "yes", ARGS_FLAG, &yes }, { "timeout", ARGS_NUMBER, &timeout_s },
+                CLI_COMMON(common), { "now", ARGS_FLAG, &now }, { "yes", ARGS_FLAG, &yes }, { "timeout", ARGS_NUMBER, &timeout_s, ARGS_SECONDS_MAX },
         };
         struct nebula_error error;
         struct cli_agent *agent = NULL;
@@ -153,8 +152,6 @@ int command_stop(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
-        if (timeout_s > TIMEOUT_MAX_S)
-                return cli_usage_error("stop", "--timeout takes at most %d seconds", TIMEOUT_MAX_S);
         if (cli_agent_open("", &agent, &error)) {
                 if (!now && cli_agent_end_other_version(&error, &pid))
                         return await_other_version(common.json, pid);

@@ -15,6 +15,7 @@ from ..errors import NebulaConfigError, NebulaUnavailable
 __all__ = ["main"]
 
 LEAST_S = 0.2
+MOST_S = 365 * 86400.0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,13 +46,20 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
+def _every(text: str) -> float:
+    seconds = parse_seconds("--every", text)
+    if seconds > MOST_S:
+        raise NebulaConfigError(f"--every {text:.40}: more than a year")
+    return max(seconds, LEAST_S)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Serves the page until Ctrl-C."""
     given = _parser().parse_args(arguments)
     path = clean_path(given.path or os.environ.get("NEBULA_PERSISTENT_STORAGE_PATH"))
     if path is None:
         raise NebulaConfigError("no storage path is known: give --path, or set NEBULA_PERSISTENT_STORAGE_PATH")
-    every_s = None if given.every is None else max(parse_seconds("--every", given.every), LEAST_S)
+    every_s = None if given.every is None else _every(given.every)
     try:
         import uvicorn
 

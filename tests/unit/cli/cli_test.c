@@ -18,10 +18,11 @@ static bool parse(struct options *options, struct args *args, int argc, char **a
         const struct args_option table[] = {
                 { "json", ARGS_FLAG, &options->json }, { "yes", ARGS_FLAG, &options->yes },
                 { "path", ARGS_TEXT, &options->path }, { "keep-last", ARGS_NUMBER, &options->number },
+                { "timeout", ARGS_NUMBER, &options->number, ARGS_SECONDS_MAX },
         };
 
         *options = (struct options){ 0 };
-        return args_parse(argc, argv, table, 4, args);
+        return args_parse(argc, argv, table, sizeof table / sizeof *table, args);
 }
 #define PARSE(...) parse(&options, &args, (int)(sizeof((char *[]){ __VA_ARGS__ }) / sizeof(char *)), (char *[]){ __VA_ARGS__ })
 
@@ -53,6 +54,8 @@ static void a_wrong_command_line_is_refused_and_says_what_is_wrong(void)
         CHECK(!PARSE("x", "--keep-last", "-3") && strstr(args.problem, "number"));
         CHECK(!PARSE("x", "--keep-last", "3x"));
         CHECK(!PARSE("x", "--keep-last", "99999999999999999999"));
+        CHECK(PARSE("x", "--timeout", "31536000") && options.number == ARGS_SECONDS_MAX);
+        CHECK(!PARSE("x", "--timeout", "31536001") && strstr(args.problem, "--timeout takes a whole number from 1 to 31536000"));
 }
 
 static void too_many_arguments_are_refused(void)
