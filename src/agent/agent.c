@@ -243,7 +243,7 @@ static bool holds_given_up(const struct catalogue *catalogue)
                 for (const struct version *version = job->versions; version; version = version->next) {
                         if (version->stored && version->sequence > stored)
                                 stored = version->sequence;
-                        if (version->failed_by_storage && !version->gives_way && version->sequence > given_up)
+                        if (version->persist.failed_by_storage && !version->ancestry.gives_way && version->sequence > given_up)
                                 given_up = version->sequence;
                 }
                 if (given_up > stored)

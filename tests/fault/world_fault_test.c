@@ -24,8 +24,8 @@ static void begin(void)
                 bench_init(&nodes[i], NULL, STORAGE);
                 nodes[i].catalogue.takeover_s = 30;
                 nodes[i].catalogue.sweep_age_s = 900;
-                nodes[i].job->world = nodes[i].session.world = 2;
-                nodes[i].job->local_world = 1;
+                nodes[i].job->settings.world = nodes[i].session.world = 2;
+                nodes[i].job->settings.local_world = 1;
                 nodes[i].session.rank = i;
                 nodes[i].session.nonce = i + 1;
                 strcpy(nodes[i].job->run, "r");
@@ -46,7 +46,7 @@ static void save(unsigned seed)
 {
         for (unsigned i = 0; i < 2; i++) {
                 versions[i] = bench_version(&nodes[i], "step1", i ? 0 : seed, i ? seed + 1 : 0);
-                if (!versions[i] || !versions[i]->spread)
+                if (!versions[i] || !versions[i]->nodes.spread)
                         abort();
         }
 }
@@ -60,7 +60,7 @@ static void work(int i)
 
         catalogue_lock(&nodes[i].catalogue);
         for (int j = 0; j < 3; j++) {
-                version->poll_at_ns = version->retry_at_ns = 0;
+                version->nodes.poll_at_ns = version->persist.retry_at_ns = 0;
                 world_work(&nodes[i].catalogue, nodes[i].job, os->now_ns(), &due);
         }
         is_complete = lifecycle_complete(version->life.state) && !version->stored;
@@ -72,7 +72,7 @@ static void work(int i)
 /* The seed of the version that storage holds; 0: none; -1: it is half, or a mixture. */
 static int seed_in_storage(const unsigned *seeds)
 {
-        struct store *store = nodes[0].job->store;
+        struct store *store = nodes[0].job->storage.store;
         struct manifest manifest = { 0 };
         struct nebula_error error;
         enum nebula_status status = manifest_load(store, "step1", &manifest, &error);
@@ -93,7 +93,7 @@ static uint64_t left; /* requests, or writes, until one fails; 0: it has failed 
 /* Only the agents' requests count. */
 static void work_with_fault(int i)
 {
-        struct store *store = nodes[0].job->store;
+        struct store *store = nodes[0].job->storage.store;
         struct mem_faults faults = { .fail_at = loses_answers ? 0 : left, .lose_at = loses_answers ? left : 0 };
         uint64_t used;
 
@@ -173,8 +173,8 @@ static void wait_long(void)
 {
         for (int i = 0; i < 2; i++) {
                 catalogue_lock(&nodes[i].catalogue);
-                versions[i]->waiting_since_ns -= INT64_C(2000000000);
-                versions[i]->poll_count = 0;
+                versions[i]->nodes.waiting_since_ns -= INT64_C(2000000000);
+                versions[i]->nodes.poll_count = 0;
                 catalogue_unlock(&nodes[i].catalogue);
         }
         os->sleep_ms(50);
@@ -190,7 +190,7 @@ static void a_version_of_two_nodes_is_written_again_when_another_program_has_rem
                 struct store *store;
 
                 begin();
-                store = nodes[0].job->store;
+                store = nodes[0].job->storage.store;
                 stored_ops = store->ops;
                 ops = *stored_ops;
                 taken = objects[i];
@@ -250,11 +250,11 @@ static void what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_af
         struct store_ops ops;
 
         begin();
-        stored_ops = nodes[0].job->store->ops;
+        stored_ops = nodes[0].job->storage.store->ops;
         ops = *stored_ops;
         ops.put = put_and_enter_removal;
         for (int i = 0; i < 2; i++)
-                nodes[i].job->store->ops = &ops;
+                nodes[i].job->storage.store->ops = &ops;
         records_until_removal = 2;
         save(1);
         for (int round = 0; round < ROUNDS_MAX && !(versions[0]->stored && versions[1]->stored); round++) {
@@ -262,9 +262,9 @@ static void what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_af
                 wait_long();
         }
         for (int i = 0; i < 2; i++)
-                nodes[i].job->store->ops = stored_ops;
+                nodes[i].job->storage.store->ops = stored_ops;
         CHECK(!records_until_removal && seen.count && versions[0]->stored && versions[1]->stored && seed_in_storage(seeds) == 1);
-        wake_removal(nodes[0].job->store);
+        wake_removal(nodes[0].job->storage.store);
         CHECK(seed_in_storage(seeds) == 1);
         if (tap_failed_checks)
                 printf("# %s; %s\n", nodes[0].error.message, nodes[1].error.message);

@@ -61,13 +61,13 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         *link = job->next;
         while (job->versions)
                 version_free(catalogue, job->versions);
-        manifest_scan_done(&job->stored);
-        for (size_t i = 0; i < job->half_removed_count; i++)
-                manifest_done(&job->half_removed[i]);
-        free(job->half_removed);
+        manifest_scan_done(&job->storage.stored);
+        for (size_t i = 0; i < job->storage.half_removed_count; i++)
+                manifest_done(&job->storage.half_removed[i]);
+        free(job->storage.half_removed);
         ancestry_done(job);
-        store_close(job->store);
-        free(job->gone);
+        store_close(job->storage.store);
+        free(job->runs.gone);
         free(job);
 }
 
@@ -250,7 +250,7 @@ static uint32_t helpers_needed(const struct catalogue *catalogue)
         if (!memory->joining && catalogue_small_image(catalogue))
                 wakes |= WAKE_PAGES;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
-                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->replica_count ? WAKE_COPY : 0);
+                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->copies.count ? WAKE_COPY : 0);
         return wakes;
 }
 
@@ -348,10 +348,10 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
         snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
-        job->retention_count = 2;
-        job->umask = job->group = OS_CREATE_UNKNOWN;
-        job->world = 1;
-        job->last_start_ns = INT64_MIN;
+        job->settings.retention_count = 2;
+        job->settings.umask = job->settings.group = OS_CREATE_UNKNOWN;
+        job->settings.world = 1;
+        job->persist.last_start_ns = INT64_MIN;
         job->next = catalogue->jobs;
         catalogue->jobs = job;
         return job;
@@ -361,42 +361,42 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
 {
         snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
         if (strcmp(job->run, settings->run))
-                job->scanned = false;
+                job->storage.is_scanned = false;
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
         memcpy(job->run, settings->run, sizeof job->run);
-        job->umask = settings->umask;
-        job->group = settings->group;
-        job->persist_interval_s = settings->persist_interval_s;
-        job->retention_count = settings->retention_count ? settings->retention_count : 1;
-        job->keep_last = settings->keep_last;
-        job->keep_every = settings->keep_every;
-        job->on_full = settings->on_full;
-        job->replica_count = settings->replica_count;
-        job->has_peers |= job->replica_count > 0;
-        job->announce_due |= catalogue_session_count(catalogue, job) == 1;
-        job->world = settings->world;
-        job->local_world = settings->local_world;
+        job->settings.umask = settings->umask;
+        job->settings.group = settings->group;
+        job->settings.persist_interval_s = settings->persist_interval_s;
+        job->settings.retention_count = settings->retention_count ? settings->retention_count : 1;
+        job->settings.keep_last = settings->keep_last;
+        job->settings.keep_every = settings->keep_every;
+        job->settings.on_full = settings->on_full;
+        job->copies.count = settings->replica_count;
+        job->copies.is_served |= job->copies.count > 0;
+        job->copies.announce_due |= catalogue_session_count(catalogue, job) == 1;
+        job->settings.world = settings->world;
+        job->settings.local_world = settings->local_world;
         job->history_broken = false;
-        if (job->persist_path[0] && !job->scanned)
-                job->scan_due = true;
+        if (job->persist_path[0] && !job->storage.is_scanned)
+                job->storage.scan_due = true;
         if (settings->memory_bytes)
                 memory_configure(&catalogue->memory, settings->memory_bytes);
 }
 
 void catalogue_create_as(const struct job *job)
 {
-        os_create_as(job->umask, job->group);
+        os_create_as(job->settings.umask, job->settings.group);
 }
 
 static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)
 {
-        if (job->pins || job->persisting || job->scan_due || job->publishes || job->has_peers || history_pending(job))
+        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->publishes || job->copies.is_served || history_pending(job))
                 return true;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
                 if (session->job == job || session->number <= job->last_guest)
                         return true;
         for (const struct version *version = job->versions; version; version = version->next)
-                if (version->in_memory || version->pins || version->spread || version->life.state < NEBULA_STATE_COMMITTED)
+                if (version->in_memory || version->pins || version->nodes.spread || version->life.state < NEBULA_STATE_COMMITTED)
                         return true;
         return false;
 }

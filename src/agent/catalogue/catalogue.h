@@ -14,6 +14,9 @@
  * catalogue_unlock writes them after it has released the lock and before its caller can answer a client
  * (memory_files.h).
  *
+ * What one room keeps of a version or a job is a struct of that room, in <room>/..._state.h. Other rooms read it, and
+ * change it by the room's functions. The catalogue begins and ends it, and the survival log restores it.
+ *
  * The threads that wait, and what each waits for:
  *
  *     waiter   a state of one version; the thread that changes the state answers
@@ -33,7 +36,11 @@
 #include <pthread.h>
 
 #include "agent/catalogue/lifecycle.h"
+#include "agent/commit/commit_state.h"
 #include "agent/memory/memory.h"
+#include "agent/memory/survival_state.h"
+#include "agent/peers/copies_state.h"
+#include "agent/persist/persist_state.h"
 #include "ipc/ipc.h"
 #include "os/lock.h"
 #include "store/document.h"
@@ -44,7 +51,6 @@
 #define TAG_SLOTS 2048    /* many more than tombstones, so that few tags share a slot */
 #define SESSION_MAX 4096  /* connections */
 #define REACHED_COUNT 8   /* few versions are waited for at the same time; if two share a slot, the waiters of both are checked */
-#define REPLICA_MAX 8     /* copies of a version; each takes its size in another node's memory and on the network */
 
 /* The version that a rank has loaded from. */
 struct lineage_base {
@@ -84,20 +90,23 @@ struct part {
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;
 };
+/* One writing of one tag. What a room alone needs of it lies in that room's struct. */
 struct version {
         struct version *next, *next_live;
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* kept here because loops over all versions compare them */
         struct job *job;
         uint64_t id, generation, sequence;
-        struct line line;        /* its line of history, from its commit on (lineage.h) */
+        struct line line;         /* its line of history, from its commit on (lineage.h) */
         struct lineage_base base; /* the version that its ranks had loaded */
-        double stopped;           /* as job.stopped, when its ranks began to save it */
-        int64_t step, file_goal; /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
-        int64_t next_goal;       /* file_goal of a request that begins this complete tag again; 0: there is none */
+        double stopped;           /* as job.runs.stopped, when its ranks began to save it */
+        int64_t step, file_goal;  /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
+        int64_t next_goal;        /* file_goal of a request that begins this complete tag again; 0: there is none */
         uint32_t world;
         struct lifecycle life;
         struct part *parts;
         size_t part_count;
+        struct part *idle_parts; /* ranks that closed this complete tag again without writing (commit.c) */
+        size_t idle_count;
         struct agent_file *files; /* files.c adds and finds them */
         uint32_t *slots;          /* the hash table of names */
         size_t file_count, slot_count;
@@ -107,64 +116,19 @@ struct version {
         bool stored;       /* a manifest in storage names it */
         bool is_gone;      /* was durable, and another program has removed it from storage: searches for the newest skip it */
         bool line_due;     /* its line was given before storage was read */
-        bool wanted;       /* a client asked for it to be durable */
-        bool tried_ahead;  /* a write before it was complete was tried; that is done once */
         bool superseded;   /* left memory before it was due to be persisted, or was replaced by a later writing of its tag */
-        bool noted;        /* it has a survival log */
-        struct memory_file *note; /* that log, for the thread that writes it; never NULL while `noted` is set */
-        uint64_t note_bytes; /* size of the log as this agent has described it; 0: begin a new log */
-        uint64_t note_begun_bytes; /* size of the log's first record */
-        size_t noted_count; /* files that the survival log already describes */
         bool recorded;     /* the history has its line */
         bool is_tombstone; /* it is not in job->live */
         bool adopted;      /* adopted from an earlier agent's survival log */
         int64_t adopted_ns; /* when it was adopted */
-        bool failed_by_storage; /* failed, but complete in memory */
-        bool gives_way;         /* storage keeps another run's version of the tag instead (ancestry.h) */
-        uint64_t beginning;     /* the job's `beginning` when this version was begun */
-        /* Sequence of the stored version that this one may replace, whichever run wrote that; 0: only a version of its
-         * own run, or as ancestry.h allows. */
-        uint64_t base_sequence;
-        int64_t rival_ns;       /* since when another run has been seen to write the same version; 0: none has */
-        bool remote;            /* peers hold it and this node does not (replica.h) */
-        uint32_t world_heard;   /* if remote: how many members, including this one, have told what they have */
-        bool replica_wanted;    /* a client waits for its copies on other nodes */
-        uint64_t replica_nonces[REPLICA_MAX]; /* nonces of the agents that hold the first copy, the second, ...; 0: none does */
         int64_t activity_ns;
-        double late_at;          /* when it was found to wait long for other ranks; 0: it was not */
-        /* failed attempts to persist it; used by the worker */
-        int64_t retry_at_ns, failing_since_ns, failed_ns; /* failed_ns: when the last attempt failed; 0: none has */
-        uint32_t attempt;                                 /* number of failed attempts */
+        double late_at;    /* when it was found to wait long for other ranks; 0: it was not */
         struct nebula_error error;
-        double persist_seconds;
-        uint64_t persist_bytes;
-        uint64_t written_bytes; /* that this agent has sent to storage for it: less than the size where storage had some of them already */
-        /* several nodes (world.c) */
-        uint64_t writing;           /* this is the n-th writing of its tag in this run */
-        bool is_counted;            /* `writing` includes the earlier ones in storage */
-        bool spread;                /* it has ranks on other nodes: documents in storage are exchanged */
-        /* leads: this node writes committed.json and the manifest; recorded_here: this node's records are in storage. */
-        bool to_announce, wanted_told, tell_failed, recorded_here, leads;
-        bool withdrawn;             /* its documents were removed */
-        size_t announced_size, carried_parts; /* carried_parts: parts that had begun when their files were carried over */
-        uint64_t announce_sequence, heard;
-        int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;
-        uint32_t poll_count;
-        uint32_t *decided;          /* the ranks of committed.json when it was adopted; NULL: an earlier agent adopted it */
-        size_t decided_count;
-        uint8_t *covered;           /* per rank: its captured document was seen; NULL: not looked */
-        struct part *idle_parts; /* ranks that closed this complete tag again without writing (commit.c) */
-        size_t idle_count;
-};
-/* A run that came before the job's newest run, or that writes at the same time (ancestry.h). */
-struct ancestor {
-        char run[IPC_NAME_MAX];
-        uint64_t until; /* sequences up to this one are its own; 0: none */
-        bool is_rival;
-};
-/* A rank that has left its job. */
-struct gone {
-        uint32_t rank, pid;
+        struct version_survival survival;
+        struct version_persist persist;
+        struct version_ancestry ancestry;
+        struct version_nodes nodes;
+        struct version_copies copies;
 };
 /* The jobs of one storage path ("" is one too) share a worker, so that a storage that hangs holds up no other path (worker.h). */
 struct lane {
@@ -173,63 +137,37 @@ struct lane {
         bool is_running;
         bool waited_in_vain; /* a save of its jobs waited for memory in vain, and no version has become durable there since */
 };
+/* What its trainers asked for. */
+struct job_settings {
+        uint32_t umask, group; /* those of its trainers (os_create.h) */
+        double persist_interval_s;
+        uint32_t retention_count, keep_last, on_full, world, local_world;
+        uint64_t keep_every;
+};
 struct job {
         struct job *next;
         struct lane *lane;
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
         char spelling[IPC_PATH_MAX]; /* the storage path as the last trainer spelled it: other nodes may mount it elsewhere */
         char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
-        uint32_t umask, group; /* those of its trainers (os_create.h) */
-        double persist_interval_s;
-        uint32_t retention_count, keep_last, on_full, world, local_world;
-        uint64_t keep_every;
+        struct job_settings settings;
         struct version *versions; /* newest first */
         struct version *live; /* the same without tombstones: work at every request must not grow with the past */
         size_t tombstone_count;
         uint64_t last_sequence; /* the largest of its versions' sequences, in memory and storage. Other jobs have sequences of their own */
         uint32_t tag_counts[TAG_SLOTS]; /* versions, including tombstones, by the hash of their tag: see job_may_have */
         bool may_have_idle; /* some version may have idle_parts */
-        /* what this agent knows of storage; the worker and FIND write it */
-        struct store *store;
-        struct manifest_scan stored;
-        struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
-        size_t half_removed_count;
-        bool scan_due, scanned; /* scanned: since this run began. The run before may have been on another node */
-        bool was_scanned;       /* scanned by any run */
-        char newest_run[IPC_NAME_MAX];
-        bool has_newest_run;
-        uint64_t beginning;      /* number of runs that began here: two runs in a row may have the same name */
-        uint64_t begun_sequence; /* the sequence at which the present run began */
-        int64_t begun_ns;
-        double stopped;          /* when the last of its trainers here ended, seconds since 1970; 0: none has */
-        struct ancestor *ancestors;
-        size_t ancestor_count;
-        uint64_t given_way_count; /* versions that another run's replaced */
-        /* used by the persist worker */
-        int64_t last_start_ns, failing_since_ns;
-        uint32_t attempt; /* failed attempts since the last success, of any version */
-        const struct version *written; /* the version that the worker is writing; NULL: none */
-        uint64_t failure_count;
-        struct nebula_error store_error;
-        double store_error_at;
-        double notice_at; /* when another agent was seen to have versions of this job in memory; 0: never */
-        uint32_t replica_count;     /* copies in other nodes' memory that the job asks for */
-        char peer_identity[2 * 16 + 1]; /* names the secret (tls.h) with which other nodes may read its versions; "": they may not */
-        bool announce_due;          /* new trainers have come: write this node's record, even if it was removed */
-        struct nebula_error replica_error; /* why there is no copy yet */
-        bool persisting;
-        int64_t spread_start_ns; /* when a version of several nodes was last chosen to be persisted; 0: never */
+        struct job_storage storage;
+        struct job_runs runs;
+        struct job_persist persist;
+        struct job_copies copies;
         bool history_broken, latest_told;
         bool spare_due;
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* failed attempts since the last success */
         int64_t idle_since_ns; /* when the last session left */
-        struct gone *gone;     /* ranks of run gone_run; one that comes back is removed */
-        size_t gone_count;
-        char gone_run[IPC_NAME_MAX];
         uint32_t pins;         /* threads that use the job without the lock or while they wait, and hold no other part of it */
         int64_t left_ns;       /* since when catalogue_forget_jobs knows that the job is not needed; 0: it is needed */
-        bool has_peers;        /* replica.h uses it, so it stays */
         uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
 };
 #define SESSION_FORETOLD_MAX 64 /* files; images for more are made when they are saved */

@@ -32,7 +32,7 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
                         .follows_step = name_follows_step(version->tag),
                         .sequence = version->sequence,
                         .line_began = line_began(&version->line),
-                        .complete = lifecycle_complete(version->life.state) || version->failed_by_storage,
+                        .complete = lifecycle_complete(version->life.state) || version->persist.failed_by_storage,
                         .durable = version->stored,
                         .unsaved = version_unsaved(version),
                         .busy = version->pins > 0,
@@ -71,7 +71,7 @@ static uint64_t version_bytes(const struct job *job)
  * those that a rolled-back run left. */
 static size_t steady_count(struct job *job)
 {
-        size_t keep = job->retention_count > 2 ? job->retention_count : 2;
+        size_t keep = job->settings.retention_count > 2 ? job->settings.retention_count : 2;
         struct version **versions;
         struct retain_entry *entries;
         bool *drop;

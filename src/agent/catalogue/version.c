@@ -41,9 +41,9 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         snprintf(version->run, sizeof version->run, "%s", job->run);
         version->step = name_step(tag);
         version->generation = 1;
-        version->beginning = job->beginning;
-        version->world = job->world;
-        version->writing = world_next_writing(job, tag, version->run);
+        version->ancestry.beginning = job->runs.beginning;
+        version->world = job->settings.world;
+        version->nodes.writing = world_next_writing(job, tag, version->run);
         version->file_goal = NEBULA_FILES_OPEN;
         version->activity_ns = os->now_ns();
         lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
@@ -86,11 +86,11 @@ void version_free(struct catalogue *catalogue, struct version *version)
         job->tag_counts[tag_slot(version->tag)]--;
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
-        memory_file_drop(version->note);
+        memory_file_drop(version->survival.file);
         free(version->parts);
         free(version->idle_parts);
-        free(version->covered);
-        free(version->decided);
+        free(version->nodes.covered);
+        free(version->nodes.decided);
         free(version);
 }
 
@@ -126,12 +126,12 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
         error_set(&version->error, status, 0, "%s", message); /* error_set repairs a character that was cut */
-        if (version->gives_way)
-                version->job->given_way_count++;
-        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
+        if (version->ancestry.gives_way)
+                version->job->runs.given_way_count++;
+        version->persist.failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
         log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
-        if (!version->failed_by_storage)
+        if (!version->persist.failed_by_storage)
                 version_forget_memory(catalogue, version);
 }
 
@@ -147,14 +147,14 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
         }
         if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
                 version->superseded = true;
-        version->in_memory = version->failed_by_storage = false;
+        version->in_memory = version->persist.failed_by_storage = false;
         survival_log_remove(catalogue, version);
         version_signal(catalogue, version);
 }
 
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
 {
-        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->spread || version->superseded ||
+        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->nodes.spread || version->superseded ||
             !lifecycle_complete(version->life.state))
                 return;
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
@@ -197,7 +197,7 @@ bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t
 
 bool version_whole_in_memory(const struct version *version)
 {
-        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->persist.failed_by_storage))
                 return false;
         for (size_t i = 0; i < version->file_count; i++)
                 if (!version->files[i].image && !version->stored)
@@ -217,7 +217,7 @@ bool version_unsaved(const struct version *version)
 
         if (!job->persist_path[0] || !persistable(version))
                 return false;
-        if (version->wanted || job->persist_interval_s <= 0)
+        if (version->persist.wanted || job->settings.persist_interval_s <= 0)
                 return true;
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
@@ -251,7 +251,7 @@ void version_set_generation(struct version *version, uint64_t generation)
                 if (version->files[i].generation == version->generation)
                         version->files[i].generation = generation;
         version->generation = generation;
-        version->noted_count = 0;
+        survival_log_restate(version);
 }
 
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
@@ -271,7 +271,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
-        version->writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
+        version->nodes.writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {

@@ -19,7 +19,7 @@ static bool waits_for_long(const struct catalogue *catalogue, const struct versi
 {
         bool any_closed = false;
 
-        if (version->file_goal == NEBULA_FILES_OPEN || version->loans || version->remote || strcmp(version->run, version->job->run))
+        if (version->file_goal == NEBULA_FILES_OPEN || version->loans || version->copies.is_remote || strcmp(version->run, version->job->run))
                 return false;
         for (size_t i = 0; i < version->part_count; i++)
                 any_closed = any_closed || (version->parts[i].closed && !version->parts[i].spoken_for);
@@ -64,7 +64,7 @@ static void fill(const struct version *version, double at, struct ipc_event *eve
                                              commit_open(version) ? NEBULA_EVENT_LATE :
                                                                     NEBULA_EVENT_LOST };
         if (is_durable)
-                event->seconds = version->persist_seconds;
+                event->seconds = version->persist.seconds;
         strcpy(event->tag, version->tag);
         if (event->kind == NEBULA_EVENT_LATE)
                 world_missing(version, event->text, sizeof event->text);
@@ -77,17 +77,17 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         const struct version *first = NULL;
 
         look_for_late(catalogue, job);
-        if (job->notice_at > since) {
-                *ret_event = (struct ipc_event){ .at = job->notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
+        if (job->copies.notice_at > since) {
+                *ret_event = (struct ipc_event){ .at = job->copies.notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
                 snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory.rival);
                 return true;
         }
         for (const struct version *version = job->versions; version; version = version->next)
                 if (decided_at(version) > since && (!first || decided_at(version) < decided_at(first)))
                         first = version;
-        if (job->store_error.message[0] && job->store_error_at > since && (!first || job->store_error_at < decided_at(first))) {
-                *ret_event = (struct ipc_event){ .at = job->store_error_at, .kind = NEBULA_EVENT_STORAGE };
-                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->store_error.message);
+        if (job->storage.error.message[0] && job->storage.error_at > since && (!first || job->storage.error_at < decided_at(first))) {
+                *ret_event = (struct ipc_event){ .at = job->storage.error_at, .kind = NEBULA_EVENT_STORAGE };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->storage.error.message);
                 return true;
         }
         if (first)

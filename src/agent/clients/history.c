@@ -37,7 +37,7 @@ static struct capture_sums sum_parts(const struct version *version)
 
 static double mib_per_s(const struct version *version)
 {
-        return version->persist_seconds > 0 ? (double)version->persist_bytes / 1048576.0 / version->persist_seconds : 0;
+        return version->persist.seconds > 0 ? (double)version->persist.bytes / 1048576.0 / version->persist.seconds : 0;
 }
 
 /* When its ranks had loaded the version that they went on from; 0: they had loaded none. Sequences are times. */
@@ -65,9 +65,9 @@ json_t *history_json(const struct version *version)
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
                                   lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
-                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist_seconds,
+                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist.seconds,
                                   "persist_mib_per_s", mib_per_s(version), "error", version->error.message, "stopped", version->stopped, "read", read_time(version),
-                                  "read_step", (json_int_t)read_step(version), "written_bytes", (json_int_t)version->written_bytes);
+                                  "read_step", (json_int_t)read_step(version), "written_bytes", (json_int_t)version->persist.written_bytes);
 
         if (row && times)
                 json_object_update(row, times);
@@ -105,8 +105,8 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                  version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
-                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error, version->stopped,
-                 read_time(version), read_step(version), version->written_bytes);
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist.seconds, mib_per_s(version), error, version->stopped,
+                 read_time(version), read_step(version), version->persist.written_bytes);
 }
 
 static int append(const char *directory, const char *line)

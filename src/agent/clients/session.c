@@ -156,7 +156,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         session->job = job;
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
-                session->given_way_told = job->given_way_count;
+                session->given_way_told = job->runs.given_way_count;
         }
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;

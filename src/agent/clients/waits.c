@@ -26,7 +26,7 @@ static enum nebula_status durable_refused(const struct version *version, struct 
         if (!version->job->persist_path[0])
                 return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
                                  version->tag);
-        if (version->remote)
+        if (version->copies.is_remote)
                 return error_set(error, NEBULA_FAILED, 0,
                                  "checkpoint \"%.200s\" is only in other nodes' memory, and this node does not make it durable",
                                  version->tag);
@@ -39,13 +39,13 @@ static enum nebula_status durable_refused(const struct version *version, struct 
 /* Why a version can never get a copy on another node; NEBULA_OK: it can. Asks for the copy. */
 static enum nebula_status replica_refused(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
 {
-        if (!version->job->replica_count)
+        if (!version->job->copies.count)
                 return error_set(error, NEBULA_INVALID, 0, "this job asks for no copies in other nodes' memory (replica_count)");
         if (lifecycle_complete(version->life.state) && !version->in_memory)
                 return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
-        if (!version->replica_wanted)
+        if (!version->copies.wanted)
                 catalogue_signal(catalogue);
-        version->replica_wanted = true;
+        version->copies.wanted = true;
         return NEBULA_OK;
 }
 
@@ -63,13 +63,13 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                                  "checkpoint \"%.100s\" is %s; it waits for a commit, for files that were announced, or for a "
                                  "copy in progress",
                                  version->tag, nebula_state_name(version->life.state));
-        if (version->replica_wanted && job->replica_error.message[0])
+        if (version->copies.wanted && job->copies.error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
-                                 version->tag, nebula_state_name(version->life.state), job->replica_error.message);
-        if (version->attempt || job->store_error.message[0])
+                                 version->tag, nebula_state_name(version->life.state), job->copies.error.message);
+        if (version->persist.attempt || job->storage.error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; storage fails: %.350s", version->tag,
                                  nebula_state_name(version->life.state),
-                                 version->attempt ? version->error.message : job->store_error.message);
+                                 version->persist.attempt ? version->error.message : job->storage.error.message);
         return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
@@ -78,7 +78,7 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
  * may be gone for good. The version stays, because the ranks may still come. */
 static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
-        return commit_open(version) && version->spread && os->now_ns() - version->heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
+        return commit_open(version) && version->nodes.spread && os->now_ns() - version->nodes.heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
 }
 
 /* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
@@ -97,11 +97,12 @@ static enum nebula_status waited_in_vain(const struct catalogue *catalogue, cons
 
 static void want_durable(struct connection *connection, struct version *version)
 {
-        if (version->wanted)
+        if (version->persist.wanted)
                 return;
-        version->wanted = true;
-        if (!connection->has_asked)
-                version->retry_at_ns = 0;
+        if (connection->has_asked)
+                worker_want(version);
+        else
+                worker_want_now(version);
         connection->has_asked = true;
         catalogue_signal(connection->catalogue);
 }
@@ -301,7 +302,7 @@ static bool flush_covers(const struct version *version, const struct session *se
 
         if (*tag && strcmp(tag, version->tag))
                 return false;
-        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->remote)
+        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->copies.is_remote)
                 return false;
         if (!commit_open(version))
                 return version->job->persist_path[0] &&
@@ -352,9 +353,8 @@ static bool flush_done(struct connection *connection, const char *tag)
         for (struct version *version = job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {
                         done = false;
-                        if (!version->wanted) {
-                                version->wanted = true;
-                                version->retry_at_ns = 0;
+                        if (!version->persist.wanted) {
+                                worker_want_now(version);
                                 catalogue_signal(connection->catalogue);
                         }
                 }
@@ -365,11 +365,11 @@ static bool flush_done(struct connection *connection, const char *tag)
 static enum nebula_status given_way(struct session *session, struct nebula_error *error)
 {
         const struct job *job = session->job;
-        uint64_t count = job->given_way_count - session->given_way_told;
+        uint64_t count = job->runs.given_way_count - session->given_way_told;
 
-        session->given_way_told = job->given_way_count;
+        session->given_way_told = job->runs.given_way_count;
         for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
-                if (version->gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
+                if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,
                                          count - 1, version->error.message);
         return NEBULA_OK;
@@ -445,7 +445,7 @@ static const struct nebula_error *failure_of(const struct catalogue *catalogue)
                 for (const struct version *version = job->live; version && !found; version = version->next_live)
                         if (version_unsaved(version) && version->error.message[0])
                                 found = &version->error;
-                found = found ? found : &job->store_error;
+                found = found ? found : &job->storage.error;
         }
         return found;
 }
@@ -483,9 +483,9 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
 /* Whether the first scan of the job's storage is due or running: it may change which version is the newest. */
 static bool first_scan_matters(const struct job *job)
 {
-        if (!job->persist_path[0] || job->scanned || !job->versions)
+        if (!job->persist_path[0] || job->storage.is_scanned || !job->versions)
                 return false;
-        return job->scan_due ? !job->attempt : job->persisting;
+        return job->storage.scan_due ? !job->persist.attempt : job->persist.is_busy;
 }
 
 void session_await_scan(struct connection *connection)

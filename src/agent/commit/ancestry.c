@@ -13,9 +13,9 @@
 
 static struct ancestor *find(const struct job *job, const char *run)
 {
-        for (size_t i = 0; i < job->ancestor_count; i++)
-                if (!strcmp(job->ancestors[i].run, run))
-                        return &job->ancestors[i];
+        for (size_t i = 0; i < job->runs.ancestor_count; i++)
+                if (!strcmp(job->runs.ancestors[i].run, run))
+                        return &job->runs.ancestors[i];
         return NULL;
 }
 
@@ -25,11 +25,11 @@ static struct ancestor *find_or_add(struct job *job, const char *run)
 
         if (found)
                 return found;
-        grown = realloc(job->ancestors, (job->ancestor_count + 1) * sizeof *grown);
+        grown = realloc(job->runs.ancestors, (job->runs.ancestor_count + 1) * sizeof *grown);
         if (!grown)
                 return NULL;
-        job->ancestors = grown;
-        found = &grown[job->ancestor_count++];
+        job->runs.ancestors = grown;
+        found = &grown[job->runs.ancestor_count++];
         memset(found, 0, sizeof *found);
         strcpy(found->run, run);
         return found;
@@ -60,9 +60,9 @@ bool ancestry_is_rival(const struct job *job, const char *run)
 
 void ancestry_done(struct job *job)
 {
-        free(job->ancestors);
-        job->ancestors = NULL;
-        job->ancestor_count = 0;
+        free(job->runs.ancestors);
+        job->runs.ancestors = NULL;
+        job->runs.ancestor_count = 0;
 }
 
 /* Later than all that this agent knows of the job, whatever the clock says. */
@@ -75,9 +75,9 @@ static uint64_t moment(const struct job *job)
 
 static void add_stored(struct job *job, uint64_t until)
 {
-        for (size_t i = 0; i < job->stored.count; i++)
-                if (!strcmp(job->stored.manifests[i].job, job->name))
-                        ancestry_add(job, job->stored.manifests[i].run, until);
+        for (size_t i = 0; i < job->storage.stored.count; i++)
+                if (!strcmp(job->storage.stored.manifests[i].job, job->name))
+                        ancestry_add(job, job->storage.stored.manifests[i].run, until);
 }
 
 static void add_versions(struct job *job, uint64_t until)
@@ -89,16 +89,16 @@ static void add_versions(struct job *job, uint64_t until)
 void ancestry_begin(struct job *job, const char *run)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                version->base_sequence = ancestry_base(version); /* who made it is not the newest run any more */
+                version->ancestry.base_sequence = ancestry_base(version); /* who made it is not the newest run any more */
         ancestry_done(job);
-        strcpy(job->newest_run, run);
-        job->has_newest_run = true;
-        job->beginning++;
-        job->begun_sequence = moment(job);
-        job->begun_ns = os->now_ns();
-        add_stored(job, job->begun_sequence);
-        add_versions(job, job->begun_sequence);
-        job->scanned = false;
+        strcpy(job->runs.newest, run);
+        job->runs.has_newest = true;
+        job->runs.beginning++;
+        job->runs.begun_sequence = moment(job);
+        job->runs.begun_ns = os->now_ns();
+        add_stored(job, job->runs.begun_sequence);
+        add_versions(job, job->runs.begun_sequence);
+        job->storage.is_scanned = false;
 }
 
 /* A process that was here before the agent was, or before its connection broke, has begun long ago. */
@@ -113,7 +113,7 @@ static bool has_worked_here(const struct job *job, const struct ipc_hello *hello
 
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known)
 {
-        if (!job->has_newest_run || strcmp(job->newest_run, hello->run))
+        if (!job->runs.has_newest || strcmp(job->runs.newest, hello->run))
                 return true;
         /* The name of a run may be that of the one before: not every launcher gives a new one. */
         return !known && !catalogue_session_count(catalogue, job) && !has_worked_here(job, hello);
@@ -121,22 +121,22 @@ bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, c
 
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun)
 {
-        if (job->has_newest_run && job->begun_sequence >= begun)
+        if (job->runs.has_newest && job->runs.begun_sequence >= begun)
                 return;
-        strcpy(job->newest_run, run);
-        job->has_newest_run = true;
-        job->begun_sequence = begun;
-        job->begun_ns = INT64_MIN / 2; /* it looked at storage long ago */
+        strcpy(job->runs.newest, run);
+        job->runs.has_newest = true;
+        job->runs.begun_sequence = begun;
+        job->runs.begun_ns = INT64_MIN / 2; /* it looked at storage long ago */
 }
 
 void ancestry_looked(struct job *job)
 {
-        if (!job->has_newest_run)
+        if (!job->runs.has_newest)
                 return;
-        add_versions(job, job->begun_sequence);
-        if (os->now_ns() - job->begun_ns < PROMPT_NS)
-                job->begun_sequence = moment(job);
-        add_stored(job, job->begun_sequence);
+        add_versions(job, job->runs.begun_sequence);
+        if (os->now_ns() - job->runs.begun_ns < PROMPT_NS)
+                job->runs.begun_sequence = moment(job);
+        add_stored(job, job->runs.begun_sequence);
 }
 
 void ancestry_follow(const struct session *session, const char *run, uint64_t sequence)
@@ -145,7 +145,7 @@ void ancestry_follow(const struct session *session, const char *run, uint64_t se
 
         struct ancestor *ancestor;
 
-        if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->newest_run))
+        if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->runs.newest))
                 return;
         ancestry_add(session->job, run, sequence > until ? sequence : until);
         ancestor = find(session->job, run);
@@ -157,16 +157,16 @@ bool ancestry_run_covers(const struct job *job, const char *run, uint64_t sequen
 {
         const struct ancestor *ancestor = find(job, run);
 
-        return !strcmp(job->newest_run, run) || (ancestor && sequence <= ancestor->until);
+        return !strcmp(job->runs.newest, run) || (ancestor && sequence <= ancestor->until);
 }
 
 bool ancestry_covers(const struct version *version, const char *run, uint64_t sequence)
 {
         const struct job *job = version->job;
 
-        if (!strcmp(version->run, run) || (version->base_sequence && version->base_sequence == sequence))
+        if (!strcmp(version->run, run) || (version->ancestry.base_sequence && version->ancestry.base_sequence == sequence))
                 return true;
-        return job->has_newest_run && version->beginning == job->beginning && !strcmp(version->run, job->newest_run) &&
+        return job->runs.has_newest && version->ancestry.beginning == job->runs.beginning && !strcmp(version->run, job->runs.newest) &&
                ancestry_run_covers(job, run, sequence);
 }
 
@@ -174,7 +174,7 @@ uint64_t ancestry_base(const struct version *version)
 {
         const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
 
-        return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->base_sequence;
+        return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->ancestry.base_sequence;
 }
 
 enum nebula_status ancestry_judge(struct version *version, const struct manifest *manifest, struct nebula_error *error)
@@ -189,7 +189,7 @@ enum nebula_status ancestry_judge(struct version *version, const struct manifest
                                  "come after it: that checkpoint stays. If two jobs run at once, end one, or give it a path or a `job` name of "
                                  "its own", manifest->run, *manifest->host ? " on host " : "", manifest->host, job->name, version->tag,
                                  version->run);
-        if (!version->spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
+        if (!version->nodes.spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
             manifest->generation >= version->generation)
                 return error_set(error, NEBULA_INVALID, 0, "a later writing of \"%.200s\" by the same run is durable in this storage path%s%.60s",
                                  version->tag, *manifest->host ? ", from host " : "", manifest->host);
@@ -203,7 +203,7 @@ enum nebula_status ancestry_check(struct catalogue *catalogue, struct version *v
 
         catalogue_lock(catalogue);
         status = ancestry_judge(version, manifest, error);
-        version->gives_way = status != NEBULA_OK;
+        version->ancestry.gives_way = status != NEBULA_OK;
         if (status && strcmp(manifest->run, version->run))
                 ancestry_set_rival(version->job, manifest->run);
         catalogue_unlock(catalogue);
@@ -214,6 +214,6 @@ void ancestry_give_way(struct catalogue *catalogue, struct version *version, con
 {
         if (strcmp(manifest->run, version->run))
                 ancestry_set_rival(version->job, manifest->run);
-        version->gives_way = true;
+        version->ancestry.gives_way = true;
         version_fail(catalogue, version, NEBULA_INVALID, "%s", why);
 }

@@ -10,9 +10,9 @@
 
 const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
 {
-        for (size_t i = 0; i < job->stored.count; i++)
-                if (!strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].job, job->name))
-                        return &job->stored.manifests[i];
+        for (size_t i = 0; i < job->storage.stored.count; i++)
+                if (!strcmp(job->storage.stored.manifests[i].tag, tag) && !strcmp(job->storage.stored.manifests[i].job, job->name))
+                        return &job->storage.stored.manifests[i];
         return NULL;
 }
 
@@ -21,7 +21,7 @@ static struct agent_file *carry_over_file(struct version *version, const char *n
 {
         /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. A rank that is no more writes
          * nothing again. */
-        bool foreign = rank >= version->world || (version->spread && !version_part(version, rank));
+        bool foreign = rank >= version->world || (version->nodes.spread && !version_part(version, rank));
         struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
 
         if (!file)
@@ -72,8 +72,8 @@ void carry_over(struct version *version)
                 return; /* the first of its tag */
         manifest = carry_over_stored_manifest(version->job, version->tag);
         for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
-                    (lifecycle_complete(other->life.state) || other->failed_by_storage) &&
+                if (other != version && !other->copies.is_remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
+                    (lifecycle_complete(other->life.state) || other->persist.failed_by_storage) &&
                     ancestry_covers(version, other->run, other->sequence) && (!before || other->generation > before->generation))
                         before = other;
         if (before)
@@ -88,8 +88,8 @@ static struct version *oldest_committed(const struct job *job)
         struct version *oldest = NULL;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->sequence && !version->stored && !version->adopted && !version->spread && !version->remote &&
-                    version->beginning == job->beginning && (!oldest || version->sequence < oldest->sequence))
+                if (version->sequence && !version->stored && !version->adopted && !version->nodes.spread && !version->copies.is_remote &&
+                    version->ancestry.beginning == job->runs.beginning && (!oldest || version->sequence < oldest->sequence))
                         oldest = version;
         return oldest;
 }
@@ -100,9 +100,9 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         struct version *version = is_first ? oldest_committed(job) : NULL;
         uint64_t newest = 0, last;
 
-        for (size_t i = 0; i < job->stored.count; i++)
-                if (job->stored.manifests[i].sequence > newest && !strcmp(job->stored.manifests[i].job, job->name))
-                        newest = job->stored.manifests[i].sequence;
+        for (size_t i = 0; i < job->storage.stored.count; i++)
+                if (job->storage.stored.manifests[i].sequence > newest && !strcmp(job->storage.stored.manifests[i].job, job->name))
+                        newest = job->storage.stored.manifests[i].sequence;
         commit_saw_sequence(job, newest);
         last = job->last_sequence;
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
@@ -128,14 +128,14 @@ static void set_lines_again(struct job *job)
                         break;
                 last = next->sequence;
                 next->line_due = false;
-                if (!next->stored && !next->spread)
+                if (!next->stored && !next->nodes.spread)
                         lineage_set(next, next->sequence);
         }
 }
 
 static bool is_numbered_here(const struct version *version)
 {
-        return !version->stored && !version->adopted && !version->remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
+        return !version->stored && !version->adopted && !version->copies.is_remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
 }
 
 /* Nobody else has seen the numbers yet: generations are given in one process. If one was given without knowing of what lies in storage

@@ -63,7 +63,7 @@ static bool rank_may_add(struct version *version, const struct session *session)
         if (session->rank >= version->world)
                 return false;
         /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
-        if (version->spread && part && version->file_goal <= 0)
+        if (version->nodes.spread && part && version->file_goal <= 0)
                 return commit_open(version) && !part->closed;
         return commit_open(version) &&
                (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
@@ -98,8 +98,8 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                 return NULL;
         if (strcmp(version->run, session->run)) { /* the job's is that of a later one by now */
                 memcpy(version->run, session->run, sizeof version->run);
-                version->writing = 0; /* it is no writing before itself */
-                version->writing = world_next_writing(job, tag, version->run);
+                version->nodes.writing = 0; /* it is no writing before itself */
+                version->nodes.writing = world_next_writing(job, tag, version->run);
         }
         version->generation = generation + 1;
         version->world = session->world;
@@ -311,7 +311,7 @@ static void part_close(struct part *part)
 /* Others may wait for this part alone: other nodes, the clock of commit_quiet. */
 static void signal_closed(struct catalogue *catalogue, const struct version *version)
 {
-        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+        if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal(catalogue);
 }
 
@@ -365,7 +365,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         version_signal_captured(catalogue, version);
         if (request->commits)
                 signal_closed(catalogue, version);
-        else if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+        else if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
@@ -384,7 +384,7 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
                 memory_set_copied(loan->image, request->size);
         }
         loan->commits = request->commits != 0;
-        if (!version->tried_ahead)
+        if (!version->persist.tried_ahead)
                 catalogue_signal_workers(catalogue);
         return NEBULA_OK;
 }

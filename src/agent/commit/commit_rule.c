@@ -61,10 +61,10 @@ static bool rule_met(const struct catalogue *catalogue, struct version *version)
 {
         if (version->loans)
                 return false;
-        if (version->world > 1 && !version->job->persist_path[0] && version->job->local_world &&
-            version->job->local_world < version->world)
+        if (version->world > 1 && !version->job->persist_path[0] && version->job->settings.local_world &&
+            version->job->settings.local_world < version->world)
                 /* Nothing that the nodes could tell each other through: each has its share, and resume compares them. */
-                return share_met(catalogue, version) && version->part_count >= version->job->local_world;
+                return share_met(catalogue, version) && version->part_count >= version->job->settings.local_world;
         if (version->file_goal > 0)
                 return version->file_count >= (uint64_t)version->file_goal;
         if (version->file_goal == NEBULA_FILES_ALL_RANKS)
@@ -107,7 +107,7 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
 {
         bool has_begun = false;
 
-        if (!commit_open(version) || version->generation != 1 || version->adopted || version->spread ||
+        if (!commit_open(version) || version->generation != 1 || version->adopted || version->nodes.spread ||
             world_is_spread((struct catalogue *)catalogue, version))
                 return false;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
@@ -126,10 +126,10 @@ void commit_check(struct catalogue *catalogue, struct version *version)
                 return;
         if (world_is_spread(catalogue, version)) {
                 if (share_met(catalogue, version)) {
-                        version->spread = true;
-                        if (version->carried_parts != version->part_count)
+                        version->nodes.spread = true;
+                        if (version->nodes.carried_parts != version->part_count)
                                 carry_over(version);
-                        version->carried_parts = version->part_count;
+                        version->nodes.carried_parts = version->part_count;
                         world_captured(catalogue, version);
                 }
                 return;
@@ -147,7 +147,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         catalogue_forget_foretold(catalogue, version->job);
-        catalogue_retain(catalogue, version->job, version->job->retention_count);
+        catalogue_retain(catalogue, version->job, version->job->settings.retention_count);
         version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
         version_signal(catalogue, version); /* there may be room now, and pages to give back */
 }
@@ -161,7 +161,7 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
                         int64_t at;
 
                         if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans ||
-                            !version->file_count || version->spread)
+                            !version->file_count || version->nodes.spread)
                                 continue;
                         at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
                         if (at > now_ns) {

@@ -16,7 +16,7 @@ void lineage_read(struct session *session, const struct version *version)
 
 void lineage_save(struct version *version, const struct session *session)
 {
-        version->stopped = session->job->stopped;
+        version->stopped = session->job->runs.stopped;
         if (session->loaded.read_at > version->base.read_at)
                 version->base = session->loaded;
 }
@@ -43,10 +43,10 @@ static struct head find_head(const struct version *version)
 
         for (const struct version *other = job->versions; other; other = other->next)
                 if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
-                    (other->stored || other->remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage))))
+                    (other->stored || other->copies.is_remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->persist.failed_by_storage))))
                         compare(&head, other->tag, other->sequence, &other->line, other->run);
-        for (size_t i = 0; i < job->stored.count; i++) {
-                const struct manifest *manifest = &job->stored.manifests[i];
+        for (size_t i = 0; i < job->storage.stored.count; i++) {
+                const struct manifest *manifest = &job->storage.stored.manifests[i];
 
                 if (!strcmp(manifest->job, job->name))
                         compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
@@ -119,5 +119,5 @@ void lineage_find(const struct version *version, uint64_t sequence, int64_t afte
 void lineage_set(struct version *version, uint64_t sequence)
 {
         lineage_find(version, sequence, lineage_goes_back(version), &version->line);
-        version->line_due = version->job->persist_path[0] && !version->job->scanned;
+        version->line_due = version->job->persist_path[0] && !version->job->storage.is_scanned;
 }

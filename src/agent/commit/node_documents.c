@@ -83,12 +83,12 @@ void world_describe_committed(const struct version *version, struct committed *r
         ret_committed->generation = version->generation;
         ret_committed->sequence = version->sequence;
         ret_committed->line = version->line;
-        ret_committed->persist = version->wanted;
-        ret_committed->ranks = version->decided ? calloc(version->decided_count, sizeof *version->decided) : NULL;
+        ret_committed->persist = version->persist.wanted;
+        ret_committed->ranks = version->nodes.decided ? calloc(version->nodes.decided_count, sizeof *version->nodes.decided) : NULL;
         if (!ret_committed->ranks)
                 return;
-        memcpy(ret_committed->ranks, version->decided, version->decided_count * sizeof *version->decided);
-        ret_committed->rank_count = version->decided_count;
+        memcpy(ret_committed->ranks, version->nodes.decided, version->nodes.decided_count * sizeof *version->nodes.decided);
+        ret_committed->rank_count = version->nodes.decided_count;
 }
 
 /* Of one run they are counted; runs follow each other. */

@@ -9,6 +9,7 @@
 #include "agent/memory/survival_log.h"
 #include "agent/persist/storage.h"
 #include "agent/commit/world_private.h"
+#include "agent/persist/worker.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -39,7 +40,7 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
  * stays so also when the last of them joins: agents that have read that wait for committed.json, and so does persisting. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
-        return version->spread || (version->world > 1 && version->job->persist_path[0] && version->job->local_world < version->world &&
+        return version->nodes.spread || (version->world > 1 && version->job->persist_path[0] && version->job->settings.local_world < version->world &&
                                    ranks_here(catalogue, version) < version->world);
 }
 
@@ -48,10 +49,10 @@ uint64_t world_next_writing(const struct job *job, const char *tag, const char *
         uint64_t writing = 0;
 
         for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
-                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
-                        writing = version->writing;
-        for (size_t i = 0; i < job->stored.count && !writing; i++)
-                writing = !strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].run, run);
+                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->nodes.writing > writing)
+                        writing = version->nodes.writing;
+        for (size_t i = 0; i < job->storage.stored.count && !writing; i++)
+                writing = !strcmp(job->storage.stored.manifests[i].tag, tag) && !strcmp(job->storage.stored.manifests[i].run, run);
         return writing + 1;
 }
 
@@ -61,16 +62,16 @@ void world_captured(struct catalogue *catalogue, struct version *version)
 
         for (size_t i = 0; i < version->part_count; i++)
                 size += 1 + version->parts[i].file_count;
-        if (version->spread && version->announced_size == size)
+        if (version->nodes.spread && version->nodes.announced_size == size)
                 return;
-        version->announced_size = size;
-        version->to_announce = version->spread = true;
+        version->nodes.announced_size = size;
+        version->nodes.to_announce = version->nodes.spread = true;
         version->in_memory = true; /* where its ranks saved nothing, too: the others wait for their records */
-        version->poll_count = 0;
-        version->poll_at_ns = 0;
-        version->waiting_since_ns = version->heard_ns = os->now_ns();
-        if (!version->announce_sequence)
-                version->announce_sequence = commit_next_sequence(version->job);
+        version->nodes.poll_count = 0;
+        version->nodes.poll_at_ns = 0;
+        version->nodes.waiting_since_ns = version->nodes.heard_ns = os->now_ns();
+        if (!version->nodes.announce_sequence)
+                version->nodes.announce_sequence = commit_next_sequence(version->job);
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         survival_log_write(catalogue, version);
@@ -81,7 +82,7 @@ static bool has_come(const struct version *version, uint32_t rank)
 {
         const struct part *part = version_part((struct version *)version, rank);
 
-        return (part && part->closed) || (version->covered && version->covered[rank]);
+        return (part && part->closed) || (version->nodes.covered && version->nodes.covered[rank]);
 }
 
 static bool waits_for_several(const struct version *version)
@@ -126,7 +127,7 @@ void world_fill_of(const struct version *version, struct announce_of *of)
         snprintf(of->tag, sizeof of->tag, "%s", version->tag);
         snprintf(of->job, sizeof of->job, "%s", version->job->name);
         snprintf(of->run, sizeof of->run, "%s", version->run);
-        of->writing = version->writing;
+        of->writing = version->nodes.writing;
         of->world = version->world;
 }
 
@@ -151,7 +152,7 @@ bool world_describe(const struct version *version, struct captured *captured)
         memset(captured, 0, sizeof *captured);
         world_fill_of(version, &captured->of);
         captured->generation = version->generation;
-        captured->sequence = version->announce_sequence;
+        captured->sequence = version->nodes.announce_sequence;
         captured->after = lineage_goes_back(version);
         captured->goes_back = captured->after != LINEAGE_GOES_ON;
         captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
@@ -194,11 +195,11 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
 /* Without memory for it this node can't put the document back, should somebody write another over it. */
 static void keep_decision(struct version *version, const struct committed *committed)
 {
-        version->decided = calloc(committed->rank_count, sizeof *version->decided);
-        if (!version->decided)
+        version->nodes.decided = calloc(committed->rank_count, sizeof *version->nodes.decided);
+        if (!version->nodes.decided)
                 return;
-        memcpy(version->decided, committed->ranks, committed->rank_count * sizeof *version->decided);
-        version->decided_count = committed->rank_count;
+        memcpy(version->nodes.decided, committed->ranks, committed->rank_count * sizeof *version->nodes.decided);
+        version->nodes.decided_count = committed->rank_count;
 }
 
 /* Lock held. */
@@ -214,14 +215,15 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         keep_decision(version, committed);
         commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
-                version->wanted = version->wanted_told = true;
-                job->spread_start_ns = os->now_ns();
+                worker_want(version);
+                version->nodes.wanted_told = true;
+                job->persist.spread_start_ns = os->now_ns();
         } else if (!catalogue_session_count(catalogue, job)) {
-                version->wanted = true; /* nobody is left: the newest becomes durable */
+                worker_want(version); /* nobody is left: the newest becomes durable */
         }
         memset(&version->error, 0, sizeof version->error);
-        version->poll_count = 0;
-        version->poll_at_ns = os->now_ns();
+        version->nodes.poll_count = 0;
+        version->nodes.poll_at_ns = os->now_ns();
         job->spare_due = true;
         if (version->loans) {
                 log_event(LOG_LEVEL_WARN, "%s was committed without what was still being copied here", version->tag);
@@ -230,7 +232,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_retain(catalogue, job, job->settings.retention_count);
 }
 
 static bool goal_met(struct catalogue *catalogue, const struct version *version, const struct coverage *coverage,
@@ -240,7 +242,7 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
 
         catalogue_lock(catalogue); /* a rank that begins the version may set its goal, one that captures is heard of */
         goal = version->file_goal;
-        heard_ns = version->heard_ns;
+        heard_ns = version->nodes.heard_ns;
         catalogue_unlock(catalogue);
         if (goal > 0)
                 return coverage->files >= (uint64_t)goal;
@@ -252,26 +254,24 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
 
 static void look_again(struct version *version, int64_t now)
 {
-        version->poll_at_ns = now + world_back_off(version->poll_count++);
+        version->nodes.poll_at_ns = now + world_back_off(version->nodes.poll_count++);
 }
 
-static void survival_log_trouble(struct catalogue *catalogue, struct version *version, const struct nebula_error *error)
+static void storage_trouble(struct catalogue *catalogue, struct version *version, const struct nebula_error *error)
 {
         struct job *job = version->job;
+        bool is_new;
 
         if (error->status == NEBULA_INVALID) {
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        if (version->poll_count == 0 || job->store_error.status == NEBULA_OK) { /* not at each look */
+        is_new = version->nodes.poll_count == 0 || job->storage.error.status == NEBULA_OK; /* not at each look */
+        if (is_new)
                 log_event(LOG_LEVEL_WARN, "%s waits for storage: %s", version->tag, error->message);
-                job->store_error_at = catalogue_moment(catalogue);
-                catalogue_signal_event(catalogue);
-        }
-        job->store_error = *error;
-        job->failure_count++;
-        version->failed_ns = os->now_ns();
-        version->poll_count = version->poll_count < 14 ? 14 : version->poll_count;
+        storage_failed(catalogue, job, error, is_new);
+        version->persist.failed_ns = os->now_ns();
+        version->nodes.poll_count = version->nodes.poll_count < 14 ? 14 : version->nodes.poll_count;
         look_again(version, os->now_ns());
 }
 
@@ -279,7 +279,7 @@ static void survival_log_trouble(struct catalogue *catalogue, struct version *ve
  * heard of it: the agent before this one has taken what it knew along. Others count that too. */
 static bool is_earlier(const struct version *version, const struct committed *committed)
 {
-        if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->writing)
+        if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->nodes.writing)
                 return false;
         for (size_t i = 0; i < committed->rank_count; i++)
                 if (version_part((struct version *)version, committed->ranks[i]))
@@ -291,12 +291,12 @@ static bool is_earlier(const struct version *version, const struct committed *co
 static void count_writings(struct catalogue *catalogue, struct version *version)
 {
         struct committed committed = { 0 };
-        uint64_t before = version->writing;
+        uint64_t before = version->nodes.writing;
         struct store *store;
         char tag[IPC_NAME_MAX];
         enum nebula_status status;
 
-        if (version->is_counted || version->adopted)
+        if (version->nodes.is_counted || version->adopted)
                 return;
         strcpy(tag, version->tag);
         version->pins++;
@@ -306,13 +306,13 @@ static void count_writings(struct catalogue *catalogue, struct version *version)
                 status = world_read_committed(store, tag, &committed, NULL);
         catalogue_lock(catalogue);
         version->pins--;
-        version->is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
+        version->nodes.is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
         if (!status && is_earlier(version, &committed))
-                version->writing = committed.of.writing + 1;
+                version->nodes.writing = committed.of.writing + 1;
         for (const struct version *older = version->next; older; older = older->next)
-                if (older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
-                        version->writing = older->writing + 1;
-        if (version->writing != before)
+                if (older->nodes.writing >= version->nodes.writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                        version->nodes.writing = older->nodes.writing + 1;
+        if (version->nodes.writing != before)
                 survival_log_write(catalogue, version);
         committed_done(&committed);
 }
@@ -324,7 +324,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
         struct store *store;
         enum nebula_status status;
 
-        version->to_announce = false;
+        version->nodes.to_announce = false;
         count_writings(catalogue, version);
         if (!commit_open(version))
                 return;
@@ -341,10 +341,10 @@ static void announce(struct catalogue *catalogue, struct version *version)
         version->pins--;
         captured_done(&captured);
         if (status) {
-                version->to_announce = true;
-                survival_log_trouble(catalogue, version, &error);
+                version->nodes.to_announce = true;
+                storage_trouble(catalogue, version, &error);
         } else {
-                memset(&version->job->store_error, 0, sizeof version->job->store_error);
+                memset(&version->job->storage.error, 0, sizeof version->job->storage.error);
         }
         catalogue_signal(catalogue);
 }
@@ -361,8 +361,8 @@ static bool has_rank_zero(const struct catalogue *catalogue, const struct versio
 
 static bool interval_passed(const struct job *job, int64_t now)
 {
-        return job->persist_interval_s <= 0 || job->spread_start_ns == 0 ||
-               now - job->spread_start_ns >= (int64_t)(job->persist_interval_s * 1e9);
+        return job->settings.persist_interval_s <= 0 || job->persist.spread_start_ns == 0 ||
+               now - job->persist.spread_start_ns >= (int64_t)(job->settings.persist_interval_s * 1e9);
 }
 
 /* What lies in storage may be of nodes that are not of this run. */
@@ -376,7 +376,7 @@ static enum nebula_status commit_for_all(struct catalogue *catalogue, struct sto
         bool scanned;
 
         catalogue_lock(catalogue);
-        scanned = version->job->scanned;
+        scanned = version->job->storage.is_scanned;
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, version->job, error);
@@ -400,11 +400,11 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         struct coverage coverage = { .ranks = calloc(version->world, 1) };
         struct captured own;
         struct store *store;
-        bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->wanted;
-        int64_t waited = now - version->waiting_since_ns;
+        bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
+        int64_t waited = now - version->nodes.waiting_since_ns;
         enum nebula_status status;
 
-        decide = version->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
+        decide = version->nodes.leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
         if (!world_describe(version, &own) || !coverage.ranks) {
                 captured_done(&own);
                 free(coverage.ranks);
@@ -429,19 +429,19 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         }
         catalogue_lock(catalogue);
         version->pins--;
-        if (coverage.documents > version->heard) {
-                version->heard = coverage.documents;
-                version->heard_ns = now;
+        if (coverage.documents > version->nodes.heard) {
+                version->nodes.heard = coverage.documents;
+                version->nodes.heard_ns = now;
         }
         if (coverage.count) {
-                free(version->covered);
-                version->covered = coverage.ranks;
+                free(version->nodes.covered);
+                version->nodes.covered = coverage.ranks;
                 coverage.ranks = NULL;
         }
         free(coverage.ranks);
         captured_done(&own);
         if (status)
-                survival_log_trouble(catalogue, version, &error);
+                storage_trouble(catalogue, version, &error);
         else if (found)
                 adopt(catalogue, version, &committed);
         else if (superseded)
@@ -459,18 +459,18 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
 
         if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
                 return world_tidy(catalogue, version, now, due);
-        if (!waits || (!open && version->wanted && version->wanted_told && !world_is_given_up(version, now)))
+        if (!waits || (!open && version->persist.wanted && version->nodes.wanted_told && !world_is_given_up(version, now)))
                 return false;
         if (!open && world_is_given_up(version, now)) {
                 log_event(LOG_LEVEL_WARN, "%s is not made durable any more: another node let it go, and a newer one is durable", version->tag);
                 version_forget_memory(catalogue, version);
                 return true;
         }
-        if (version->poll_at_ns > now && !(!open && version->wanted && !version->tell_failed)) {
-                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+        if (version->nodes.poll_at_ns > now && !(!open && version->persist.wanted && !version->nodes.tell_failed)) {
+                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
                 return false;
         }
-        if (version->to_announce)
+        if (version->nodes.to_announce)
                 announce(catalogue, version);
         else if (open)
                 look_for_commit(catalogue, version, now);
@@ -486,14 +486,14 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
         if (!job->persist_path[0])
                 return false; /* nothing that the nodes could tell each other through */
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
+                if (version->nodes.spread && version->nodes.to_announce && version->nodes.poll_at_ns <= now_ns && commit_open(version))
                         oldest = version; /* newest first: the last one found was begun first */
         if (oldest) {
                 announce(catalogue, oldest);
                 return true;
         }
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->spread && work_on(catalogue, version, now_ns, due_ns))
+                if (version->nodes.spread && work_on(catalogue, version, now_ns, due_ns))
                         return true;
         return false;
 }

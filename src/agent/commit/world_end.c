@@ -4,6 +4,7 @@
 #include "agent/log.h"
 #include "agent/persist/storage.h"
 #include "agent/commit/world_private.h"
+#include "agent/persist/worker.h"
 #include "os/os.h"
 
 #define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* at most: whether another node wants a version that this one need not persist */
@@ -13,8 +14,8 @@
 const struct version *world_newer_complete(const struct version *version)
 {
         for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && lifecycle_complete(other->life.state) && !(other->remote && !strcmp(other->tag, version->tag)) &&
-                    other->sequence > (version->sequence ? version->sequence : version->announce_sequence))
+                if (other != version && lifecycle_complete(other->life.state) && !(other->copies.is_remote && !strcmp(other->tag, version->tag)) &&
+                    other->sequence > (version->sequence ? version->sequence : version->nodes.announce_sequence))
                         return other;
         return NULL;
 }
@@ -27,16 +28,16 @@ bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int
 
         world_missing(version, missing, sizeof missing);
         if (!newer)
-                version->behind_ns = 0;
-        else if (!version->behind_ns)
-                version->behind_ns = now;
-        if (newer && now - version->behind_ns >= BEHIND_NS) {
+                version->nodes.behind_ns = 0;
+        else if (!version->nodes.behind_ns)
+                version->nodes.behind_ns = now;
+        if (newer && now - version->nodes.behind_ns >= BEHIND_NS) {
                 version_fail(catalogue, version, NEBULA_FAILED, "never became complete (%s), and \"%.150s\" has by now",
                              missing, newer->tag);
                 return true;
         }
         if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
-            now - version->waiting_since_ns > 2 * patience) {
+            now - version->nodes.waiting_since_ns > 2 * patience) {
                 version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
                              version->tag, missing);
                 return true;
@@ -47,7 +48,7 @@ bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int
 /* Mostly a version is flushed soon after it was complete, if at all: a look a quarter as late as the version is old. */
 static int64_t wanted_delay(const struct version *version, int64_t now)
 {
-        int64_t delay = (now - version->waiting_since_ns) / 4;
+        int64_t delay = (now - version->nodes.waiting_since_ns) / 4;
 
         if (delay < WANTED_LEAST_NS)
                 return WANTED_LEAST_NS;
@@ -60,7 +61,7 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         struct nebula_error error = { 0 };
         struct committed own;
         struct store *store;
-        bool wanted = version->wanted, told = false;
+        bool wanted = version->persist.wanted, told = false;
 
         world_describe_committed(version, &own);
         version->pins++;
@@ -70,10 +71,11 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         catalogue_lock(catalogue);
         version->pins--;
         committed_done(&own);
-        version->wanted_told = told;
-        version->tell_failed = wanted && !told;
-        version->wanted = version->wanted || told;
-        version->poll_at_ns = now + (version->wanted && !told ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
+        version->nodes.wanted_told = told;
+        version->nodes.tell_failed = wanted && !told;
+        if (told)
+                worker_want(version);
+        version->nodes.poll_at_ns = now + (version->persist.wanted && !told ? WORLD_POLL_MOST_NS : version->persist.wanted ? 0 : wanted_delay(version, now));
         catalogue_signal(catalogue);
 }
 
@@ -91,7 +93,7 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         size_t removed = 0;
 
         for (const struct version *other = version->job->versions; other; other = other->next)
-                in_use = in_use || (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
+                in_use = in_use || (other != version && !other->copies.is_remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
         version->pins++;
         catalogue_unlock(catalogue);
         if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
@@ -107,18 +109,18 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
 
 bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
 {
-        bool late = version->withdrawn;
+        bool late = version->nodes.withdrawn;
 
         if (!version->stored && !world_newer_complete(version))
                 return false;
-        if (late && version->poll_at_ns > now) {
-                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+        if (late && version->nodes.poll_at_ns > now) {
+                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
                 return false;
         }
         /* Before it was committed nobody wrote more of it than documents. */
-        version->spread = !late && !version->stored && version->sequence;
-        version->poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
-        version->withdrawn = true;
+        version->nodes.spread = !late && !version->stored && version->sequence;
+        version->nodes.poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
+        version->nodes.withdrawn = true;
         clean(catalogue, version, late);
         return true;
 }
@@ -127,6 +129,6 @@ bool world_is_given_up(const struct version *version, int64_t now)
 {
         const struct version *newer = world_newer_complete(version);
 
-        return version->recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
-               now - version->waiting_since_ns > 2 * WANTED_POLL_NS;
+        return version->persist.recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
+               now - version->nodes.waiting_since_ns > 2 * WANTED_POLL_NS;
 }

@@ -8,6 +8,7 @@
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
 #include "agent/memory/spill.h"
+#include "agent/persist/worker.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -72,10 +73,12 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct version *t
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
                             !job->persist_path[0])
                                 continue;
-                        if (version->attempt)
-                                *ret_storage = &job->store_error;
-                        else
-                                hope = version->wanted = true;
+                        if (version->persist.attempt)
+                                *ret_storage = &job->storage.error;
+                        else {
+                                worker_want(version);
+                                hope = true;
+                        }
                 }
         return hope;
 }
@@ -92,7 +95,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
         struct nebula_error error = { 0 };
         struct image *image = NULL;
 
-        if (session->job->on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
+        if (session->job->settings.on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
                 return NULL;
         catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
@@ -103,7 +106,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
         if (image) {
                 image->job = session->job;
                 memory_add(&catalogue->memory, image);
-                version->wanted = true; /* not only after the interval: until it is durable it does not survive the agent */
+                worker_want(version); /* not only after the interval: until it is durable it does not survive the agent */
         }
         return image;
 }
@@ -119,7 +122,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
 
         if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
                 return NEBULA_OK;
-        if (!room_follows && session->job->on_full == NEBULA_ON_FULL_SKIP) {
+        if (!room_follows && session->job->settings.on_full == NEBULA_ON_FULL_SKIP) {
                 nothing_to_free(catalogue, request, NULL, error);
                 version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, because the memory tier is full and on_full is \"skip\"");
                 return NEBULA_NO_MEMORY;
@@ -232,7 +235,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
                 return error->status;
         *ret_version = target;
         /* One version is being written, so one fewer older version stays; the images of the others are used again. */
-        catalogue_retain(catalogue, job, job->retention_count > 2 ? job->retention_count - 1 : 1);
+        catalogue_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
         image = memory_take(&catalogue->memory, request->size, session->nonce, job);
         *ret_loan = NULL;
         if (!image && !given_up)

@@ -16,7 +16,7 @@ static void lose_log(struct version *version, int result)
 {
         log_event(LOG_LEVEL_WARN, "%s would not survive the agent, because its survival log cannot be written to the "
                   "memory directory: %s", version->tag, os_error_text(result));
-        version->note_bytes = 0;
+        version->survival.bytes = 0;
 }
 
 void survival_log_write(struct catalogue *catalogue, struct version *version)
@@ -27,49 +27,54 @@ void survival_log_write(struct catalogue *catalogue, struct version *version)
 
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
-        if (version->gives_way && version->life.state == NEBULA_STATE_FAILED) {
+        if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED) {
                 survival_log_remove(catalogue, version); /* the next agent must not take it for the newest generation of its tag */
                 return;
         }
-        appends = version->note_bytes && version->note_bytes < LOG_GROWS_TO + 2 * version->note_begun_bytes;
-        if (!version->note)
-                version->note = memory_file_new();
+        appends = version->survival.bytes && version->survival.bytes < LOG_GROWS_TO + 2 * version->survival.begun_bytes;
+        if (!version->survival.file)
+                version->survival.file = memory_file_new();
         task.kind = appends ? MEMORY_FILE_APPEND : MEMORY_FILE_REPLACE;
-        task.file = version->note;
-        task.offset = appends ? version->note_bytes : 0;
-        task.data = version->note ? survival_record_format(version, appends ? version->noted_count : 0, &size) : NULL;
+        task.file = version->survival.file;
+        task.offset = appends ? version->survival.bytes : 0;
+        task.data = version->survival.file ? survival_record_format(version, appends ? version->survival.file_count : 0, &size) : NULL;
         task.size = task.data ? size : 0;
         if (!task.data || !memory_files_add(&catalogue->memory, &task)) {
                 lose_log(version, -ENOMEM);
                 return;
         }
-        version->note_begun_bytes = appends ? version->note_begun_bytes : size;
-        version->note_bytes = task.offset + size;
-        version->noted_count = version->file_count;
-        version->noted = true;
+        version->survival.begun_bytes = appends ? version->survival.begun_bytes : size;
+        version->survival.bytes = task.offset + size;
+        version->survival.file_count = version->file_count;
+        version->survival.is_logged = true;
+}
+
+void survival_log_restate(struct version *version)
+{
+        version->survival.file_count = 0;
 }
 
 void survival_log_remove(struct catalogue *catalogue, struct version *version)
 {
-        if (!version->noted)
+        if (!version->survival.is_logged)
                 return;
-        memory_files_remove(&catalogue->memory, version->note, version->id, ".version");
-        memory_file_drop(version->note);
-        version->note = NULL;
-        version->noted = false;
-        version->note_bytes = 0;
+        memory_files_remove(&catalogue->memory, version->survival.file, version->id, ".version");
+        memory_file_drop(version->survival.file);
+        version->survival.file = NULL;
+        version->survival.is_logged = false;
+        version->survival.bytes = 0;
 }
 
 void survival_log_mend(struct catalogue *catalogue, const struct memory_file_task *failed)
 {
         struct version *version = catalogue_version(catalogue, failed->id);
 
-        if (!version || version->note != failed->file)
+        if (!version || version->survival.file != failed->file)
                 return;
         if (failed->kind == MEMORY_FILE_REPLACE) {
                 lose_log(version, failed->result);
-        } else if (version->note_bytes) {
-                version->note_bytes = 0;
+        } else if (version->survival.bytes) {
+                version->survival.bytes = 0;
                 survival_log_write(catalogue, version);
         }
 }
@@ -234,7 +239,7 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
         }
         if (commit_open(version))
                 commit_check(catalogue, version);
-        if (commit_open(version) && !version->spread && !*waiting && !catalogue_session_count(catalogue, version->job))
+        if (commit_open(version) && !version->nodes.spread && !*waiting && !catalogue_session_count(catalogue, version->job))
                 version_fail(catalogue, version, NEBULA_FAILED, "all trainers ended before checkpoint \"%s\" was complete",
                              version->tag);
         return true;

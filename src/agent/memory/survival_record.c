@@ -91,31 +91,31 @@ static void put_job(char **at, const struct job *job)
         put_text(at, job->name);
         put_text(at, job->output_dir);
         put_text(at, job->run);
-        put_real(at, job->persist_interval_s);
-        put_u32(at, job->retention_count);
-        put_u32(at, job->keep_last);
-        put_u64(at, job->keep_every);
-        put_u32(at, job->world);
-        put_u32(at, job->local_world);
+        put_real(at, job->settings.persist_interval_s);
+        put_u32(at, job->settings.retention_count);
+        put_u32(at, job->settings.keep_last);
+        put_u64(at, job->settings.keep_every);
+        put_u32(at, job->settings.world);
+        put_u32(at, job->settings.local_world);
         put_text(at, job->spelling);
-        put_text(at, job->newest_run);
-        put_u64(at, job->has_newest_run ? job->begun_sequence : 0);
-        put_u32(at, job->umask);
-        put_u32(at, job->group);
+        put_text(at, job->runs.newest);
+        put_u64(at, job->runs.has_newest ? job->runs.begun_sequence : 0);
+        put_u32(at, job->settings.umask);
+        put_u32(at, job->settings.group);
 }
 
 /* A version that only storage failed is complete, and the next agent tries to persist it again. */
 static void put_version(char **at, const struct version *version)
 {
-        bool given_up = version->failed_by_storage;
+        bool given_up = version->persist.failed_by_storage;
 
         put_text(at, version->tag);
         put_text(at, version->run);
         put_u64(at, version->generation);
         put_u64(at, version->sequence);
         put_u64(at, (uint64_t)version->file_goal);
-        put_u64(at, version->writing);
-        put_u64(at, version->announce_sequence);
+        put_u64(at, version->nodes.writing);
+        put_u64(at, version->nodes.announce_sequence);
         put_line(at, &version->line);
         put_u64(at, version->base.read_at);
         put_u64(at, (uint64_t)version->base.step);
@@ -124,7 +124,7 @@ static void put_version(char **at, const struct version *version)
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
-        put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
+        put_u8(at, (uint8_t)((version->nodes.spread ? SPREAD : 0) | (version->persist.wanted ? WANTED : 0)));
 }
 
 /* The id of the pid namespace of this agent; 0: /proc does not tell. */
@@ -520,19 +520,19 @@ static void get_version(struct reader *reader, struct version *version)
         version->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
         version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
-        version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
-        version->announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->nodes.writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->nodes.announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         get_line(reader, &version->line);
         version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->base.step = (int64_t)get_u64(reader, INT64_MAX);
         get_line(reader, &version->base.line);
-        version->base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->ancestry.base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
         flags = get_u8(reader, SPREAD | WANTED);
-        version->spread = version->to_announce = flags & SPREAD;
-        version->wanted = flags & WANTED;
+        version->nodes.spread = version->nodes.to_announce = flags & SPREAD;
+        version->persist.wanted = flags & WANTED;
         lifecycle_init(&version->life, state, at);
         if (!reader->wrong && state == NEBULA_STATE_FAILED)
                 reader->wrong = "is of a version that had failed";
@@ -560,19 +560,19 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         if (!version)
                 return NEBULA_NO_MEMORY;
         version->id = id;
-        version->note = memory_file_new();
-        version->adopted = version->in_memory = version->noted = true;
-        if (!version->note)
+        version->survival.file = memory_file_new();
+        version->adopted = version->in_memory = version->survival.is_logged = true;
+        if (!version->survival.file)
                 reader.wrong = no_memory;
         get_version(&reader, version);
-        version->adopted_ns = version->waiting_since_ns = version->heard_ns = os->now_ns();
+        version->adopted_ns = version->nodes.waiting_since_ns = version->nodes.heard_ns = os->now_ns();
         get_parts(&reader, version);
         get_all_files(catalogue, &chain, &reader, version);
         get_loans(catalogue, &reader, version);
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than what it describes";
         if (reader.wrong) {
-                version->noted = false; /* the caller removes the log */
+                version->survival.is_logged = false; /* the caller removes the log */
                 version_free(catalogue, version);
                 return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
         }

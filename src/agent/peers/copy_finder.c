@@ -216,7 +216,7 @@ struct share {
 
 static struct share share_of(const struct session *session, const struct job *job)
 {
-        uint32_t count = job->local_world ? job->local_world : 1;
+        uint32_t count = job->settings.local_world ? job->settings.local_world : 1;
 
         return (struct share){ session->rank / count * count, count };
 }
@@ -230,8 +230,8 @@ bool replica_serves(const struct session *session, const struct version *version
 {
         struct share share;
 
-        if (!version->remote || !session)
-                return version->remote;
+        if (!version->copies.is_remote || !session)
+                return version->copies.is_remote;
         share = share_of(session, version->job);
         if (version->world <= share.count)
                 return true;
@@ -300,7 +300,7 @@ static struct version *own_share(const struct job *job, const struct peer_copy *
 {
         struct version *own = job->versions;
 
-        while (own && (own->remote || !(same_version(copy, own->tag, own->generation, own->sequence) ||
+        while (own && (own->copies.is_remote || !(same_version(copy, own->tag, own->generation, own->sequence) ||
                                         (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
                 own = own->next;
         return own;
@@ -311,7 +311,7 @@ static void put_behind(struct version *version, struct version *own)
 {
         struct job *job = version->job;
 
-        version->writing = own->writing;
+        version->nodes.writing = own->nodes.writing;
         job->versions = version->next;
         version->next = own->next;
         own->next = version;
@@ -345,19 +345,19 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
 {
         struct version *version = job->versions, *own;
 
-        while (version && !(version->remote && same_version(best, version->tag, version->generation, version->sequence)))
+        while (version && !(version->copies.is_remote && same_version(best, version->tag, version->generation, version->sequence)))
                 version = version->next;
         if (!version) {
                 version = version_new(catalogue, job, best->tag, error);
                 if (!version)
                         return NULL;
-                version->remote = version->recorded = true;
+                version->copies.is_remote = version->recorded = true;
                 version->generation = best->generation;
                 version->sequence = best->sequence;
                 version->line = best->line;
                 version->world = best->world;
                 strcpy(version->run, best->run);
-                version->writing = 0; /* not one of this node's, or the same */
+                version->nodes.writing = 0; /* not one of this node's, or the same */
                 own = own_share(job, best);
                 if (own)
                         put_behind(version, own);
@@ -371,8 +371,8 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                         for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
                                 learn_file(version, &copy->files[k]);
                 }
-        if (version->world_heard < inventory->count)
-                version->world_heard = (uint32_t)inventory->count;
+        if (version->copies.world_heard < inventory->count)
+                version->copies.world_heard = (uint32_t)inventory->count;
         return version;
 }
 
@@ -388,7 +388,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        asked = replica && job->replica_count;
+        asked = replica && job->copies.count;
         share = share_of(session, job);
         catalogue_unlock(catalogue);
         if (!asked)
@@ -421,7 +421,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         bool asked;
 
         catalogue_lock(catalogue);
-        asked = replica && job->replica_count;
+        asked = replica && job->copies.count;
         for (const struct version *version = job->versions; version && asked; version = version->next)
                 asked = !version_whole_in_memory(version);
         catalogue_unlock(catalogue);
@@ -444,11 +444,11 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
 static bool may_gather(const struct version *version)
 {
         const struct job *job = version->job;
-        bool is_small = job->world <= (uint64_t)GATHERING_NODES * (job->local_world ? job->local_world : 1);
+        bool is_small = job->settings.world <= (uint64_t)GATHERING_NODES * (job->settings.local_world ? job->settings.local_world : 1);
 
-        if (!job->replica_count || version->stored || !version->sequence)
+        if (!job->copies.count || version->stored || !version->sequence)
                 return false;
-        return version->remote || (version->spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
+        return version->copies.is_remote || (version->nodes.spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
 }
 
 bool replica_gather(struct catalogue *catalogue, struct version *version)
@@ -480,7 +480,7 @@ const struct version *replica_rest(const struct version *version)
 {
         const struct version *other = version->sequence ? version->job->versions : NULL;
 
-        while (other && !(other->remote != version->remote && (other->remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
+        while (other && !(other->copies.is_remote != version->copies.is_remote && (other->copies.is_remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
                           version_is(other, version->generation, version->sequence)))
                 other = other->next;
         return other;
@@ -497,11 +497,11 @@ static bool has_file_of(const struct version *version, uint32_t rank)
 bool replica_gathered_all(const struct version *version)
 {
         const struct version *rest = replica_rest(version);
-        uint32_t local_world = version->job->local_world ? version->job->local_world : 1;
+        uint32_t local_world = version->job->settings.local_world ? version->job->settings.local_world : 1;
 
-        if (!rest || !rest->remote)
+        if (!rest || !rest->copies.is_remote)
                 return false;
-        if ((uint64_t)rest->world_heard * local_world >= version->world)
+        if ((uint64_t)rest->copies.world_heard * local_world >= version->world)
                 return true;
         for (uint32_t rank = 0; rank < version->world; rank++)
                 if (!has_file_of(version, rank) && !has_file_of(rest, rank))

@@ -120,7 +120,7 @@ static enum nebula_status send_keep(struct replica *replica, struct channel *cha
                 count++;
         keep.ids = calloc(count + 1, sizeof *keep.ids);
         for (const struct version *version = channel->job->versions; keep.ids && version && keep.count < most; version = version->next)
-                if (version->in_memory && (version->id == newest || version->replica_nonces[channel->index] == channel->peer->hello.nonce))
+                if (version->in_memory && (version->id == newest || version->copies.nonces[channel->index] == channel->peer->hello.nonce))
                         keep.ids[keep.count++] = version->id;
         catalogue_unlock(catalogue);
         status = keep.ids ? peer_keep_format(&keep, &text, &size, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list");

@@ -245,7 +245,7 @@ enum nebula_status copy_server_open(struct copy_server *server, struct member *r
 static bool has_job(const struct catalogue *catalogue, const char *identity)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (strcmp(job->peer_identity, identity))
+                if (strcmp(job->copies.identity, identity))
                         continue;
                 if (catalogue_session_count(catalogue, job))
                         return true;

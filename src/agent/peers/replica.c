@@ -28,7 +28,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         return hello;
 }
 
-_Static_assert(sizeof((struct job *)0)->peer_identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
+_Static_assert(sizeof((struct job *)0)->copies.identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
 
 /* Channels. */
 
@@ -194,24 +194,24 @@ static struct version *candidate(const struct channel *channel)
         uint64_t nonce;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version->in_memory || version->remote || !lifecycle_complete(version->life.state))
+                if (!version->in_memory || version->copies.is_remote || !lifecycle_complete(version->life.state))
                         continue;
                 if (!newest || version->sequence > newest->sequence)
                         newest = version;
-                if (version->replica_wanted && !version->replica_nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
+                if (version->copies.wanted && !version->copies.nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
                         wanted = version;
         }
         if (wanted)
                 return wanted;
-        nonce = newest ? newest->replica_nonces[channel->index] : 0;
+        nonce = newest ? newest->copies.nonces[channel->index] : 0;
         return nonce && (!channel->peer || nonce == channel->peer->hello.nonce) ? NULL : newest;
 }
 
 /* Every copy that is asked for is there. Lock held. */
 static bool all_copied(const struct version *version)
 {
-        for (size_t i = 0; i < version->job->replica_count; i++)
-                if (!version->replica_nonces[i])
+        for (size_t i = 0; i < version->job->copies.count; i++)
+                if (!version->copies.nonces[i])
                         return false;
         return true;
 }
@@ -239,19 +239,19 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
         catalogue_lock(catalogue);
         version->pins--;
         if (status) {
-                job->replica_error = error;
+                job->copies.error = error;
                 channel->retry_at_ns = os->now_ns() + RETRY_NS;
         } else {
                 channel->retry_at_ns = 0;
-                version->replica_nonces[channel->index] = channel->peer->hello.nonce;
+                version->copies.nonces[channel->index] = channel->peer->hello.nonce;
         }
         if (!status && all_copied(version)) {
-                memset(&job->replica_error, 0, sizeof job->replica_error);
-                version->replica_wanted = false;
+                memset(&job->copies.error, 0, sizeof job->copies.error);
+                version->copies.wanted = false;
                 if (version->life.state == NEBULA_STATE_COMMITTED)
                         version_move(catalogue, version, NEBULA_STATE_REPLICATED);
         }
-        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
 }
 
@@ -266,7 +266,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
                 log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
                 channel_close(channel);
                 for (version = job->versions; version; version = version->next)
-                        version->replica_nonces[channel->index] = 0; /* what is newest goes to another one */
+                        version->copies.nonces[channel->index] = 0; /* what is newest goes to another one */
         }
         version = candidate(channel);
         if (version && channel->retry_at_ns <= now) {
@@ -295,18 +295,18 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         if (!fan)
                 return now + RETRY_NS;
         first = &fan->channels[0];
-        if (!fan->announced || job->announce_due) {
+        if (!fan->announced || job->copies.announce_due) {
                 if (!fan->announced && first->retry_at_ns > now)
                         return first->retry_at_ns;
-                job->announce_due = false;
+                job->copies.announce_due = false;
                 catalogue_unlock(catalogue);
                 status = announce(replica, fan, &error);
                 if (status)
                         complain(first, "this node", &error);
                 catalogue_lock(catalogue);
                 if (!status)
-                        memcpy(job->peer_identity, fan->key.identity, sizeof job->peer_identity);
-                job->replica_error = error;
+                        memcpy(job->copies.identity, fan->key.identity, sizeof job->copies.identity);
+                job->copies.error = error;
                 first->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
                 *ret_worked = true;
                 return now;
@@ -315,7 +315,7 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
                 struct channel *channel = &fan->channels[i];
                 int64_t at;
 
-                if (i >= job->replica_count) {
+                if (i >= job->copies.count) {
                         channel_close(channel); /* the job asks for fewer than it did */
                         continue;
                 }
@@ -337,7 +337,7 @@ static void *replica_main(void *argument)
                 bool worked = false;
 
                 for (struct job *job = catalogue->jobs; job; job = job->next)
-                        if (job->replica_count && !catalogue->stopping) {
+                        if (job->copies.count && !catalogue->stopping) {
                                 int64_t at = tend(replica, job, &worked);
 
                                 due = at < due ? at : due;

@@ -22,8 +22,8 @@ void latest_mend(struct catalogue *catalogue, struct job *job, struct store *sto
         int64_t newest;
 
         catalogue_lock(catalogue);
-        newest = manifest_scan_newest(&job->stored, job->name);
-        if (newest >= 0 && name_encode(job->stored.manifests[newest].tag, newest_directory, NULL))
+        newest = manifest_scan_newest(&job->storage.stored, job->name);
+        if (newest >= 0 && name_encode(job->storage.stored.manifests[newest].tag, newest_directory, NULL))
                 newest_directory[0] = 0;
         catalogue_unlock(catalogue);
         if (!*newest_directory)

@@ -59,7 +59,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" may carry files over from storage", plan.tag);
                 goto done;
         }
-        if (plan.spread && version->recorded_here) {
+        if (plan.spread && version->persist.recorded_here) {
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
@@ -72,9 +72,9 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 goto done;
         if (plan.spread) {
                 catalogue_lock(catalogue);
-                version->recorded_here = true;
-                version->waiting_since_ns = os->now_ns();
-                version->poll_count = 0;
+                version->persist.recorded_here = true;
+                version->nodes.waiting_since_ns = os->now_ns();
+                version->nodes.poll_count = 0;
                 catalogue_unlock(catalogue);
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;

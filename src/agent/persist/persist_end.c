@@ -56,7 +56,7 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
                 for (size_t i = 0; i < version->file_count; i++)
                         told = tell_later(later, &version->files[i]) || told;
                 if (told) {
-                        later->noted_count = 0;
+                        survival_log_restate(later);
                         survival_log_write(catalogue, later);
                 }
         }
@@ -67,15 +67,15 @@ static void set_base(struct version *version, uint64_t sequence)
 {
         for (struct version *later = version->job->versions; later; later = later->next)
                 if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
-                        later->base_sequence = sequence;
-        if (version->beginning != version->job->beginning)
+                        later->ancestry.base_sequence = sequence;
+        if (version->ancestry.beginning != version->job->runs.beginning)
                 ancestry_add(version->job, version->run, sequence);
 }
 
 /* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
 static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
-        struct manifest_scan *stored = &job->stored;
+        struct manifest_scan *stored = &job->storage.stored;
         const struct manifest *known;
         struct manifest *grown;
         size_t at = 0;
@@ -104,7 +104,7 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         }
         known = grown ? &grown[at] : &plan->manifest;
         set_base(version, known->sequence);
-        if (version->spread)
+        if (version->nodes.spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
         manifest_scan_mark(stored);

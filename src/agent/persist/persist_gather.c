@@ -26,7 +26,7 @@ struct gathering {
 
 bool persist_is_writer(const struct version *version, const struct plan *plan)
 {
-        bool writes = version->leads;
+        bool writes = version->nodes.leads;
 
         for (size_t i = 0; i < plan->part_count; i++)
                 writes = writes || !plan->parts[i].rank;
@@ -115,7 +115,7 @@ static enum nebula_status gather_records(struct gathering *gathering, const stru
         size_t count = 0;
         enum nebula_status status;
 
-        writing_prefix(version->job->name, version->run, version->writing, writing);
+        writing_prefix(version->job->name, version->run, version->nodes.writing, writing);
         snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/%s", gathering->plan->directory, writing);
         status = store_list_all(gathering->store, prefix, false, &list, error);
         if (status)
@@ -199,14 +199,14 @@ static enum nebula_status add_carried(struct plan *plan, struct nebula_error *er
 /* A document that comes within this time needs no help. */
 static bool has_waited(const struct version *version)
 {
-        return os->now_ns() - version->waiting_since_ns > SECOND_NS;
+        return os->now_ns() - version->nodes.waiting_since_ns > SECOND_NS;
 }
 
 /* The others have not done their part yet. An agent that slept may have replaced the document that tells them to, and a program that
  * removed the tag may have taken this node's record. */
 static void keep_others_going(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version, struct plan *plan)
 {
-        bool is_due = !(version->poll_count & (version->poll_count - 1)); /* less and less often */
+        bool is_due = !(version->nodes.poll_count & (version->nodes.poll_count - 1)); /* less and less often */
 
         world_keep_committed(catalogue, store, version);
         if (!is_due || plan_carry_over(plan, NULL) || plan_set_number(store, plan, NULL) || persist_is_recorded(store, job, version, plan))
@@ -214,7 +214,7 @@ static void keep_others_going(struct catalogue *catalogue, struct store *store, 
         log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, or is about to: the node writes its share again",
                   plan->tag);
         catalogue_lock(catalogue);
-        version->recorded_here = false;
+        version->persist.recorded_here = false;
         catalogue_unlock(catalogue);
 }
 
@@ -245,7 +245,7 @@ static void drop_records(struct catalogue *catalogue, struct store *store, struc
                         store_remove_one(store, key, NULL);
         }
         catalogue_lock(catalogue);
-        version->recorded_here = false;
+        version->persist.recorded_here = false;
         catalogue_unlock(catalogue);
 }
 
@@ -286,7 +286,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
                                   struct plan *plan, struct nebula_error *error)
 {
         struct committed committed = { 0 };
-        bool writes = persist_is_writer(version, plan) || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * SECOND_NS;
+        bool writes = persist_is_writer(version, plan) || os->now_ns() - version->nodes.waiting_since_ns > (int64_t)catalogue->takeover_s * SECOND_NS;
         enum nebula_status status;
 
         if (!writes && has_waited(version))

@@ -76,7 +76,7 @@ static enum nebula_status take_parts(struct plan *plan, const struct version *ve
 /* Whether the commit brought what was written, and nothing else. */
 static bool is_as_planned(struct plan *plan, struct version *version)
 {
-        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->spread &&
+        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->nodes.spread &&
                     version->generation == plan->generation && version->file_count == plan->file_count;
 
         for (size_t i = 0; same && i < plan->file_count; i++) {
@@ -119,13 +119,13 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
                 return status;
         os->random(&attempt, sizeof attempt);
         catalogue_lock(catalogue);
-        writing_name(version->job->name, version->run, version->writing, attempt, plan->writing);
+        writing_name(version->job->name, version->run, version->nodes.writing, attempt, plan->writing);
         snprintf(plan->tag, sizeof plan->tag, "%s", version->tag);
         snprintf(plan->run, sizeof plan->run, "%s", version->run);
         plan->generation = version->generation;
-        plan->spread = version->spread;
+        plan->spread = version->nodes.spread;
         plan->is_ahead = commit_open(version);
-        if (plan->is_ahead ? version->spread : !lifecycle_complete(version->life.state)) {
+        if (plan->is_ahead ? version->nodes.spread : !lifecycle_complete(version->life.state)) {
                 catalogue_unlock(catalogue);
                 return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" is no longer what was to be written", plan->tag);
         }

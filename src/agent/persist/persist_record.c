@@ -174,7 +174,7 @@ bool persist_is_recorded(struct store *store, const struct job *job, const struc
 
         if (describe(job, version, plan, &own, NULL))
                 return false;
-        writing_prefix(job->name, version->run, version->writing, writing);
+        writing_prefix(job->name, version->run, version->nodes.writing, writing);
         snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/%s", plan->directory, writing);
         snprintf(end, sizeof end, ".record-%05u.json", own.rank_count ? own.ranks[0].rank : 0);
         if (!store_list_all(store, prefix, false, &list, NULL)) {

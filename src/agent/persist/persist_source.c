@@ -66,8 +66,8 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
 {
         size_t looked = 0;
 
-        for (size_t i = job->stored.count; i-- && looked < VERSIONS_MAX && !file->source;) {
-                const struct manifest *manifest = &job->stored.manifests[i];
+        for (size_t i = job->storage.stored.count; i-- && looked < VERSIONS_MAX && !file->source;) {
+                const struct manifest *manifest = &job->storage.stored.manifests[i];
                 const struct manifest_file *found;
                 size_t at;
 
@@ -132,7 +132,7 @@ void plan_find_sources(struct catalogue *catalogue, struct store *store, struct 
         if (!earlier)
                 return;
         catalogue_lock(catalogue);
-        for (size_t i = 0; i < plan->file_count && version->attempt < ATTEMPTS_MAX; i++)
+        for (size_t i = 0; i < plan->file_count && version->persist.attempt < ATTEMPTS_MAX; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);
         catalogue_unlock(catalogue);

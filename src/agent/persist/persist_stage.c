@@ -120,7 +120,7 @@ static void tell_written(struct catalogue *catalogue, struct version *version, c
                 written += file->carried ? 0 : file->size - file->written.referred;
         }
         catalogue_lock(catalogue);
-        version->written_bytes = written;
+        version->persist.written_bytes = written;
         catalogue_unlock(catalogue);
         if (written < size)
                 log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already", plan->tag,

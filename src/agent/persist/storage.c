@@ -24,7 +24,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        store = job->store;
+        store = job->storage.store;
         catalogue_unlock(catalogue);
         if (!store) {
                 if (!job->persist_path[0])
@@ -33,11 +33,11 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
                 if (status)
                         return status;
                 catalogue_lock(catalogue);
-                if (job->store) {
+                if (job->storage.store) {
                         store_close(store);
-                        store = job->store;
+                        store = job->storage.store;
                 }
-                job->store = store;
+                job->storage.store = store;
                 catalogue_unlock(catalogue);
         }
         *ret_store = store;
@@ -124,16 +124,16 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
                 log_event(LOG_LEVEL_INFO, "%zu symbolic links in %s are not followed, the first is \"%s\": to have a checkpoint found that lies "
                           "behind one, move its directory there", scan.link_count, job->persist_path, scan.link);
         catalogue_lock(catalogue);
-        manifest_scan_done(&job->stored);
-        job->stored = scan;
+        manifest_scan_done(&job->storage.stored);
+        job->storage.stored = scan;
         catalogue_unlock(catalogue);
         if (!status) {
                 find_gone(catalogue, job, store);
                 latest_mend(catalogue, job, store);
         }
         catalogue_lock(catalogue);
-        is_first = !job->was_scanned;
-        job->scanned = job->was_scanned = true;
+        is_first = !job->storage.was_scanned;
+        job->storage.is_scanned = job->storage.was_scanned = true;
         carry_over_stored(catalogue, job, is_first);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
@@ -160,16 +160,16 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
 /* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more; with those that went half. */
 static struct manifest *take_dropped(struct job *job, const struct pins *pins, size_t *ret_count)
 {
-        size_t count = job->stored.count, dropped = 0, kept = 0;
+        size_t count = job->storage.stored.count, dropped = 0, kept = 0;
         struct retain_entry *entries = calloc(count + 1, sizeof *entries);
-        struct manifest *taken = calloc(count + job->half_removed_count + 1, sizeof *taken);
+        struct manifest *taken = calloc(count + job->storage.half_removed_count + 1, sizeof *taken);
         bool *drop = calloc(count + 1, sizeof *drop);
 
         if (entries && taken && drop) {
-                while (job->half_removed_count)
-                        taken[dropped++] = job->half_removed[--job->half_removed_count];
+                while (job->storage.half_removed_count)
+                        taken[dropped++] = job->storage.half_removed[--job->storage.half_removed_count];
                 for (size_t i = 0; i < count; i++) {
-                        const struct manifest *manifest = &job->stored.manifests[i];
+                        const struct manifest *manifest = &job->storage.stored.manifests[i];
 
                         entries[i] = (struct retain_entry){
                                 .step = manifest->step, .follows_step = name_follows_step(manifest->tag),
@@ -180,14 +180,14 @@ static struct manifest *take_dropped(struct job *job, const struct pins *pins, s
                         };
                 }
                 retain_mark(entries, count);
-                retain_storage(entries, count, job->keep_last, job->keep_every, drop);
+                retain_storage(entries, count, job->settings.keep_last, job->settings.keep_every, drop);
                 for (size_t i = 0; i < count; i++) {
                         if (drop[i])
-                                taken[dropped++] = job->stored.manifests[i];
+                                taken[dropped++] = job->storage.stored.manifests[i];
                         else
-                                job->stored.manifests[kept++] = job->stored.manifests[i];
+                                job->storage.stored.manifests[kept++] = job->storage.stored.manifests[i];
                 }
-                job->stored.count = kept;
+                job->storage.stored.count = kept;
         }
         free(entries);
         free(drop);
@@ -224,8 +224,8 @@ static bool is_foreign(struct store *store, const struct manifest *manifest)
 static void put_back(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
 {
         bool is_gone = manifest_is_gone(store, manifest);
-        struct manifest **list = is_gone ? &job->half_removed : &job->stored.manifests, *grown;
-        size_t *count = is_gone ? &job->half_removed_count : &job->stored.count, at;
+        struct manifest **list = is_gone ? &job->storage.half_removed : &job->storage.stored.manifests, *grown;
+        size_t *count = is_gone ? &job->storage.half_removed_count : &job->storage.stored.count, at;
 
         catalogue_lock(catalogue);
         grown = *count < PUT_BACK_MAX || !is_gone ? realloc(*list, (*count + 1) * sizeof *grown) : NULL;
@@ -247,7 +247,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
         if (manifest_scan(store, &scan, NULL))
                 return;
         catalogue_lock(catalogue);
-        for (size_t i = 0; i < scan.count && job->has_newest_run; i++) {
+        for (size_t i = 0; i < scan.count && job->runs.has_newest; i++) {
                 const struct manifest *manifest = &scan.manifests[i];
 
                 if (strcmp(manifest->job, job->name) || ancestry_is_rival(job, manifest->run) ||
@@ -256,7 +256,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
                 ancestry_set_rival(job, manifest->run);
                 log_event(LOG_LEVEL_WARN, "run \"%s\"%s%s of job \"%s\" writes to %s beside run \"%s\": keep_last removes none of its "
                           "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, *manifest->host ? " on host " : "",
-                          manifest->host, job->name, job->persist_path, job->newest_run);
+                          manifest->host, job->name, job->persist_path, job->runs.newest);
         }
         catalogue_unlock(catalogue);
         manifest_scan_done(&scan);
@@ -266,7 +266,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
 static bool any_of_other_runs(const struct job *job, const struct manifest *manifests, size_t count)
 {
         for (size_t i = 0; i < count; i++)
-                if (strcmp(manifests[i].run, job->newest_run))
+                if (strcmp(manifests[i].run, job->runs.newest))
                         return true;
         return false;
 }
@@ -328,4 +328,14 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
         }
         free(dropped);
         pins_done(&pins);
+}
+
+void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new)
+{
+        job->storage.error = *error;
+        job->persist.failure_count++;
+        if (!is_new)
+                return;
+        job->storage.error_at = catalogue_moment(catalogue);
+        catalogue_signal_event(catalogue);
 }

@@ -29,6 +29,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
 enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
                                 struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
 void storage_unseal(struct catalogue *catalogue, struct image *image);
+/* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
+void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 void storage_retain(struct catalogue *catalogue, struct job *job);
 
 #endif

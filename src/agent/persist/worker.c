@@ -38,12 +38,12 @@ static bool to_persist(const struct version *version)
 /* Of what is pending: all, or what has not failed since a moment. */
 static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
 {
-        if (job->persisting && (!job->written || job->written->failed_ns < since_ns))
+        if (job->persist.is_busy && (!job->persist.version || job->persist.version->persist.failed_ns < since_ns))
                 return true;
         if (publish_pending((struct catalogue *)catalogue, (struct job *)job, since_ns))
                 return true;
         for (const struct version *version = job->live; version; version = version->next_live)
-                if (to_persist(version) && version_unsaved(version) && version->failed_ns < since_ns)
+                if (to_persist(version) && version_unsaved(version) && version->persist.failed_ns < since_ns)
                         return true;
         return false;
 }
@@ -67,14 +67,25 @@ bool worker_draining(const struct catalogue *catalogue, int64_t since_ns)
 static void want(struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live)
-                version->wanted = version->wanted || to_persist(version);
+                version->persist.wanted = version->persist.wanted || to_persist(version);
 }
 
 /* Somebody waits: no long back-off is sat out. */
 static void try_now(struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live)
-                version->retry_at_ns = 0;
+                version->persist.retry_at_ns = 0;
+}
+
+void worker_want(struct version *version)
+{
+        version->persist.wanted = true;
+}
+
+void worker_want_now(struct version *version)
+{
+        version->persist.wanted = true;
+        version->persist.retry_at_ns = 0;
 }
 
 void worker_want_all(struct catalogue *catalogue, struct job *only)
@@ -93,12 +104,12 @@ void worker_want_all(struct catalogue *catalogue, struct job *only)
  */
 static bool is_ready(const struct version *version, int64_t now, int64_t *due)
 {
-        int64_t at = version->retry_at_ns;
+        int64_t at = version->persist.retry_at_ns;
 
-        if (!to_persist(version) || (version->spread && !version->wanted))
+        if (!to_persist(version) || (version->nodes.spread && !version->persist.wanted))
                 return false;
-        if (version->spread && version->poll_at_ns > at)
-                at = version->poll_at_ns;
+        if (version->nodes.spread && version->nodes.poll_at_ns > at)
+                at = version->nodes.poll_at_ns;
         if (at <= now)
                 return true;
         *due = earlier(*due, at);
@@ -111,13 +122,13 @@ static struct version *version_ahead(const struct catalogue *catalogue, const st
         struct persist_entry entry = { .committed = true };
         int64_t at;
 
-        if (!job->persist_path[0] || job->attempt || catalogue->draining)
+        if (!job->persist_path[0] || job->persist.attempt || catalogue->draining)
                 return NULL;
         for (struct version *version = job->live; version; version = version->next_live) {
-                if (version->tried_ahead || !commit_foreseen(catalogue, version))
+                if (version->persist.tried_ahead || !commit_foreseen(catalogue, version))
                         continue;
-                entry.wanted = version->wanted;
-                if (persist_due(&entry, 1, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at) == 0)
+                entry.wanted = version->persist.wanted;
+                if (persist_due(&entry, 1, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist.last_start_ns, now, &at) == 0)
                         return version;
                 *due = earlier(*due, at);
         }
@@ -139,10 +150,10 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         versions = calloc(count, sizeof *versions);
         for (struct version *version = job->live; entries && versions && version; version = version->next_live)
                 if (is_ready(version, now, due)) {
-                        entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
+                        entries[used] = (struct persist_entry){ version->sequence, true, version->persist.wanted };
                         versions[used++] = version;
                 }
-        index = persist_due(entries, used, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at);
+        index = persist_due(entries, used, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist.last_start_ns, now, &at);
         *due = earlier(*due, at);
         struct version *version = index < 0 ? NULL : versions[index];
 
@@ -160,7 +171,7 @@ static struct version *next_version(const struct catalogue *catalogue, const str
                 struct version *version = job->lane != lane ? NULL : is_ahead ? version_ahead(catalogue, job, now, due)
                                                                               : due_version(job, now, due);
 
-                if (version && (!next || job->last_start_ns < next->job->last_start_ns))
+                if (version && (!next || job->persist.last_start_ns < next->job->persist.last_start_ns))
                         next = version;
         }
         return next;
@@ -173,7 +184,7 @@ bool worker_has_other(struct catalogue *catalogue, const struct version *version
         const struct version *next = next_version(catalogue, lane, false, now, &due);
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && (job->scan_due || publish_pending(catalogue, job, INT64_MAX)))
+                if (job->lane == lane && (job->storage.scan_due || publish_pending(catalogue, job, INT64_MAX)))
                         return true;
         return next && next != version;
 }
@@ -198,33 +209,30 @@ static int64_t tried_since(const struct job *job, const struct version *version)
 {
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (to_persist(other) && other->sequence > version->sequence)
-                        return earlier(job->failing_since_ns, version->failing_since_ns);
-        return version->failing_since_ns;
+                        return earlier(job->persist.failing_since_ns, version->persist.failing_since_ns);
+        return version->persist.failing_since_ns;
 }
 
-static void survival_log_failure(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
+static void attempt_failed(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
         struct job *job = version->job;
 
-        if (version->gives_way) { /* which is no fault of storage */
+        if (version->ancestry.gives_way) { /* which is no fault of storage */
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        job->store_error = *error;
-        job->store_error_at = catalogue_moment(catalogue);
-        job->failure_count++;
-        catalogue_signal_event(catalogue);
+        storage_failed(catalogue, job, error, true);
         if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        if (!job->attempt++)
-                job->failing_since_ns = now;
-        if (!version->attempt++)
-                version->failing_since_ns = now;
-        version->failed_ns = now;
-        version->retry_at_ns = now + back_off(version->attempt);
-        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(version->retry_at_ns - now) / 1e9,
+        if (!job->persist.attempt++)
+                job->persist.failing_since_ns = now;
+        if (!version->persist.attempt++)
+                version->persist.failing_since_ns = now;
+        version->persist.failed_ns = now;
+        version->persist.retry_at_ns = now + back_off(version->persist.attempt);
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(version->persist.retry_at_ns - now) / 1e9,
                   error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
                 version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
@@ -237,12 +245,12 @@ static void survival_log_failure(struct catalogue *catalogue, struct version *ve
 /* This node's share is in storage. Another that died for good leaves nothing to be told by, and is given no longer than storage is. */
 static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
-        if (now - version->waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
+        if (now - version->nodes.waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
                 version_fail(catalogue, version, NEBULA_FAILED, "given up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
                 return;
         }
         version->error = *error;
-        version->poll_at_ns = now + world_back_off(version->poll_count++);
+        version->nodes.poll_at_ns = now + world_back_off(version->nodes.poll_count++);
 }
 
 /* Saves to this storage may wait for memory again, and those of jobs without one: whatever becomes durable makes room for these. */
@@ -253,21 +261,21 @@ static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
                         job->lane->waited_in_vain = false;
 }
 
-static void survival_log_success(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
+static void attempt_succeeded(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
 {
-        version->persist_seconds = seconds;
-        version->persist_bytes = version_size(version);
+        version->persist.seconds = seconds;
+        version->persist.bytes = version_size(version);
         version->stored = true;
         memset(&version->error, 0, sizeof version->error);
-        memset(&job->store_error, 0, sizeof job->store_error);
-        job->attempt = version->attempt = 0;
+        memset(&job->storage.error, 0, sizeof job->storage.error);
+        job->persist.attempt = version->persist.attempt = 0;
         end_vain_waits(catalogue, job->lane);
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         for (struct version *other = job->live; other; other = other->next_live)
                 if (!strcmp(other->tag, version->tag))
                         version_give_way(catalogue, other, version->generation, version->sequence);
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
-                 version->persist_bytes >> 20, seconds);
+                 version->persist.bytes >> 20, seconds);
 }
 
 static bool is_spilled(const struct version *version)
@@ -282,14 +290,14 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
 {
         struct job *job = version->job;
         struct nebula_error error = { 0 };
-        int64_t start = os->now_ns(), last_start = job->last_start_ns;
+        int64_t start = os->now_ns(), last_start = job->persist.last_start_ns;
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->scanned, is_ahead = commit_open(version);
+        bool scanned = job->storage.is_scanned, is_ahead = commit_open(version);
 
-        version->tried_ahead = true;
-        job->last_start_ns = start;
-        job->persisting = true;
-        job->written = version;
+        version->persist.tried_ahead = true;
+        job->persist.last_start_ns = start;
+        job->persist.is_busy = true;
+        job->persist.version = version;
         version->pins++;
         catalogue_unlock(catalogue);
         if (!scanned)
@@ -300,28 +308,28 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
         version->pins--;
-        job->persisting = false;
-        job->written = NULL;
+        job->persist.is_busy = false;
+        job->persist.version = NULL;
         if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
-                job->last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
+                job->persist.last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
         } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {
-                job->last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
-                survival_log_failure(catalogue, version, &error, os->now_ns());
+                job->persist.last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
+                attempt_failed(catalogue, version, &error, os->now_ns());
         } else {
-                survival_log_success(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
+                attempt_succeeded(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
         }
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
-        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
-        if (!status && job->keep_last && !catalogue_resumes(catalogue, job)) {
-                job->persisting = true;
+        if (!status && job->settings.keep_last && !catalogue_resumes(catalogue, job)) {
+                job->persist.is_busy = true;
                 catalogue_unlock(catalogue);
                 storage_retain(catalogue, job);
                 catalogue_lock(catalogue);
-                job->persisting = false;
+                job->persist.is_busy = false;
                 catalogue_signal(catalogue);
         }
 }
@@ -331,14 +339,14 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         struct nebula_error error = { 0 };
         enum nebula_status status;
 
-        job->scan_due = false;
-        job->persisting = true;
+        job->storage.scan_due = false;
+        job->persist.is_busy = true;
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
-        job->persisting = false;
+        job->persist.is_busy = false;
         if (status)
                 log_event(LOG_LEVEL_WARN, "%s cannot be looked through yet: %s", job->persist_path, error.message);
         catalogue_signal(catalogue);
@@ -357,7 +365,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         return true;
         }
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && job->scan_due) {
+                if (job->lane == lane && job->storage.scan_due) {
                         catalogue_create_as(job);
                         scan_one(catalogue, job);
                         return true;
@@ -385,10 +393,10 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
                 if (job->lane != lane)
                         continue;
-                if (catalogue_session_count(catalogue, job) || job->scan_due || worker_pending(catalogue, job) || history_pending(job))
+                if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job))
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
-                        if (version->spread)
+                        if (version->nodes.spread)
                                 return true;
         }
         return false;

@@ -24,6 +24,10 @@ bool worker_pending(const struct catalogue *catalogue, const struct job *job);
 bool worker_draining(const struct catalogue *catalogue, int64_t since_ns);
 /* The storage of this version has something else to do by now (lock held). */
 bool worker_has_other(struct catalogue *catalogue, const struct version *version);
+/* The version is to become durable, whatever the interval says (lock held). catalogue_signal wakes the worker. */
+void worker_want(struct version *version);
+/* worker_want, and the next attempt does not wait for the pause after a failure (lock held). */
+void worker_want_now(struct version *version);
 /* Marks every committed version that is in memory as wanted (lock held). */
 void worker_want_all(struct catalogue *catalogue, struct job *job);
 

@@ -4,6 +4,7 @@
 
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
+#include "agent/persist/worker.h"
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -64,7 +65,7 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         publish->replaces = is_directory && replaces;
         strcpy(publish->tag, version->tag);
         strcpy(publish->name, request->name);
-        version->wanted = true;
+        worker_want(version);
         publish_keep_list(catalogue, job);
         catalogue_signal(catalogue);
         return NEBULA_OK;

@@ -83,8 +83,7 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
 
         publish->attempt++;
         job->publish_attempt++;
-        job->failure_count++;
-        job->store_error = *error;
+        storage_failed(catalogue, job, error, false);
         publish->failed_ns = os->now_ns();
         publish->retry_at_ns = publish->failed_ns + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
         log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
@@ -115,11 +114,11 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                         version_forget_memory(catalogue, version);
                 version->stored = false;
         }
-        for (size_t i = 0; i < job->stored.count; i++)
-                if (!strcmp(job->stored.manifests[i].tag, tag)) {
-                        manifest_done(&job->stored.manifests[i]);
-                        memmove(&job->stored.manifests[i], &job->stored.manifests[i + 1],
-                                (--job->stored.count - i) * sizeof job->stored.manifests[0]);
+        for (size_t i = 0; i < job->storage.stored.count; i++)
+                if (!strcmp(job->storage.stored.manifests[i].tag, tag)) {
+                        manifest_done(&job->storage.stored.manifests[i]);
+                        memmove(&job->storage.stored.manifests[i], &job->storage.stored.manifests[i + 1],
+                                (--job->storage.stored.count - i) * sizeof job->storage.stored.manifests[0]);
                         break;
                 }
         catalogue_unlock(catalogue);
@@ -239,9 +238,9 @@ bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, 
                         *due = *due < publish->retry_at_ns ? *due : publish->retry_at_ns;
                         continue;
                 }
-                job->persisting = true;
+                job->persist.is_busy = true;
                 run_one(catalogue, job, publish);
-                job->persisting = false;
+                job->persist.is_busy = false;
                 return true;
         }
         return false;

@@ -27,7 +27,7 @@ static bool is_newer(const struct version *a, const struct version *b)
  * open-ended version it is not known who else took part. */
 static bool lacks_shares(const struct job *job, const struct version *version)
 {
-        if (!version->spread || version->stored || job->local_world < job->world)
+        if (!version->nodes.spread || version->stored || job->settings.local_world < job->settings.world)
                 return false;
         if (version->file_goal > 0)
                 return version->file_count < (uint64_t)version->file_goal;
@@ -41,7 +41,7 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
 
         for (struct version *version = job->versions; version; version = version->next) {
                 if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
-                    (version->gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
+                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
                 /* Generations of one tag follow each other. */
@@ -199,12 +199,12 @@ static void fill_found(const struct version *version, struct ipc_found *found)
 static bool storage_may_be_newer(const struct job *job, const struct version *version)
 {
         const struct retain_entry known = retain_complete(version->tag, version->sequence, &version->line);
-        int64_t newest = manifest_scan_newest(&job->stored, job->name);
+        int64_t newest = manifest_scan_newest(&job->storage.stored, job->name);
         struct retain_entry stored;
 
         if (newest < 0)
                 return false;
-        stored = retain_complete(job->stored.manifests[newest].tag, job->stored.manifests[newest].sequence, &job->stored.manifests[newest].line);
+        stored = retain_complete(job->storage.stored.manifests[newest].tag, job->storage.stored.manifests[newest].sequence, &job->storage.stored.manifests[newest].line);
         return retain_is_newer(&stored, &known);
 }
 
@@ -273,9 +273,9 @@ static void log_older(struct catalogue *catalogue, const struct job *job, const 
         int64_t newest;
 
         catalogue_lock(catalogue);
-        newest = *wanted->tag ? -1 : manifest_scan_newest(&job->stored, job->name);
+        newest = *wanted->tag ? -1 : manifest_scan_newest(&job->storage.stored, job->name);
         if (newest >= 0) {
-                known = &job->stored.manifests[newest];
+                known = &job->storage.stored.manifests[newest];
                 known_entry = retain_complete(known->tag, known->sequence, &known->line);
         }
         if (known && retain_is_newer(&known_entry, &found_entry)) {
@@ -307,9 +307,9 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
         if (!catalogue->memory.rival[0] || !survival_log_rival_has(catalogue, path))
                 return;
         catalogue_lock(catalogue);
-        is_new = job->notice_at == 0;
+        is_new = job->copies.notice_at == 0;
         if (is_new)
-                job->notice_at = catalogue_moment(catalogue);
+                job->copies.notice_at = catalogue_moment(catalogue);
         catalogue_signal_event(catalogue);
         catalogue_unlock(catalogue);
         if (is_new)
@@ -339,7 +339,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 fill_found(version, &found);
                 memory_entry = retain_complete(version->tag, version->sequence, &version->line);
                 /* Another node may have made it durable since. */
-                stored_first = version->life.state == NEBULA_STATE_FAILED && version->recorded_here;
+                stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
                 look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));
         }
         if (!own && *path)

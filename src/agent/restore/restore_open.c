@@ -180,7 +180,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         want(version, file, &wanted);
         size = file->size;
         catalogue_unlock(catalogue);
-        if (version->remote) {
+        if (version->copies.is_remote) {
                 struct nebula_error failure = { 0 };
 
                 status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
@@ -190,7 +190,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                         log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from a peer, storage is tried: %s", name, version->tag,
                                   failure.message);
         }
-        if (status && (!version->remote || version->job->persist_path[0]))
+        if (status && (!version->copies.is_remote || version->job->persist_path[0]))
                 status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
         catalogue_lock(catalogue);
         file = version_file(version, name);
@@ -266,12 +266,12 @@ static struct version *complete_one(struct version *version, const char *name)
 {
         struct version *best = NULL;
 
-        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->remote))
+        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->copies.is_remote))
                 return version;
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
                     (!version->sequence || version_is(other, version->generation, version->sequence)) &&
-                    (version_whole_in_memory(other) || other->stored || other->remote) && (!best || other->generation > best->generation))
+                    (version_whole_in_memory(other) || other->stored || other->copies.is_remote) && (!best || other->generation > best->generation))
                         best = other;
         return best;
 }
@@ -321,7 +321,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
         }
         source->pins++;
         file = version_file(source, request->name);
-        if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->remote) {
+        if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->copies.is_remote) {
                 struct wanted wanted;
 
                 want(source, file, &wanted);

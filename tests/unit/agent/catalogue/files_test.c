@@ -48,7 +48,7 @@ static void each_of_many_files_is_found_and_carried_over(void)
         if (!manifest)
                 abort();
         make_manifest(manifest);
-        bench.job->stored = (struct manifest_scan){ .manifests = manifest, .count = 1 };
+        bench.job->storage.stored = (struct manifest_scan){ .manifests = manifest, .count = 1 };
         catalogue_lock(&bench.catalogue);
         stored = catalogue_stored(&bench.catalogue, bench.job, manifest);
         version = commit_begin(&bench.catalogue, &bench.session, "step1", NEBULA_FILES_ALL_RANKS, &bench.error);
@@ -99,7 +99,7 @@ static void a_name_that_a_rank_saves_again_counts_once(void)
         uint64_t id;
 
         bench_init(&bench, NULL, "");
-        bench.session.world = bench.job->world = 2;
+        bench.session.world = bench.job->settings.world = 2;
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
         id = version ? version->id : 0;
@@ -133,7 +133,7 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
                 abort();
         bench_init(&bench, NULL, "");
         log_to(ends[1], LOG_LEVEL_WARN);
-        bench.session.world = bench.job->world = 3;
+        bench.session.world = bench.job->settings.world = 3;
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
         id = version ? version->id : 0;
@@ -169,8 +169,8 @@ static void a_manifest_that_was_just_written_is_sorted_as_one_that_was_read(void
         catalogue_unlock(&bench.catalogue);
         for (unsigned i = 0; i < 3; i++)
                 REQUIRE(id && !bench_save(&bench, &id, names[i], i));
-        REQUIRE(!bench_persist(&bench, catalogue_version(&bench.catalogue, id)) && bench.job->stored.count == 1);
-        CHECK(bench.job->stored.manifests[0].by_name && manifest_find_file(&bench.job->stored.manifests[0], "a"));
+        REQUIRE(!bench_persist(&bench, catalogue_version(&bench.catalogue, id)) && bench.job->storage.stored.count == 1);
+        CHECK(bench.job->storage.stored.manifests[0].by_name && manifest_find_file(&bench.job->storage.stored.manifests[0], "a"));
         bench_done(&bench, true);
         storage_remove(storage);
 }

@@ -101,7 +101,7 @@ static void a_tombstone_remembers_who_had_nothing_to_add(void)
         char tag[32];
 
         bench_init(&bench, NULL, "");
-        bench.session.world = bench.job->world = 2;
+        bench.session.world = bench.job->settings.world = 2;
         other = bench.session;
         other.rank = 1;
         other.nonce = 2;
@@ -136,7 +136,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         char tag[32];
 
         bench_init(&bench, NULL, "");
-        bench.job->retention_count = 2;
+        bench.job->settings.retention_count = 2;
         agreed = bench_version(&bench, "step1", 1, 0);
         REQUIRE(agreed && next);
         *next = bench.session;
@@ -153,7 +153,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         }
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, next, "step2", NEBULA_FILES_ALL_RANKS, &bench.error);
-        catalogue_retain(&bench.catalogue, bench.job, bench.job->retention_count);
+        catalogue_retain(&bench.catalogue, bench.job, bench.job->settings.retention_count);
         CHECK(version && !version_whole_in_memory(agreed));
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
@@ -220,7 +220,7 @@ static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and
         page_maker_discard(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
         CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
-        bench.job->on_full = NEBULA_ON_FULL_STREAM;
+        bench.job->settings.on_full = NEBULA_ON_FULL_STREAM;
         bench.catalogue.memory.budget = 1; /* no file fits, and none waits for room */
         bench.session.nonce = 2;
         CHECK(save_in_vain(&bench, "streamed") && image_count(&bench) <= 1);
@@ -249,7 +249,7 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
 
         test_dir_make(directory);
         bench_init(&bench, NULL, directory);
-        bench.job->retention_count = 4;
+        bench.job->settings.retention_count = 4;
         for (unsigned i = 0; i < 3; i++) {
                 version = bench_version(&bench, i == 0 ? "step0" : i == 1 ? "step1" : "step2", i + 1, 0);
                 REQUIRE(version && (i == 1 || !bench_persist(&bench, version)));
@@ -327,7 +327,7 @@ static void small_images_serve_again_and_take_a_page_each(void)
 
         bench_init(&bench, NULL, "");
         bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* they are memfds here */
-        bench.job->retention_count = 2;
+        bench.job->settings.retention_count = 2;
         for (unsigned i = 0; i < 6; i++) {
                 snprintf(tag, sizeof tag, "step%u", i);
                 REQUIRE(version_of_many(&bench, tag, count));

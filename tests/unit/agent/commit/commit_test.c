@@ -33,7 +33,7 @@ static void begin_long(struct bench *bench, struct session *other)
         uint64_t id = 0;
 
         bench_init(bench, NULL, "");
-        bench->job->world = bench->session.world = 2;
+        bench->job->settings.world = bench->session.world = 2;
         *other = bench->session;
         other->nonce = 2;
         other->rank = 1;
@@ -123,8 +123,8 @@ static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_r
         REQUIRE(version && newer);
         newer->stored = true;
         version_move(&bench.catalogue, newer, NEBULA_STATE_DURABLE);
-        version->spread = version->recorded_here = version->wanted = version->wanted_told = true;
-        version->waiting_since_ns = os->now_ns() - 60000000000;
+        version->nodes.spread = version->persist.recorded_here = version->persist.wanted = version->nodes.wanted_told = true;
+        version->nodes.waiting_since_ns = os->now_ns() - 60000000000;
         version->pins++;
         catalogue_lock(&bench.catalogue);
         world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
@@ -156,8 +156,8 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
         version->pins--;
         CHECK(!bench_persist(&bench, version));
-        CHECK(bench.job->stored.count == 1 && manifest_find_file(&bench.job->stored.manifests[0], "b"));
-        CHECK(bench.job->stored.count == 1 && stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+        CHECK(bench.job->storage.stored.count == 1 && manifest_find_file(&bench.job->storage.stored.manifests[0], "b"));
+        CHECK(bench.job->storage.stored.count == 1 && stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 2));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -190,13 +190,13 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         storage_make(storage);
         REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "a", 5));
-        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "a", 5));
+        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
         again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written once more */
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(bench.job->stored.manifests[0].generation == 4);
-        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 3);
-        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        CHECK(bench.job->storage.stored.manifests[0].generation == 4);
+        CHECK(manifest_find_file(&bench.job->storage.stored.manifests[0], "b")->generation == 3);
+        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -222,7 +222,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(vo
         again = bench.job->versions;
         REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
         bench_done(&bench, true);
         test_dir_remove(memory);
         storage_remove(storage);
@@ -249,8 +249,8 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
                         REQUIRE(again && again->generation == 2);
                 }
                 CHECK(!bench_persist(&bench, again));
-                CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 1);
-                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+                CHECK(manifest_find_file(&bench.job->storage.stored.manifests[0], "b")->generation == 1);
+                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 2));
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -319,7 +319,7 @@ static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
         bench_init(&bench, NULL, storage);
         other = catalogue_job_get(&bench.catalogue, beside, "");
         REQUIRE(other && !storage_scan(&bench.catalogue, other, &bench.error) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
-        CHECK(other->stored.count == 1 && bench.job->stored.count == 1);
+        CHECK(other->storage.stored.count == 1 && bench.job->storage.stored.count == 1);
         version = bench_version(&bench, "t", 1, 2);
         CHECK(version && version->sequence >= now && version->sequence < now + UINT64_C(60000000000));
         bench_done(&bench, true);
@@ -341,8 +341,8 @@ static void after_the_last_sequence_there_is_versions_are_still_readable(void)
         version = bench_version(&bench, "before", 1, 2);
         REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         version = bench_version(&bench, "t", 1, 2);
-        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->store, "t", &manifest, &bench.error));
-        CHECK(stored_holds(bench.job->store, &manifest, "a", 1));
+        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->storage.store, "t", &manifest, &bench.error));
+        CHECK(stored_holds(bench.job->storage.store, &manifest, "a", 1));
         manifest_done(&manifest);
         version = bench_version(&bench, "evil", 1, 2); /* this one would have to be later */
         REQUIRE(version);
@@ -380,7 +380,7 @@ static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_h
         REQUIRE(bench_version(&bench, "t", 1, 2));
         again = bench_version(&bench, "t", 3, 0);
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 2);
+        CHECK(manifest_find_file(&bench.job->storage.stored.manifests[0], "b")->generation == 2);
         CHECK(version_file(again, "b")->generation == 2);
         bench_done(&bench, true);
         storage_remove(storage);
@@ -402,12 +402,12 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         version_forget_memory(&bench.catalogue, first);
         again = bench_version(&bench, "best", 5, 0);
         REQUIRE(again && !bench_persist(&bench, other));
-        bench.job->keep_last = 1;
+        bench.job->settings.keep_last = 1;
         storage_retain(&bench.catalogue, bench.job);
         CHECK(!bench_persist(&bench, again));
-        CHECK(bench.job->stored.count == 2 && stored_holds(bench.job->store, &bench.job->stored.manifests[1], "b", 2));
+        CHECK(bench.job->storage.stored.count == 2 && stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[1], "b", 2));
         storage_retain(&bench.catalogue, bench.job);
-        CHECK(bench.job->stored.count == 1);
+        CHECK(bench.job->storage.stored.count == 1);
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -441,25 +441,25 @@ static void what_retention_could_not_remove_is_tried_again_after_the_next_versio
 
                 storage_make(storage);
                 bench_init(&bench, NULL, storage);
-                bench.job->keep_last = 1;
+                bench.job->settings.keep_last = 1;
                 version = bench_version(&bench, "x", 1, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 version = bench_version(&bench, "y", 2, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 unremovable = refused[i];
-                stored_ops = bench.job->store->ops;
+                stored_ops = bench.job->storage.store->ops;
                 ops = *stored_ops;
                 ops.remove = remove_all_but_one;
-                bench.job->store->ops = &ops;
+                bench.job->storage.store->ops = &ops;
                 for (int turn = 0; turn < 2; turn++)
                         storage_retain(&bench.catalogue, bench.job);
-                bench.job->store->ops = stored_ops;
+                bench.job->storage.store->ops = stored_ops;
                 CHECK(storage_count(storage, "x", unremovable + 1, NULL) == 1);
-                CHECK(bench.job->stored.count + bench.job->half_removed_count == 2);
-                CHECK(!strcmp(bench.job->stored.manifests[bench.job->stored.count - 1].tag, "y"));
+                CHECK(bench.job->storage.stored.count + bench.job->storage.half_removed_count == 2);
+                CHECK(!strcmp(bench.job->storage.stored.manifests[bench.job->storage.stored.count - 1].tag, "y"));
                 storage_retain(&bench.catalogue, bench.job);
                 CHECK(!storage_count(storage, "x/", "", NULL));
-                CHECK(bench.job->stored.count == 1 && !bench.job->half_removed_count);
+                CHECK(bench.job->storage.stored.count == 1 && !bench.job->storage.half_removed_count);
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -496,7 +496,7 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
 
         storage_make(storage);
         bench_init(&bench, NULL, storage);
-        bench.job->world = bench.session.world = 3;
+        bench.job->settings.world = bench.session.world = 3;
         bench.session.rank = 1;
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error);
@@ -504,7 +504,7 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
         catalogue_unlock(&bench.catalogue);
         REQUIRE(id && !bench_save(&bench, &id, "b", 1));
         catalogue_lock(&bench.catalogue);
-        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->nodes.spread);
         bench.session.rank = 2;
         bench.session.nonce = 2;
         request.version_id = id;
@@ -550,12 +550,12 @@ static void what_a_rank_that_joins_late_does_not_write_again_carries_over(void)
         struct bench bench;
 
         bench_init(&bench, NULL, "/nonexistent");
-        bench.job->world = bench.session.world = 2;
+        bench.job->settings.world = bench.session.world = 2;
         first = share(&bench, 0, "a", false);
         REQUIRE(first && share(&bench, 1, "b", true) == first && share(&bench, 0, NULL, true) == first);
-        REQUIRE(!first->spread && first->life.state == NEBULA_STATE_COMMITTED);
+        REQUIRE(!first->nodes.spread && first->life.state == NEBULA_STATE_COMMITTED);
         again = share(&bench, 0, "a", true);
-        REQUIRE(again && again != first && again->spread && !version_file(again, "b"));
+        REQUIRE(again && again != first && again->nodes.spread && !version_file(again, "b"));
         CHECK(share(&bench, 1, NULL, true) == again && commit_open(again));
         CHECK(version_file(again, "b") && version_file(again, "b")->image == version_file(first, "b")->image);
         bench_done(&bench, true);
@@ -576,11 +576,11 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
                 REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
                 if (!found) {
                         version = bench_version(&bench, "t", 1, 2);
-                        REQUIRE(version && version->writing == 1 && !bench_persist(&bench, version));
+                        REQUIRE(version && version->nodes.writing == 1 && !bench_persist(&bench, version));
                 } else {
-                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &bench.job->stored.manifests[0]));
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &bench.job->storage.stored.manifests[0]));
                         version = bench_version(&bench, "t", 3, 4);
-                        CHECK(version && version->writing == 2);
+                        CHECK(version && version->nodes.writing == 2);
                 }
                 bench_done(&bench, true);
         }
@@ -602,9 +602,9 @@ static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
         }
         bench_init(&bench, NULL, storage);
         bench.catalogue.takeover_s = 30;
-        bench.job->world = bench.session.world = 2;
+        bench.job->settings.world = bench.session.world = 2;
         version = bench_version(&bench, "t", 1, 0);
-        REQUIRE(version && version->spread);
+        REQUIRE(version && version->nodes.spread);
         catalogue_lock(&bench.catalogue);
         CHECK(!event_next(&bench.catalogue, bench.job, 0, &event));
         CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due));
@@ -642,8 +642,8 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
 
         storage_make(storage);
         bench_init(&bench, NULL, storage);
-        bench.job->world = bench.session.world = 2;
-        bench.job->local_world = 1;
+        bench.job->settings.world = bench.session.world = 2;
+        bench.job->settings.local_world = 1;
         bench.catalogue.quiet_s = 0;
         bench.catalogue.takeover_s = 30;
         catalogue_lock(&bench.catalogue);
@@ -653,8 +653,8 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!bench_save(&bench, &id, "a", 1));
         catalogue_lock(&bench.catalogue);
-        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
-        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->to_announce);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->nodes.spread);
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->nodes.to_announce);
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
         catalogue_lock(&bench.catalogue);
@@ -702,7 +702,7 @@ static struct version *save_as_world(struct bench *bench, const char *run, uint3
         uint64_t id = 0;
         char name[32];
 
-        bench->job->world = bench->job->local_world = bench->session.world = world;
+        bench->job->settings.world = bench->job->settings.local_world = bench->session.world = world;
         strcpy(bench->session.run, run);
         strcpy(bench->job->run, run);
         for (uint32_t rank = 0; rank < world; rank++) {
@@ -722,7 +722,7 @@ static struct version *save_as_world(struct bench *bench, const char *run, uint3
 
 static bool has_stored(const struct bench *bench, const char *name)
 {
-        return bench->job->stored.count == 1 && manifest_find_file(&bench->job->stored.manifests[0], name);
+        return bench->job->storage.stored.count == 1 && manifest_find_file(&bench->job->storage.stored.manifests[0], name);
 }
 
 /* From memory, and from storage alone. */
@@ -746,9 +746,9 @@ static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
                 version = save_as_world(&bench, "r", 2, 10, false);
                 REQUIRE(version && !bench_persist(&bench, version));
                 CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "rng1") && has_stored(&bench, "model"));
-                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->stored.manifests[0].file_count == 3);
-                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "rng1", 11));
-                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "model", 1));
+                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->storage.stored.manifests[0].file_count == 3);
+                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "rng1", 11));
+                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "model", 1));
                 CHECK(!storage_has(storage, "t/rng3")); /* nor for a reader that knows no manifests */
                 CHECK(storage_has(storage, "t/rng1"));
                 bench_done(&bench, true);

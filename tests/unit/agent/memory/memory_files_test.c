@@ -134,13 +134,13 @@ static void a_survival_log_that_could_not_be_gone_on_with_is_begun_anew(void)
         REQUIRE(version);
         atomic_store(&failures_left, 1);
         catalogue_lock(&bench.catalogue);
-        version->wanted = true;
+        version->persist.wanted = true;
         survival_log_write(&bench.catalogue, version);
         catalogue_unlock(&bench.catalogue);
-        CHECK(atomic_load(&failures_left) == 0 && version->note_bytes == version->note_begun_bytes);
+        CHECK(atomic_load(&failures_left) == 0 && version->survival.bytes == version->survival.begun_bytes);
         bench_done(&bench, false);
         bench_init(&bench, memory, "");
-        CHECK(bench.job->versions && bench.job->versions->wanted);
+        CHECK(bench.job->versions && bench.job->versions->persist.wanted);
         end(&bench);
 }
 

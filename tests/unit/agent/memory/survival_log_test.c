@@ -188,8 +188,8 @@ static void a_file_more_is_noted_alone(void)
                 file->size = i; /* of an older generation, which storage alone has */
                 version->in_memory = true;
                 survival_log_write(&bench.catalogue, version);
-                written += version->note_bytes > last ? version->note_bytes - last : version->note_bytes;
-                last = version->note_bytes;
+                written += version->survival.bytes > last ? version->survival.bytes - last : version->survival.bytes;
+                last = version->survival.bytes;
         }
         catalogue_unlock(&bench.catalogue);
         CHECK(written < count * 1024u);

@@ -97,7 +97,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         bench.catalogue.sessions = &bench.session;
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         make_key(&key, 0);
-        strcpy(bench.job->peer_identity, key.identity);
+        strcpy(bench.job->copies.identity, key.identity);
         CHECK(!copy_server_add_key(server, &key, &error)); /* its trainers are there */
         make_key(&key, 1);
         REQUIRE(keep(server, "lost", "old"));
@@ -206,7 +206,7 @@ static void check_crowd(bool speaks)
         bench.session.role = IPC_ROLE_TRAINER;
         bench.catalogue.sessions = &bench.session;
         make_key(&key, 0);
-        strcpy(bench.job->peer_identity, key.identity);
+        strcpy(bench.job->copies.identity, key.identity);
         REQUIRE(!copy_server_add_key(server, &key, &error));
         crowding = true;
         crowd_speaks = speaks;

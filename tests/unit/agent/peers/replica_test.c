@@ -80,7 +80,7 @@ static void begin_among_the_gone(struct bench *bench)
         setenv("NEBULA_PEERS", peers, 1);
         setenv("NEBULA_LISTEN", "127.0.0.1:0", 1);
         bench_init(bench, NULL, "");
-        bench->job->replica_count = 1;
+        bench->job->copies.count = 1;
         memset(asked, 0, sizeof asked);
         table = *os;
         table.now_ns = later;
@@ -183,7 +183,7 @@ static void a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_com
         setenv("NEBULA_NODE_ID", "here", 1);
         bench_init(&bench, NULL, directory);
         bench.session.role = IPC_ROLE_TRAINER;
-        bench.job->replica_count = 1;
+        bench.job->copies.count = 1;
         bench.catalogue.sessions = &bench.session;
         REQUIRE(leave_record("young", 0) && leave_record("old", 2));
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
@@ -249,7 +249,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         setenv("NEBULA_SECRET_FILE", held_up, 1);
         bench_init(&bench, NULL, "");
         REQUIRE(bench_version(&bench, "a", 1, 2));
-        bench.job->replica_count = 1;
+        bench.job->copies.count = 1;
         hangs = true;
         table = os_linux;
         table.open = open_or_hang;
@@ -298,7 +298,7 @@ static bool start_node(struct bench *bench, const char *name)
 {
         setenv("NEBULA_NODE_ID", name, 1);
         bench_init(bench, NULL, directory);
-        bench->job->replica_count = 1;
+        bench->job->copies.count = 1;
         return !replica_start(&bench->catalogue, &bench->error);
 }
 
@@ -335,7 +335,7 @@ static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(
         for (int i = 0; i < 5000 && !server; i++) {
                 usleep(1000);
                 catalogue_lock(&bench.catalogue);
-                server = version->replica_nonces[0];
+                server = version->copies.nonces[0];
                 catalogue_unlock(&bench.catalogue);
         }
         CHECK(server == there.catalogue.agent_nonce && !sender);
@@ -377,7 +377,7 @@ static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_v
         /* The same secret and storage, another job. */
         catalogue_lock(&bench.catalogue);
         other = catalogue_job_get(&bench.catalogue, directory, "other");
-        other->replica_count = 1;
+        other->copies.count = 1;
         catalogue_unlock(&bench.catalogue);
         CHECK(fetch(&bench, other, version, "b", data) == NEBULA_NOT_FOUND);
         /* Memory has given it up. */

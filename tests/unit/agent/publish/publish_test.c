@@ -306,17 +306,17 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
         REQUIRE(!ask_removal(&bench, at("1")));
-        stored_ops = bench.job->store->ops;
+        stored_ops = bench.job->storage.store->ops;
         ops = *stored_ops;
         ops.remove = refuse_manifest;
-        bench.job->store->ops = &ops;
+        bench.job->storage.store->ops = &ops;
         work(&bench, 1);
         CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
         catalogue_lock(&bench.catalogue);
         now = os->now_ns();
         CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* not at once, and again and again */
         catalogue_unlock(&bench.catalogue);
-        bench.job->store->ops = stored_ops;
+        bench.job->storage.store->ops = stored_ops;
         CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
         end();
 }
@@ -464,8 +464,8 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         forget_memory(version);
         CHECK(found_tag(at("x")) == 'a');
         catalogue_lock(&bench.catalogue);
-        while (bench.job->stored.count) /* as retention does */
-                manifest_done(&bench.job->stored.manifests[--bench.job->stored.count]);
+        while (bench.job->storage.stored.count) /* as retention does */
+                manifest_done(&bench.job->storage.stored.manifests[--bench.job->storage.stored.count]);
         catalogue_unlock(&bench.catalogue);
         CHECK(found_tag(at("x")) == '-' && look_file(at("x"), seeds) == 'a');
         end();
@@ -490,7 +490,7 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         put_text(path, "theirs");
         put_text(at("x"), "theirs");
         put_text(at("whole/a"), "theirs");
-        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "a", seeds[0]));
+        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "a", seeds[0]));
         test_dir_remove(elsewhere);
         end();
 }

@@ -117,9 +117,9 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
         snprintf(path, sizeof path, "%s/agent.log", directory);
         REQUIRE(!log_open(path));
-        fail(bench.job->store, true);
+        fail(bench.job->storage.store, true);
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
-        fail(bench.job->store, false);
+        fail(bench.job->storage.store, false);
         log_close();
         REQUIRE(!os_read_file(path, 65536, &text, &size));
         CHECK(strstr(text, "step1") && strstr(text, "step2") && strstr(text, storage));
@@ -185,16 +185,16 @@ static void shelf_init(struct shelf *shelf, int count)
         }
         shelf->other = (struct session){ .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL,
                                          .job = bench->job };
-        stored_ops = bench->job->store->ops;
+        stored_ops = bench->job->storage.store->ops;
         shelf->ops = *stored_ops;
         shelf->ops.list = list_after_removal;
         shelf->ops.get = get_after_removal;
-        bench->job->store->ops = &shelf->ops;
+        bench->job->storage.store->ops = &shelf->ops;
 }
 
 static void shelf_goes(struct shelf *shelf, const char *tag)
 {
-        if (manifest_load(shelf->bench.job->store, tag, &goes, NULL))
+        if (manifest_load(shelf->bench.job->storage.store, tag, &goes, NULL))
                 abort();
 }
 
@@ -210,7 +210,7 @@ static void shelf_done(struct shelf *shelf)
 {
         CHECK(!*goes.tag);
         manifest_done(&goes);
-        shelf->bench.job->store->ops = stored_ops;
+        shelf->bench.job->storage.store->ops = stored_ops;
         bench_done(&shelf->bench, true);
         storage_remove(shelf->storage);
 }
@@ -325,8 +325,8 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         shelf_init(&shelf, 1);
         REQUIRE(!shelf_find(&shelf, "step1", &found));
         CHECK(seed_of(&shelf.bench, found.version_id, "a") == 1);
-        REQUIRE(!manifest_load(shelf.bench.job->store, "step1", &removed, NULL));
-        REQUIRE(!manifest_remove(shelf.bench.job->store, &removed, NULL));
+        REQUIRE(!manifest_load(shelf.bench.job->storage.store, "step1", &removed, NULL));
+        REQUIRE(!manifest_remove(shelf.bench.job->storage.store, &removed, NULL));
         bench_init(&writer, NULL, shelf.storage);
         version = bench_version(&writer, "step1", 7, 8);
         REQUIRE(version && !bench_persist(&writer, version) && version->generation == removed.generation);
@@ -341,7 +341,7 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
 /* The newest version becomes another writing of its tag, and the entry before goes, as after every writing. */
 static void write_again(struct shelf *shelf, const char *tag)
 {
-        struct store *store = shelf->bench.job->store;
+        struct store *store = shelf->bench.job->storage.store;
         struct manifest manifest = { 0 };
         char *text;
         size_t size;

@@ -1,0 +1,67 @@
+/*
+ * commit_state.h - which run of a job came after which, and what the nodes of a version have told. The catalogue's lock guards it.
+ */
+#ifndef NB_AGENT_COMMIT_COMMIT_STATE_H
+#define NB_AGENT_COMMIT_COMMIT_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/ipc.h"
+
+/* A run that came before the job's newest run, or that writes at the same time (ancestry.h). */
+struct ancestor {
+        char run[IPC_NAME_MAX];
+        uint64_t until; /* sequences up to this one are its own; 0: none */
+        bool is_rival;
+};
+/* A rank that has left its job. */
+struct gone {
+        uint32_t rank, pid;
+};
+
+/* The runs of a job (ancestry.h). */
+struct job_runs {
+        char newest[IPC_NAME_MAX];
+        bool has_newest;
+        uint64_t beginning;      /* number of runs that began here: two runs in a row may have the same name */
+        uint64_t begun_sequence; /* the sequence at which the present run began */
+        int64_t begun_ns;
+        double stopped;          /* when the last of its trainers here ended, seconds since 1970; 0: none has */
+        struct ancestor *ancestors;
+        size_t ancestor_count;
+        uint64_t given_way_count; /* versions that another run's replaced */
+        struct gone *gone;        /* ranks of run gone_run; one that comes back is removed */
+        size_t gone_count;
+        char gone_run[IPC_NAME_MAX];
+};
+
+struct version_ancestry {
+        bool gives_way;     /* storage keeps another run's version of the tag instead */
+        uint64_t beginning; /* the job's runs.beginning when this version was begun */
+        /* Sequence of the stored version that this one may replace, whichever run wrote that; 0: only a version of its
+         * own run, or as ancestry.h allows. */
+        uint64_t base_sequence;
+        int64_t rival_ns;   /* since when another run has been seen to write the same version; 0: none has */
+};
+
+/* A version whose ranks are on several nodes (world.h). */
+struct version_nodes {
+        uint64_t writing; /* this is the n-th writing of its tag in this run */
+        bool is_counted;  /* `writing` includes the earlier ones in storage */
+        bool spread;      /* it has ranks on other nodes: documents in storage are exchanged */
+        bool leads;       /* this node writes committed.json and the manifest */
+        bool to_announce, wanted_told, tell_failed;
+        bool withdrawn;   /* its documents were removed */
+        size_t announced_size;
+        size_t carried_parts; /* parts that had begun when their files were carried over */
+        uint64_t announce_sequence, heard;
+        int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;
+        uint32_t poll_count;
+        uint32_t *decided; /* the ranks of committed.json when it was adopted; NULL: an earlier agent adopted it */
+        size_t decided_count;
+        uint8_t *covered;  /* per rank: its captured document was seen; NULL: not looked */
+};
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * persist_state.h - the way to storage of a version and of a job. The catalogue's lock guards it.
+ */
+#ifndef NB_AGENT_PERSIST_PERSIST_STATE_H
+#define NB_AGENT_PERSIST_PERSIST_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nebula.h"
+#include "store/manifest.h"
+
+struct store;
+struct version;
+
+struct version_persist {
+        bool wanted;            /* a client asked for it to be durable */
+        bool tried_ahead;       /* a write before it was complete was tried; that is done once */
+        bool failed_by_storage; /* failed, but complete in memory */
+        bool recorded_here;     /* this node's records of it are in storage */
+        int64_t retry_at_ns, failing_since_ns;
+        int64_t failed_ns;      /* when the last attempt failed; 0: none has */
+        uint32_t attempt;       /* number of failed attempts */
+        double seconds;
+        uint64_t bytes;
+        uint64_t written_bytes; /* that this agent has sent to storage for it: less than the size where storage had some of them already */
+};
+
+struct job_persist {
+        int64_t last_start_ns, failing_since_ns;
+        uint32_t attempt;              /* failed attempts since the last success, of any version */
+        uint64_t failure_count;
+        const struct version *version; /* the one that the worker is writing; NULL: none */
+        bool is_busy;                  /* the worker is at work for this job */
+        int64_t spread_start_ns;       /* when a version of several nodes was last chosen to be persisted; 0: never */
+};
+
+/* What this agent knows of a job's storage. The worker and FIND write it (storage.h). */
+struct job_storage {
+        struct store *store;
+        struct manifest_scan stored;
+        struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
+        size_t half_removed_count;
+        bool scan_due, is_scanned;     /* is_scanned: since this run began. The run before may have been on another node */
+        bool was_scanned;              /* scanned by any run */
+        struct nebula_error error;
+        double error_at;
+};
+
+#endif
