@@ -77,6 +77,19 @@ static bool is_captured(const char *name)
         return digits && digits <= 18 && !strncmp(name + digits, ".w", 2) && number_of(name + digits + 2, &number);
 }
 
+bool manifest_is_format_1(const char *name)
+{
+        const char *number = !strncmp(name, "rank-", 5) ? name + 5 : !strncmp(name, "claim-", 6) ? name + 6 : NULL;
+        size_t digits = number ? strspn(number, "0123456789") : 0;
+        uint64_t value;
+
+        if (!strcmp(name, "manifest.json"))
+                return true;
+        if (!digits || digits > 18)
+                return false;
+        return number_of(number, &value) || (!strncmp(number + digits, ".g", 2) && number_of(number + digits + 2, &value));
+}
+
 struct manifest_entry manifest_entry(const char *name)
 {
         struct manifest_entry entry = { ENTRY_FOREIGN, 0, "", 0 };

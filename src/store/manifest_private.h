@@ -28,6 +28,8 @@ struct manifest_entry {
 bool writing_is_sound(const char *name);
 /* `name`: what follows <tag>/.nebula/ in the key. */
 struct manifest_entry manifest_entry(const char *name);
+/* Whether it is a document of format 1: the manifest, a record or a claim. Nothing but a removal of the tag looks at them, or takes them. */
+bool manifest_is_format_1(const char *name);
 /* The part of a key behind "<directory>/"; NULL: it has another beginning. */
 const char *manifest_behind(const char *key, const char *directory);
 /* The part of a key behind "<directory>/.nebula/"; NULL: it has another beginning. */

@@ -31,6 +31,9 @@ static enum nebula_status add_private(struct removing *removing, const struct st
         struct manifest_entry entry = manifest_entry(name);
         enum nebula_status status = NEBULA_OK;
 
+        /* A tag of format 1 that was written again: its manifest would call what is gone a checkpoint. */
+        if (entry.kind == ENTRY_FOREIGN && manifest_is_format_1(name) && !object->is_foreign)
+                return victims_add(&removing->victims, object, error);
         if (object->is_foreign || entry.kind == ENTRY_FOREIGN ||
             (entry.kind == ENTRY_TEMPORARY && object->time_ns > removing->now_ns - IN_PROGRESS_NS))
                 return NEBULA_OK;

@@ -62,7 +62,8 @@ static void objects_of_other_programs_are_foreign(void)
         static const char *const names[] = {
                 "", "x", "manifest-.json", "manifest-0.json", "manifest-01.json", "manifest-1.json.bak", "manifest-1", "manifest--1.json",
                 "manifest-281474976710657.json", "manifest-999999999999999999.json", "manifest-9999999999999999999.json", "manifest-1.json/x",
-                "manifest.json", "rank-00000.json", "claim-00000.json", "g2/x", /* of format 1 */
+                "manifest.json", "rank-00000.json", "rank-00003.g2.json", "claim-00000.json", "g2/x", /* of format 1 */
+                "manifest.json.bak", "rank-.json", "rank-1.g.json", "rank-1.gx.json", "rank-00000.json/x", "claim-x.json",
                 WRITING, WRITING "x", WRITING "/a/b", WRITING ".record-.json", WRITING ".record-4294967296.json",
                 WRITING ".record-00001.json.bak", WRITING ".records-00001.json", WRITING ".claim--1.json", "w0123456789abcdef-12-0badcafX/x",
                 "captured-.json", "captured-1.w.json", "captured-x.json", "committed.jsonx", "latest",
@@ -70,6 +71,8 @@ static void objects_of_other_programs_are_foreign(void)
 
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
                 CHECK(kind_of(names[i]) == ENTRY_FOREIGN);
+                CHECK(manifest_is_format_1(names[i]) == (!strcmp(names[i], "manifest.json") || !strcmp(names[i], "rank-00000.json") || !strcmp(names[i], "claim-00000.json") ||
+                                                         !strcmp(names[i], "rank-00003.g2.json")));
                 if (kind_of(names[i]) != ENTRY_FOREIGN)
                         printf("# %s is taken for one of ours\n", names[i]);
         }

@@ -37,6 +37,18 @@ ON_EACH_STORE(a_removal_takes_all_that_is_nebulas_and_nothing_else)
         CHECK(last_removal("t") == 3 && count_objects(".nebula/removed/") == 1);
 }
 
+/* Its files were replaced by views of the version that was written again. */
+ON_EACH_STORE(a_removal_takes_the_manifest_of_format_1_too)
+{
+        have("t/.nebula/manifest.json", "{}");
+        have("t/.nebula/rank-00000.json", "{}");
+        have("t/.nebula/rank-00000.g2.json", "{}");
+        have("t/.nebula/notes.json", "of a user");
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        CHECK(holds("t", "a") && !remove_version("t") && holds_nothing("t"));
+        CHECK(has("t/.nebula/notes.json") && count_objects("t/") == 1);
+}
+
 ON_EACH_STORE(of_a_writing_in_place_that_never_ended_the_files_go_too)
 {
         struct writer torn = { .tag = "t", .run = "b", .names = { "y", "z" } };
@@ -438,7 +450,7 @@ ON_EACH_STORE(nothing_is_taken_from_a_tag_whose_log_cannot_be_read)
         writer_done(&failed);
 }
 
-TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),
+TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(a_removal_takes_the_manifest_of_format_1_too), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),
          TEST(the_numbers_of_the_log_go_on_after_a_removal), TEST(after_a_removal_no_file_of_a_manifest_lies_in_place),
          TEST(a_removal_again_is_fine_and_takes_nothing_of_other_programs),
          TEST(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one), TEST(what_cannot_be_looked_at_is_not_removed),
