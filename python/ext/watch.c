@@ -1,6 +1,8 @@
 /* watch.c - Watch(session): what becomes of the checkpoints of the session's job, for one thread that waits for it. */
 #include "module.h"
 
+#include "client/client.h"
+
 struct watch {
         PyObject_HEAD
         nebula_watch *handle;
@@ -56,8 +58,16 @@ static PyObject *watch_next(PyObject *self, PyObject *timeout)
                              PyUnicode_DecodeUTF8(event.text, (Py_ssize_t)strlen(event.text), "replace"));
 }
 
+static PyObject *watch_stop(PyObject *self, PyObject *unused)
+{
+        (void)unused;
+        client_watch_stop(((struct watch *)self)->handle);
+        Py_RETURN_NONE;
+}
+
 static PyMethodDef watch_methods[] = {
         { "next", watch_next, METH_O, "next(timeout_ms) -> (kind, tag, bytes, seconds, text), or None" },
+        { "stop", watch_stop, METH_NOARGS, "stop(): from any thread; next() fails, at once if it waits" },
         { NULL, NULL, 0, NULL },
 };
 

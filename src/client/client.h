@@ -325,4 +325,7 @@ void stored_fill(const struct client_stored *stored, void *data, const void *fil
 bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
                     size_t count);
 
+/* From any thread, before nebula_watch_close begins: nebula_watch_next fails with NEBULA_UNAVAILABLE, at once if it waits. */
+void client_watch_stop(nebula_watch *watch);
+
 #endif

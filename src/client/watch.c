@@ -10,7 +10,31 @@ struct nebula_watch {
         struct client_settings settings;
         struct client_wire wire;
         double since;
+        struct lock lock; /* guards the members below; the connection is closed under it */
+        int waiting_fd;   /* of the call that waits; -1: none does */
+        bool is_stopped;
 };
+
+/* Says which connection waits from now on, or that none does. False: the watch is stopped. */
+static bool set_waiting(struct nebula_watch *watch, int fd)
+{
+        bool is_stopped;
+
+        lock_take(&watch->lock);
+        is_stopped = watch->is_stopped;
+        watch->waiting_fd = fd;
+        lock_give(&watch->lock);
+        return !is_stopped;
+}
+
+void client_watch_stop(nebula_watch *watch)
+{
+        lock_take(&watch->lock);
+        watch->is_stopped = true;
+        if (watch->waiting_fd >= 0)
+                os->shutdown(watch->waiting_fd);
+        lock_give(&watch->lock);
+}
 
 enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret_watch, struct nebula_error *ret_error)
 {
@@ -27,15 +51,39 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
         lock_give(&session->settings_lock);
         watch->settings.hello.role = IPC_ROLE_TOOL;
         watch->settings.is_idle = true;
-        watch->wire.fd = -1;
+        watch->wire.fd = watch->waiting_fd = -1;
+        lock_init(&watch->lock, LOCK_WATCH);
         watch->since = (double)os->wall_ns() / 1e9;
         result = os->random(&watch->settings.hello.session_nonce, sizeof watch->settings.hello.session_nonce);
         if (result < 0) {
+                lock_done(&watch->lock);
                 free(watch);
                 return error_set(ret_error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
         }
         *ret_watch = watch;
         return NEBULA_OK;
+}
+
+/* Asks and waits. A connection that broke is closed when client_watch_stop cannot shut it down any more. */
+static enum nebula_status await_event(struct nebula_watch *watch, const struct ipc_watch *request, bool *ret_broken,
+                                      struct nebula_error *error)
+{
+        struct client_wire *wire = &watch->wire;
+        enum nebula_status status;
+
+        *ret_broken = true;
+        if (!set_waiting(watch, wire->fd))
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the watch was stopped");
+        status = ipc_send(wire->fd, IPC_WATCH, NEBULA_OK, request, sizeof *request, -1, error);
+        *ret_broken = status != NEBULA_OK;
+        if (status == NEBULA_OK)
+                status = ipc_await(wire->fd, IPC_WATCH, client_patience_ms(request->timeout_ms), &wire->frame, ret_broken, error);
+        set_waiting(watch, -1);
+        if (*ret_broken) {
+                error_prefix(error, "the agent (process %u)", wire->agent_pid);
+                client_wire_close(wire);
+        }
+        return status;
 }
 
 enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, struct nebula_event *ret_event,
@@ -54,8 +102,7 @@ enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, st
         if (watch->wire.fd < 0 && status == NEBULA_OK)
                 status = client_wire_open(&watch->wire, &watch->settings, ret_error);
         if (status == NEBULA_OK)
-                status = client_wire_call(&watch->wire, IPC_WATCH, &request, sizeof request, client_patience_ms(timeout_ms), &is_broken,
-                                          ret_error);
+                status = await_event(watch, &request, &is_broken, ret_error);
         if (is_broken && ret_error)
                 ret_error->status = NEBULA_UNAVAILABLE;
         if (status != NEBULA_OK)
@@ -74,5 +121,6 @@ void nebula_watch_close(nebula_watch *watch)
         if (!watch)
                 return;
         client_wire_close(&watch->wire);
+        lock_done(&watch->lock);
         free(watch);
 }

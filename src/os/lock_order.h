@@ -17,6 +17,7 @@
         LOCK(LOCK_INLINE)        /* client/start.c: an agent in this process is started once */ \
         LOCK(LOCK_SESSIONS)      /* client/session.c: the list of sessions; held during a fork */ \
         LOCK(LOCK_SETTINGS)      /* client.h, settings_lock: of a session */ \
+        LOCK(LOCK_WATCH)         /* client/watch.c: the connection of a watch that waits */ \
         LOCK(LOCK_WIRES)         /* client/wire.c: the list of connections; held during a fork */ \
         LOCK(LOCK_COPIES)        /* client.h, copies_lock: copies of a session that are under way */ \
         /* capture */ \

@@ -131,6 +131,35 @@ def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
     equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step6", ranks=2), whole, 6)
 
 
+def test_deepspeeds_tools_are_told_where_the_values_are_by_the_files_that_stand_for_them(node):
+    text = """
+import os, torch, types
+import nebulaml as nm
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from nebulaml.deepspeed import NebulaDeepSpeedEngine
+nm.init(os.getcwd() + "/persist")
+engine = NebulaDeepSpeedEngine()
+info = types.SimpleNamespace(tag="global_step1", save_dir=os.getcwd() + "/save", save_latest=True)
+engine.create(info)
+os.makedirs("save")
+with open("save/latest", "w") as latest:
+    latest.write("global_step1")
+name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+engine.save({"module": {}}, "save/global_step1/mp_rank_00_model_states.pt")
+engine.save({"optimizer_state_dict": {}}, f"save/global_step1/{name}")
+engine.commit(info)
+try:
+    get_fp32_state_dict_from_zero_checkpoint(os.getcwd() + "/save")
+except nm.NebulaNotFound as error:
+    assert "mp_rank_00_model_states.pt" in str(error) and os.getcwd() + "/persist" in str(error) and "global_step1" in str(error), error
+else:
+    raise AssertionError("read")
+assert engine.load(f"save/global_step1/{name}") == {"optimizer_state_dict": {}}
+"""
+    done = subprocess.run([interpreter(NEW), "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @full
 def test_a_load_path_elsewhere_never_hits_this_jobs_memory(node):
     env = "deepspeed-0.19.6"
@@ -246,4 +275,4 @@ for tag in ("global_step1", "global_step2"):
     command = [interpreter(NEW), "-c", text]
     done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("no storage path is set") == 1 and f"{node.base} holds empty files" in done.stderr, done.stderr
+    assert done.stderr.count("no storage path is set") == 1 and f"{node.base} holds small files" in done.stderr, done.stderr

@@ -585,6 +585,26 @@ def lightning_script(node, text):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
+def test_a_stock_callback_gives_no_file_the_name_of_one_that_a_killed_run_left_in_memory(node):
+    run = """
+class End(Callback):
+    def on_train_batch_end(self, trainer, *rest):
+        if trainer.global_step == 5:
+            assert not os.path.exists("ckpts/step=2.ckpt")
+            if KILLED:
+                os._exit(0)
+            os.unlink("persist")
+nm.init(os.getcwd() + "/persist")
+fit(make(End(), ModelCheckpoint(dirpath=os.getcwd() + "/ckpts", every_n_train_steps=2, save_top_k=-1, filename="{step}"),
+         plugins=[nm.NebulaCheckpointIO()], steps=5))
+"""
+    node.persist.write_text("storage is not there")
+    lightning_script(node, "KILLED = True\n" + run)
+    lightning_script(node, "KILLED = False\n" + run)
+    expected = ["step=2-v1.ckpt", "step=2.ckpt", "step=4-v1.ckpt", "step=4.ckpt"]
+    settled(lambda: sorted(os.listdir(node.base / "ckpts")) == expected)
+
+
 def test_a_file_saved_outside_of_fit_is_there_when_the_call_returns_and_so_is_the_one_of_a_slurm_job_that_is_requeued(node):
     lightning_script(node, """
 class Inside(Callback):

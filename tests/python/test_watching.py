@@ -116,6 +116,16 @@ def test_the_thread_keeps_neither_the_session_nor_the_process(place):
     assert [thread.name for thread in threading.enumerate()].count("nebula-watch") == 1
 
 
+def test_the_thread_has_ended_when_a_session_is_closed(place):
+    with nebulaml.Session(str(place.storage)) as session:
+        with session.checkpoint("global_step1", 1) as checkpoint:
+            checkpoint.save("a", 1)
+        checkpoint.wait("durable", 30)
+        threads = [thread for thread in threading.enumerate() if thread.name == "nebula-watch"]
+        assert threads
+    assert not [thread for thread in threads if thread.is_alive()]
+
+
 def sockets(pid):
     return [link for path in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(path)).startswith("socket:")]
 

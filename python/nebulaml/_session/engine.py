@@ -268,7 +268,7 @@ class Engine:
         """Forgets settings and connection, once running copies have ended. The agent finishes what was committed by itself."""
         self.settle()
         self._last_commit = None
-        watching.forget(self.watcher)
+        watching.end(self.watcher)
         with self._lock:
             self._clear()
         self._late.clear()

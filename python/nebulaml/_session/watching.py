@@ -16,11 +16,14 @@ from .. import _nebula
 from ..errors import NebulaError
 from ..events import Event, of_agent
 
-__all__ = ["Watcher", "follow", "forget"]
+__all__ = ["Watcher", "end", "follow", "forget"]
 
 log = logging.getLogger("nebulaml")
 
 SLICE_MS = 10_000  # between looks at whether anybody still wants to know
+
+END_S = 5
+
 
 class Watcher(threading.Thread):
     def __init__(self, session: _nebula.Session, what: Any, tell: Callable[[Event], object]) -> None:
@@ -90,6 +93,14 @@ def follow(
 
 
 def forget(current: Watcher | None) -> None:
-    """The log tells of nothing more than what happens within a few seconds."""
+    """The log tells of nothing more; the thread ends by itself."""
     if current is not None:
         current.wanted = False
+        current.watch.stop()
+
+
+def end(current: Watcher | None) -> None:
+    """forget(), and the thread has ended, unless a handler of the program's holds it up for more than END_S."""
+    forget(current)
+    if current is not None and current is not threading.current_thread():
+        current.join(END_S)

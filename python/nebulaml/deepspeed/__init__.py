@@ -27,7 +27,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 
 from .. import api
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
-from ..integrations import guards
+from ..integrations import guards, stand_in
 from . import universal
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
@@ -85,19 +85,19 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
             return
         self._warned = True
         log.warning(
-            "nebula: no storage path is set: checkpoints live in this machine's memory only, and %s holds empty files that stand "
+            "nebula: no storage path is set: checkpoints live in this machine's memory only, and %s holds small files that stand "
             'for them. Give "persistent_storage_path" in the "nebula" section, or call nebulaml.init with it',
             save_dir or "DeepSpeed's directory",
         )
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Fixes the values of one file; DeepSpeed finds the file by name, so an empty one stands for it in save_dir."""
+        """Fixes the values of one file; DeepSpeed finds the file by name, so a small one stands for it in save_dir."""
         if self._checkpoint is None:
             self._checkpoint = api.Checkpoint(os.path.basename(os.path.dirname(path)), -2)
         self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
         if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            torch.save("", path)
+            torch.save(stand_in.StandIn(stand_in.text_for(self._checkpoint.tag, os.path.basename(path), api.persist_path())), path)
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file of the checkpoint that all ranks agreed on."""
@@ -220,7 +220,7 @@ def _wrap_load(original: Any) -> Any:
             if universal.partitions(found) not in (0, universal.data_parallel(self)):
                 return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
-            _stand_in(load_dir, found)
+            _stand_in(load_dir, found, engine.load_path or api.persist_path())
         try:
             return original(self, load_dir, wanted, *args, **kwargs)
         finally:
@@ -237,15 +237,15 @@ def _read_latest(load_dir: str) -> str | None:
         return None
 
 
-def _stand_in(load_dir: str, checkpoint: Any) -> None:
-    """DeepSpeed globs load_dir/<tag>/ for names before it loads: put an empty file where one is missing."""
+def _stand_in(load_dir: str, checkpoint: Any, persist_path: str | None) -> None:
+    """DeepSpeed globs load_dir/<tag>/ for names before it loads: put a file that stands for it where one is missing."""
     folder = os.path.join(load_dir, checkpoint.tag)
     os.makedirs(folder, exist_ok=True)
     for name in checkpoint._all_files():
         path = os.path.join(folder, name)
         if name.endswith(".pt") and not os.path.exists(path):
             temporary = f"{path}.{os.getpid()}"
-            torch.save("", temporary)
+            torch.save(stand_in.StandIn(stand_in.text_for(checkpoint.tag, name, persist_path)), temporary)
             os.replace(temporary, path)
 
 

@@ -8,6 +8,7 @@ under ``<persist>/<tag>/`` as well; until then loading that path is answered fro
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -108,6 +109,7 @@ class NebulaCheckpointIO:
         self._sound = True  # whether the last save was committed
         self._elsewhere: set[str] = set()  # other storage paths in which something may not be durable yet
         self._held: list[str] = []  # paths to remove, as soon as one is: among them may be the only good checkpoint
+        _tell_callbacks()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
@@ -142,6 +144,8 @@ class NebulaCheckpointIO:
         _init_for(os.path.dirname(target))
         places.make(os.path.dirname(target))
         tag = f"global_step{int(checkpoint.get('global_step', 0))}"
+        if _NUMBERED.search(target):  # another run's file of that step, perhaps not durable yet, keeps its tag
+            tag = f"{tag}-{os.path.basename(target)}"
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
         if not saved.save(name, checkpoint, self._overlap):
@@ -274,6 +278,32 @@ def _register() -> None:
 _register()
 
 
+def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
+    """Whether a file has that name, or will have it when it is durable; the same answer on every rank."""
+    target, io = _key(filepath), _io_of(trainer.strategy)
+    _init_for(os.path.dirname(target))
+    here = trainer.is_global_zero and (io is None or target not in io.removed)
+    here = here and (callback._fs.exists(filepath) or api.find_published(target) is not None)
+    return trainer.strategy.reduce_boolean_decision(here, all=False)
+
+
+def _tell_callbacks() -> None:
+    """A ModelCheckpoint looks for files when it chooses a name, and would choose that of a file that is not durable yet."""
+    for module in _modules("callbacks"):
+        original = module.ModelCheckpoint.file_exists
+        if hasattr(original, "__nebula__"):
+            continue
+
+        @functools.wraps(original)
+        def file_exists(self: Any, filepath: Any, trainer: Any, original: Any = original) -> bool:
+            if _io_of(trainer.strategy) is None or _is_remote(filepath):
+                return original(self, filepath, trainer)
+            return _is_taken(self, filepath, trainer)
+
+        file_exists.__nebula__ = True  # type: ignore[attr-defined]
+        module.ModelCheckpoint.file_exists = file_exists
+
+
 def _make_callback() -> type:
     bases = tuple(dict.fromkeys(module.ModelCheckpoint for module in _modules("callbacks")))
 
@@ -319,11 +349,7 @@ def _make_callback() -> type:
             """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""
             if _is_remote(filepath):
                 return super().file_exists(filepath, trainer)
-            target, io = _key(filepath), _io_of(trainer.strategy)
-            _init_for(os.path.dirname(target))
-            here = trainer.is_global_zero and (io is None or target not in io.removed)
-            here = here and (self._fs.exists(filepath) or api.find_published(target) is not None)
-            return trainer.strategy.reduce_boolean_decision(here, all=False)
+            return _is_taken(self, filepath, trainer)
 
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:
             """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""

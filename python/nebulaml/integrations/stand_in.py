@@ -1,0 +1,32 @@
+"""Files by the names that a framework looks for, whose values are elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..errors import NebulaNotFound
+
+__all__ = ["StandIn", "text_for"]
+
+
+class StandIn(str):
+    """The content of such a file: it says where the values are. A program that looks for values in it is told so."""
+
+    def _refuse(self, *unused: Any, **unused_too: Any) -> NoReturn:
+        raise NebulaNotFound(str(self))
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse  # type: ignore[assignment]
+    get = items = keys = values = pop = update = setdefault = _refuse
+
+
+def text_for(tag: str, name: str, persist_path: str | None) -> str:
+    """``persist_path``: the storage path of the file that is stood for; None: it is in memory only."""
+    if persist_path is None:
+        return (
+            f"this file only stands for {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
+            "nebulaml.init a persistent_storage_path, and read that directory"
+        )
+    return (
+        f"this file only stands for {name!r} of checkpoint {tag!r}: its values are under {persist_path}, from the moment when the "
+        f"checkpoint is durable (nebulaml.flush_persistence waits for that). Read that directory instead, with tag={tag!r}"
+    )
