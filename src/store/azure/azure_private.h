@@ -7,6 +7,7 @@
  *      azure_token.c       the identity that gets bearer tokens
  *      azure_call.c        one request
  *      azure_sign.c        its signature
+ *      azure_source.c      a blob that the service reads for this store
  *      azure_fail.c        what its failure means
  *      azure_reach.c       how the store is reached, for people
  *      azure_copy.c        copies inside the account
@@ -103,6 +104,9 @@ struct azure_signing {
 enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
 /* What the account's key signs. NULL: no memory. */
 char *azure_string_to_sign(const char *account, const char *path, const struct object_call *call, const char *date);
+
+/* azure_source.c: the URL by which the service reads a blob, and what has to stand beside it, or NULL. Both hold secrets: object_forget. */
+enum nebula_status azure_source(struct object_store *store, const char *key, char **ret_url, char **ret_bearer, struct nebula_error *error);
 
 /* azure_copy.c, azure_upload.c: operations */
 enum nebula_status azure_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);

@@ -44,6 +44,36 @@ static enum nebula_status put_block(struct object_store *store, const struct sto
         return status;
 }
 
+/* The source is read by its URL, which proves by itself that it may be: with the SAS of this store, with one of its own, or beside a token. */
+static enum nebula_status put_block_from(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                         const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PUT", .key = object->key, .answer_ms = PUBLISH_ANSWER_MS, .stop = stop };
+        char id[ID_SIZE], bytes[64], quoted[OBJECT_QUOTED_SIZE], crc64[OBJECT_SUM_SIZE], *url = NULL, *bearer = NULL;
+        enum nebula_status status = azure_source(store, object->source->key, &url, &bearer, error);
+        struct http_response response;
+
+        if (status)
+                return status;
+        block_id(upload, range->index, id);
+        snprintf(bytes, sizeof bytes, "bytes=%" PRIu64 "-%" PRIu64, range->offset, range->offset + range->size - 1);
+        azure_crc64_text(data, range->size, crc64);
+        object_param(&call, "comp", "block");
+        object_param(&call, "blockid", id);
+        object_header(&call, "x-ms-copy-source", url);
+        object_header(&call, "x-ms-copy-source-authorization", bearer);
+        object_header(&call, "x-ms-source-range", bytes);
+        object_header(&call, "x-ms-source-if-match", object_quoted(&object->source_stamp, quoted));
+        object_header(&call, "x-ms-source-content-crc64", crc64);
+        status = azure_send(store, &call, &response, error);
+        if (!status && response.status != 201)
+                status = azure_fail(store, OBJECT_COPY, object->source->key, &response, error);
+        http_response_done(&response);
+        object_forget(url);
+        object_forget(bearer);
+        return status;
+}
+
 /* The list of an object's blocks, in their order. NULL: no memory. */
 static char *make_list(const struct store_upload *upload, const struct object_upload *object, size_t *ret_size)
 {
@@ -111,4 +141,4 @@ static enum nebula_status publish(struct object_store *store, const struct store
 }
 
 /* Blocks that no list names cannot be removed by themselves; Azure drops them a week after the last one. */
-const struct object_steps azure_steps = { .send = put_block, .publish = publish };
+const struct object_steps azure_steps = { .send = put_block, .refer = put_block_from, .publish = publish };

@@ -5,6 +5,7 @@
  *      object_list.c     listings in XML
  *      object_read.c     ranges
  *      object_parts.c    the parts of an upload: which is sent next, and how large they are
+ *      object_refer.c    the parts of an object that has bytes of another one
  *      object_name.c     keys as names of objects
  *      object_address.c  the parts of a storage path
  *      object_call.c     small texts of a request
@@ -42,6 +43,7 @@ struct object_limits {
         uint64_t part_bytes_good;
         uint64_t part_bytes_max;
         uint64_t parts_min, parts_max;
+        uint64_t refer_bytes;     /* the least size of a part that is taken from another object, and of the parts beside it; 0: no limit */
         uint64_t read_bytes;      /* of one request of a read */
         unsigned page_entries;    /* of a listing; 0: as the server likes */
 };
@@ -92,10 +94,20 @@ typedef enum nebula_status object_step(struct object_store *store, const struct 
 typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                             uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
                                             struct nebula_error *error);
+/* Makes one part of a range of the object's source, on condition that this is the one with object->source_stamp. `data` are the same bytes. Any
+ * failure means that the part is sent; may run on several threads. */
+struct object_range {
+        uint64_t index, offset, size; /* index: of the part */
+        bool refers;                  /* the source has the same bytes */
+};
+typedef enum nebula_status object_refer_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                             const struct object_range *range, const void *data, const atomic_bool *stop,
+                                             struct nebula_error *error);
 /* How a service takes large objects (object_parts.c). All steps but send and publish may be NULL. */
 struct object_steps {
         object_step *begin;     /* before the first part */
         object_send_part *send;
+        object_refer_part *refer; /* NULL: the service takes no part from another object */
         object_step *end;       /* behind the last part */
         object_step *publish;   /* makes the object, where none is */
         /* Takes back what the steps before have left, unless `is_over`. Some of them may not have run. */
@@ -282,7 +294,7 @@ enum nebula_status object_read_bulk(struct store *store, const char *key, void *
 /* object_parts.c */
 struct object_part {
         struct store_stamp etag;
-        uint64_t sum;
+        uint64_t sum, size;
 };
 struct object_upload {
         char *key;
@@ -291,6 +303,14 @@ struct object_upload {
         struct bulk_feed *feed;    /* NULL: all bytes are final */
         uint32_t *missing;         /* with a feed: chunks of each part that are not final */
         uint64_t taken;            /* parts that a thread has taken */
+        struct store_written *ret_written; /* may be NULL */
+        /* Of an object with a source that was found; else NULL. Then part_count is more than enough until all parts are taken. */
+        const struct store_source *source;
+        struct store_stamp source_stamp;
+        uint8_t *fates;            /* per chunk of the feed: enum object_fate */
+        uint64_t planned, part_min; /* planned: bytes before the next part; part_min: all parts but the last are as large */
+        atomic_bool is_refused;    /* no more parts are taken from the source */
+        atomic_uint_fast64_t referred; /* bytes that were taken from it */
         /* The driver's own; freed with the upload. */
         char *place;               /* the key of a temporary object; NULL: none is used */
         char *upload_id;           /* that the service gave */
@@ -302,6 +322,18 @@ struct store_upload {
         size_t count;
         struct object_upload objects[];
 };
+/* object_refer.c */
+enum object_fate { OBJECT_NOT_FINAL, OBJECT_DIFFERS, OBJECT_SAME };
+/* An object_step: finds the source that the caller named. Where it is not the one that is meant, the object has none. */
+object_step object_find_source;
+/* What choose_parts leaves, for an object with a source. */
+enum nebula_status object_plan_ranges(const struct object_store *store, struct object_upload *object, struct nebula_error *error);
+/* The next part of an object with a source. False: more chunks have to be final first. */
+bool object_next_range(struct object_upload *object, struct object_range *ret_range);
+/* Makes the part from the source. False: it is to be sent. */
+bool object_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object, const struct object_range *range,
+                  const atomic_bool *stop);
+
 /* The key of a temporary object for one that is not to be seen yet. NULL: no memory. */
 char *object_make_place(const struct store_upload *upload, const struct object_upload *object);
 enum nebula_status object_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,

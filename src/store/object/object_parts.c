@@ -43,6 +43,8 @@ static enum nebula_status choose_parts(const struct object_store *store, struct 
         object->part_count = count_of(object->size, bytes);
         if (object->part_count < limits->parts_min)
                 object->part_count = limits->parts_min;
+        if (object->source)
+                return object_plan_ranges(store, object, error);
         if (!object->feed)
                 return NEBULA_OK;
         object->missing = calloc(object->part_count + 1, sizeof *object->missing);
@@ -58,11 +60,33 @@ static void upload_free(struct store_upload *upload)
         for (size_t i = 0; upload && i < upload->count; i++) {
                 free(upload->objects[i].key);
                 free(upload->objects[i].missing);
+                free(upload->objects[i].fates);
                 free(upload->objects[i].place);
                 free(upload->objects[i].upload_id);
                 free(upload->objects[i].parts);
         }
         free(upload);
+}
+
+/* One step of all objects. */
+struct stepping {
+        struct object_store *store;
+        struct store_upload *upload;
+        object_step *step;
+};
+
+static enum nebula_status step_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct stepping *stepping = argument;
+
+        return stepping->step(stepping->store, stepping->upload, &stepping->upload->objects[index], error);
+}
+
+static enum nebula_status step_all(struct object_store *store, struct store_upload *upload, object_step *step, struct nebula_error *error)
+{
+        struct stepping stepping = { store, upload, step };
+
+        return step ? lanes_run(upload->count, STEP_WIDTH, step_one, &stepping, error) : NEBULA_OK;
 }
 
 static enum nebula_status plan(struct object_store *store, const struct store_object *objects, size_t count,
@@ -81,10 +105,15 @@ static enum nebula_status plan(struct object_store *store, const struct store_ob
                 if (status)
                         break;
                 *object = (struct object_upload){ .key = strdup(objects[i].key), .data = objects[i].data, .size = objects[i].size,
-                                                  .feed = objects[i].size ? objects[i].feed : NULL };
+                                                  .feed = objects[i].size ? objects[i].feed : NULL, .source = objects[i].source,
+                                                  .ret_written = objects[i].ret_written };
                 upload->count = i + 1;
-                status = object->key ? choose_parts(store, object, error) : object_no_memory(store, error);
+                status = object->key ? NEBULA_OK : object_no_memory(store, error);
         }
+        if (!status)
+                status = step_all(store, upload, object_find_source, error);
+        for (size_t i = 0; i < count && !status; i++)
+                status = choose_parts(store, &upload->objects[i], error);
         if (status)
                 upload_free(upload);
         else
@@ -109,21 +138,56 @@ static int take_fed(struct sending *sending, struct object_upload *object, uint6
         return result;
 }
 
-/* 0, -EAGAIN or -ECANCELED. There is a part for each call. */
-static int take_part(struct sending *sending, struct object_upload **ret_object, uint64_t *ret_index)
+/* The same of an object with a source. */
+static int take_range(struct sending *sending, struct object_upload *object, struct object_range *ret_range)
 {
+        uint64_t offset;
+        int result;
+
+        if (!sending->is_begun)
+                bulk_feed_begin(object->feed);
+        sending->is_begun = true;
+        while (!object_next_range(object, ret_range)) {
+                result = bulk_feed_take(object->feed, FEED_WAIT_MS, &offset);
+                if (result)
+                        return result;
+                object->fates[offset / object->feed->chunk_bytes] = bulk_feed_is_same(object->feed, offset) ? OBJECT_SAME : OBJECT_DIFFERS;
+        }
+        return 0;
+}
+
+static int take_uniform(struct sending *sending, struct object_upload *object, struct object_range *ret_range)
+{
+        uint64_t index = object->taken;
+        int result = object->feed ? take_fed(sending, object, &index) : 0;
+
+        if (result)
+                return result;
+        object->taken++;
+        *ret_range = (struct object_range){ .index = index, .offset = index * object->part_bytes };
+        ret_range->size = object->size - ret_range->offset < object->part_bytes ? object->size - ret_range->offset : object->part_bytes;
+        return 0;
+}
+
+static bool is_taken(const struct object_upload *object)
+{
+        return object->source ? object->planned == object->size : object->taken == object->part_count;
+}
+
+/* 0, -EAGAIN or -ECANCELED. -ENODATA: no part is left, since an object with a source has fewer than it could have. */
+static int take_part(struct sending *sending, struct object_upload **ret_object, struct object_range *ret_range)
+{
+        struct store_upload *upload = sending->upload;
         struct object_upload *object;
-        int result = 0;
+        int result = -ENODATA;
 
         lock_take(&sending->lock);
-        object = &sending->upload->objects[sending->object];
-        while (object->taken == object->part_count)
-                object = &sending->upload->objects[++sending->object];
-        *ret_object = object;
-        *ret_index = object->taken;
-        if (object->feed)
-                result = take_fed(sending, object, ret_index);
-        if (!result && ++object->taken == object->part_count && object->feed) {
+        while (sending->object < upload->count && is_taken(&upload->objects[sending->object]))
+                sending->object++;
+        *ret_object = object = &upload->objects[sending->object < upload->count ? sending->object : 0];
+        if (sending->object < upload->count)
+                result = (object->source ? take_range : take_uniform)(sending, object, ret_range);
+        if (!result && is_taken(object) && object->feed) {
                 bulk_feed_finish(object->feed);
                 sending->is_begun = false;
         }
@@ -135,19 +199,22 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
 {
         struct sending *sending = argument;
         struct object_upload *object;
-        uint64_t index, offset, size;
+        struct object_range range;
         int result;
 
         do
-                result = take_part(sending, &object, &index);
+                result = take_part(sending, &object, &range);
         while (result == -EAGAIN && !atomic_load(stop));
+        if (result == -ENODATA)
+                return NEBULA_OK;
         if (result == -ECANCELED)
                 return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", sending->store->store.root, object->key);
         if (result)
                 return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
-        offset = index * object->part_bytes;
-        size = object->size - offset < object->part_bytes ? object->size - offset : object->part_bytes;
-        return sending->store->service->steps->send(sending->store, sending->upload, object, index, object->data + offset, size, stop, error);
+        if (object_refer(sending->store, sending->upload, object, &range, stop))
+                return NEBULA_OK;
+        return sending->store->service->steps->send(sending->store, sending->upload, object, range.index, object->data + range.offset, range.size,
+                                                    stop, error);
 }
 
 static enum nebula_status send_parts(struct object_store *store, struct store_upload *upload, struct nebula_error *error)
@@ -163,28 +230,9 @@ static enum nebula_status send_parts(struct object_store *store, struct store_up
         if (sending.is_begun)
                 bulk_feed_finish(upload->objects[sending.object].feed);
         lock_done(&sending.lock);
+        for (size_t i = 0; i < upload->count; i++)
+                upload->objects[i].part_count = upload->objects[i].taken;
         return status;
-}
-
-/* One step of all objects. */
-struct stepping {
-        struct object_store *store;
-        struct store_upload *upload;
-        object_step *step;
-};
-
-static enum nebula_status step_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
-{
-        const struct stepping *stepping = argument;
-
-        return stepping->step(stepping->store, stepping->upload, &stepping->upload->objects[index], error);
-}
-
-static enum nebula_status step_all(struct object_store *store, struct store_upload *upload, object_step *step, struct nebula_error *error)
-{
-        struct stepping stepping = { store, upload, step };
-
-        return step ? lanes_run(upload->count, STEP_WIDTH, step_one, &stepping, error) : NEBULA_OK;
 }
 
 char *object_make_place(const struct store_upload *upload, const struct object_upload *object)
@@ -193,6 +241,18 @@ char *object_make_place(const struct store_upload *upload, const struct object_u
 
         snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", upload->id, (size_t)(object - upload->objects));
         return strdup(place);
+}
+
+static void tell_written(const struct store_upload *upload)
+{
+        for (size_t i = 0; i < upload->count; i++) {
+                struct store_written *written = upload->objects[i].ret_written;
+
+                if (!written)
+                        continue;
+                snprintf(written->mark.text, sizeof written->mark.text, "%s", upload->id);
+                written->referred = atomic_load(&upload->objects[i].referred);
+        }
 }
 
 enum nebula_status object_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
@@ -210,11 +270,13 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
                 status = send_parts(store, upload, error);
         if (!status)
                 status = step_all(store, upload, steps->end, error);
-        if (status)
+        if (status) {
                 object_abort(base, upload);
-        else
-                *ret_upload = upload;
-        return status;
+                return status;
+        }
+        tell_written(upload);
+        *ret_upload = upload;
+        return NEBULA_OK;
 }
 
 static enum nebula_status publish_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,

@@ -17,6 +17,7 @@ struct object_limits s3_limits = {
         .part_bytes_max = UINT64_C(5) << 30,
         .parts_min = 1, /* S3 takes an empty part, and no upload without parts */
         .parts_max = 10000,
+        .refer_bytes = 5u << 20,
         .read_bytes = 8u << 20,
 };
 
@@ -105,7 +106,7 @@ static void s3_close(struct store *store)
 
 static unsigned s3_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME;
+        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS;
 }
 
 const struct store_ops store_s3 = {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "store/s3/s3_private.h"
+#include "sum/sum.h"
 
 #define COPY_ANSWER_MS 120000
 #define COPY_PART_BYTES (UINT64_C(1) << 30)
@@ -44,24 +45,28 @@ static enum nebula_status copy_once(struct s3_store *s3, const char *source, con
         return status;
 }
 
-static enum nebula_status copy_part(struct s3_store *s3, const char *source, const char *from, const char *to, const char *upload_id,
-                                    const struct store_entry *entry, uint64_t index, struct object_part *ret_part, struct nebula_error *error)
+/* A range of the source becomes a part. */
+struct copying {
+        const char *source, *from, *to, *upload_id;
+        const struct store_stamp *stamp; /* of the source */
+        uint64_t index, first, size;
+        const atomic_bool *stop;
+};
+
+static enum nebula_status copy_range(struct s3_store *s3, const struct copying *copying, struct object_part *ret_part, struct nebula_error *error)
 {
-        struct object_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
-        uint64_t first = index * COPY_PART_BYTES, left = entry->size - first, size = left < COPY_PART_BYTES ? left : COPY_PART_BYTES;
+        struct object_call call = { .method = "PUT", .key = copying->to, .answer_ms = COPY_ANSWER_MS, .stop = copying->stop };
         char number[24], range[64], quoted[OBJECT_QUOTED_SIZE], *etag;
         struct http_response response;
         enum nebula_status status;
 
-        if (!size) /* there is no range of no bytes */
-                return s3_multipart_send(&s3->object, to, upload_id, index, "", 0, ret_part, NULL, error);
-        snprintf(number, sizeof number, "%" PRIu64, index + 1);
-        snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, first, first + size - 1);
+        snprintf(number, sizeof number, "%" PRIu64, copying->index + 1);
+        snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, copying->first, copying->first + copying->size - 1);
         object_param(&call, "partNumber", number);
-        object_param(&call, "uploadId", upload_id);
-        object_header(&call, "x-amz-copy-source", source);
+        object_param(&call, "uploadId", copying->upload_id);
+        object_header(&call, "x-amz-copy-source", copying->source);
         object_header(&call, "x-amz-copy-source-range", range);
-        object_header(&call, "x-amz-copy-source-if-match", object_quoted(&entry->stamp, quoted));
+        object_header(&call, "x-amz-copy-source-if-match", object_quoted(copying->stamp, quoted));
         status = s3_send_long(&s3->object, &call, &response, error);
         if (status)
                 return status;
@@ -69,9 +74,43 @@ static enum nebula_status copy_part(struct s3_store *s3, const char *source, con
         if (etag)
                 object_etag_text(etag, &ret_part->etag);
         else
-                status = s3_fail(&s3->object, OBJECT_COPY, from, &response, error);
+                status = s3_fail(&s3->object, OBJECT_COPY, copying->from, &response, error);
         free(etag);
         http_response_done(&response);
+        return status;
+}
+
+static enum nebula_status copy_part(struct s3_store *s3, const char *source, const char *from, const char *to, const char *upload_id,
+                                    const struct store_entry *entry, uint64_t index, struct object_part *ret_part, struct nebula_error *error)
+{
+        struct copying copying = { .source = source, .from = from, .to = to, .upload_id = upload_id, .stamp = &entry->stamp, .index = index,
+                                   .first = index * COPY_PART_BYTES };
+
+        copying.size = entry->size - copying.first < COPY_PART_BYTES ? entry->size - copying.first : COPY_PART_BYTES;
+        if (!copying.size) /* there is no range of no bytes */
+                return s3_multipart_send(&s3->object, to, upload_id, index, "", 0, ret_part, NULL, error);
+        return copy_range(s3, &copying, ret_part, error);
+}
+
+/* The completion sends the sum of the whole object, so S3 finds out if these bytes are not those in memory. */
+enum nebula_status s3_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                            const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct s3_store *s3 = (struct s3_store *)store;
+        struct object_part *part = &object->parts[range->index];
+        struct copying copying = { .from = object->source->key, .to = object->key, .upload_id = object->upload_id, .stamp = &object->source_stamp,
+                                   .index = range->index, .first = range->offset, .size = range->size, .stop = stop };
+        char *source = source_of(s3, copying.from);
+        enum nebula_status status;
+
+        (void)upload;
+        if (!source)
+                return object_no_memory(store, error);
+        copying.source = source;
+        status = copy_range(s3, &copying, part, error);
+        part->size = range->size;
+        part->sum = s3->has_sums ? sum_crc64(0, data, range->size) : 0;
+        free(source);
         return status;
 }
 

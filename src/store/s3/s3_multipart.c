@@ -78,6 +78,7 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
         object_param(&call, "uploadId", upload_id);
         store->service->add_object(store, &call, sum);
         ret_part->sum = has_sums(store) ? crc64_of(sum) : 0;
+        ret_part->size = size;
         status = store->service->send(store, &call, &response, error);
         if (status)
                 return status;
@@ -227,11 +228,8 @@ static uint64_t whole_sum(const struct object_upload *object)
 {
         uint64_t sum = 0;
 
-        for (uint64_t i = 0; i < object->part_count; i++) {
-                uint64_t left = object->size - i * object->part_bytes;
-
-                sum = sum_crc64_combine(sum, object->parts[i].sum, left < object->part_bytes ? left : object->part_bytes);
-        }
+        for (uint64_t i = 0; i < object->part_count; i++)
+                sum = sum_crc64_combine(sum, object->parts[i].sum, object->parts[i].size);
         return sum;
 }
 
@@ -250,4 +248,4 @@ static void abort_upload(struct object_store *store, const struct object_upload 
                 s3_multipart_abort(store, object->key, object->upload_id);
 }
 
-const struct object_steps s3_steps = { .begin = begin, .send = send_part, .publish = publish, .abort = abort_upload };
+const struct object_steps s3_steps = { .begin = begin, .send = send_part, .refer = s3_refer, .publish = publish, .abort = abort_upload };

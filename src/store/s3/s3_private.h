@@ -106,5 +106,6 @@ void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);
 
 /* s3_copy.c */
 enum nebula_status s3_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);
+object_refer_part s3_refer;
 
 #endif

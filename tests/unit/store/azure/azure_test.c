@@ -7,6 +7,7 @@
 #include "store/azure/azure_private.h"
 #include "store/azure/fake_azure.h"
 #include "store/http/lanes.h"
+#include "store/http/referring.h"
 #include "sum/sum.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -654,7 +655,56 @@ static void no_fault_makes_wrong_bytes(void)
         free(back);
 }
 
-TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_put_whose_answer_was_lost_is_known_as_its_own),
+static bool blob_is(const char *path, const char *data)
+{
+        const struct fake_blob *found = fake_find(&fake, path);
+
+        return found && found->size == REFERRING_BYTES && !memcmp(found->data, data, REFERRING_BYTES);
+}
+
+static void bytes_of_a_source_are_taken_from_it(void)
+{
+        struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
+        char *data = referring_make(), wanted[200];
+
+        begin(NULL, NULL);
+        CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && blob_is("/acct/data/run/t/a.pt", data));
+        fake.body_bytes = 0;
+        data[4 * REFERRING_CHUNK] ^= 1;
+        CHECK(referring_upload(store, "t/b.pt", data, 1u << 4, &source, NULL, &error) == REFERRING_CHUNK);
+        CHECK(fake.body_bytes == REFERRING_CHUNK && blob_is("/acct/data/run/t/b.pt", data));
+        snprintf(wanted, sizeof wanted, "x-ms-copy-source: http://127.0.0.1:%d/acct/data/run/t/a.pt?sv=1&sig=SECRET\r\n", server_port(server));
+        CHECK(strstr(fake.copy_head, wanted) && strstr(fake.copy_head, "\r\nx-ms-source-if-match: \"0x1\"\r\n"));
+        CHECK(strstr(fake.copy_head, "\r\nx-ms-source-range: bytes=0-16777215\r\n") || strstr(fake.copy_head, "\r\nx-ms-source-range: bytes=20971520-20972296\r\n"));
+        end();
+        free(data);
+}
+
+static void a_block_that_its_source_refuses_is_sent(void)
+{
+        static const int statuses[] = { 404, 412, 403, 400, 409, 501 };
+        struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
+        char *data = referring_make();
+
+        for (size_t i = 0; i < sizeof statuses / sizeof *statuses + 2; i++) {
+                begin(NULL, NULL);
+                CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+                fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
+                fake.replaces_source = i == sizeof statuses / sizeof *statuses;
+                if (i > sizeof statuses / sizeof *statuses) /* the service compares what it has read */
+                        for (unsigned chunk = 0; chunk < REFERRING_CHUNKS; chunk++)
+                                fake_find(&fake, "/acct/data/run/t/a.pt")->data[chunk * REFERRING_CHUNK + 9] ^= 1;
+                data[2 * REFERRING_CHUNK] ^= 1;
+                fake.body_bytes = 0;
+                CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
+                CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && blob_is("/acct/data/run/t/b.pt", data));
+                end();
+        }
+        free(data);
+}
+
+TAP_MAIN(TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source_refuses_is_sent),
+         TEST(each_operation_is_the_request_of_the_reference), TEST(a_put_whose_answer_was_lost_is_known_as_its_own),
          TEST(a_publication_whose_answer_was_lost_is_known_as_its_own), TEST(an_upload_that_came_second_gives_way),
          TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_chunk_that_changed_on_the_way_is_read_again),
          TEST(an_object_that_is_too_short_says_how_long_it_is), TEST(ranges_of_two_contents_are_never_mixed), TEST(limits_are_kept_by_the_client),

@@ -112,11 +112,56 @@ static void stamp(const struct fake_blob *blob, struct answer *answer)
                  blob->writer, *blob->writer ? "\r\n" : "");
 }
 
-static void put_block(struct fake_blob *blob, const struct server_call *call, struct answer *answer)
+/* NULL: it is refused. */
+static char *copy_range(struct fake_azure *fake, const struct server_call *call, const char *url, size_t *ret_size, struct answer *answer)
+{
+        char path[300], range[64], match[64], etag[32], said[32], found[16];
+        const char *slash = strchr(url + strlen("http://"), '/');
+        struct fake_blob *blob;
+        size_t first, last;
+        uint8_t bytes[8];
+
+        snprintf(fake->copy_head, sizeof fake->copy_head, "%s", call->head);
+        snprintf(path, sizeof path, "%.*s", (int)strcspn(slash, "?"), slash);
+        blob = fake_find(fake, path);
+        if (fake->copy_status || !blob) {
+                refuse(answer, fake->copy_status ? fake->copy_status : 404, "CannotVerifyCopySource");
+                return NULL;
+        }
+        if (fake->replaces_source) {
+                memset(blob->data, 0, blob->size);
+                blob->etag = ++fake->etags;
+        }
+        snprintf(etag, sizeof etag, "\"0x%X\"", blob->etag);
+        if (strcmp(server_field(call, "x-ms-source-if-match", match, sizeof match), etag) ||
+            sscanf(server_field(call, "x-ms-source-range", range, sizeof range), "bytes=%zu-%zu", &first, &last) != 2 || last >= blob->size) {
+                refuse(answer, 412, "SourceConditionNotMet");
+                return NULL;
+        }
+        for (size_t i = 0; i < 8; i++)
+                bytes[i] = (uint8_t)(sum_crc64(0, blob->data + first, last + 1 - first) >> 8 * i);
+        crypt_base64(bytes, 8, found);
+        if (strcmp(server_field(call, "x-ms-source-content-crc64", said, sizeof said), found)) {
+                refuse(answer, 400, "Crc64Mismatch");
+                return NULL;
+        }
+        *ret_size = last + 1 - first;
+        return memcpy(malloc(*ret_size), blob->data + first, *ret_size);
+}
+
+static void put_block(struct fake_azure *fake, struct fake_blob *blob, const struct server_call *call, struct answer *answer)
 {
         const char *id = strstr(call->target, "blockid=") + strlen("blockid=");
-        size_t length = strcspn(id, "&"), i;
+        size_t length = strcspn(id, "&"), size = call->body_size, i;
+        char source[500], *data;
 
+        if (*server_field(call, "x-ms-copy-source", source, sizeof source))
+                data = copy_range(fake, call, source, &size, answer);
+        else
+                data = memcpy(malloc(size + 1), call->body, size);
+        if (!data)
+                return;
+        fake->body_bytes += call->body_size;
         for (i = 0; i < blob->block_count && strncmp(blob->blocks[i].id, id, length); i++)
                 ;
         if (i == FAKE_BLOCKS)
@@ -126,9 +171,8 @@ static void put_block(struct fake_blob *blob, const struct server_call *call, st
         else
                 blob->block_count++;
         snprintf(blob->blocks[i].id, sizeof blob->blocks[i].id, "%.*s", (int)length, id);
-        blob->blocks[i].data = malloc(call->body_size + 1);
-        memcpy(blob->blocks[i].data, call->body, call->body_size);
-        blob->blocks[i].size = call->body_size;
+        blob->blocks[i].data = data;
+        blob->blocks[i].size = size;
         answer->status = 201;
 }
 
@@ -163,7 +207,7 @@ static void put(struct fake_azure *fake, const struct server_call *call, const c
         if (is_changed(call)) {
                 refuse(answer, 400, "Crc64Mismatch");
         } else if (strstr(call->target, "comp=block&")) {
-                put_block(blob, call, answer);
+                put_block(fake, blob, call, answer);
         } else if (!holds(call, blob, answer)) {
                 return;
         } else if (strstr(call->target, "comp=blocklist")) {

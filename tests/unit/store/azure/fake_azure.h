@@ -34,6 +34,10 @@ struct fake_azure {
         void *argument;
         char last_head[4096]; /* of the last request */
         char last_body[4096];
+        uint64_t body_bytes;  /* of all blocks that were sent */
+        char copy_head[4096]; /* of the last block that was to be taken from another blob */
+        int copy_status;      /* 0: such blocks are taken; else they are refused with this status */
+        bool replaces_source; /* just before such a block is made, another program writes over its source */
         char token[64];       /* "": no request is refused; else the only bearer token that is taken */
 };
 

@@ -155,6 +155,34 @@ static void begin_upload(struct fake_s3 *fake, const struct server_call *call, c
                  "<Bucket>b</Bucket><Key>k</Key><UploadId>up-%u</UploadId></InitiateMultipartUploadResult>", fake->uploads[i].id);
 }
 
+/* NULL: it is refused. The path of the source is that of a bucket's object; a real server decodes it. */
+static char *copy_range(struct fake_s3 *fake, const struct server_call *call, const char *source, size_t *ret_size, struct answer *answer)
+{
+        struct fake_object *object = fake_find(fake, source);
+        char range[64], match[64], etag[32];
+        size_t first, last;
+
+        snprintf(fake->copy_head, sizeof fake->copy_head, "%s", call->head);
+        if (fake->copy_status) {
+                refuse(answer, fake->copy_status, fake->copy_status == 200 ? "AccessDenied" : "Refused");
+                return NULL;
+        }
+        if (fake->replaces_source && object) {
+                memset(object->data, 0, object->size);
+                object->etag = ++fake->etags;
+        }
+        snprintf(etag, sizeof etag, "\"e%u\"", object ? object->etag : 0);
+        if (!object)
+                refuse(answer, 404, "NoSuchKey");
+        else if (strcmp(server_field(call, "x-amz-copy-source-if-match", match, sizeof match), etag))
+                refuse(answer, 412, "PreconditionFailed");
+        else if (sscanf(server_field(call, "x-amz-copy-source-range", range, sizeof range), "bytes=%zu-%zu", &first, &last) != 2 || last >= object->size)
+                refuse(answer, 400, "InvalidArgument");
+        else
+                return copy_of(object->data + first, *ret_size = last + 1 - first);
+        return NULL;
+}
+
 static void put_part(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
 {
         struct fake_upload *upload = find_upload(fake, call, path);
@@ -165,9 +193,18 @@ static void put_part(struct fake_s3 *fake, const struct server_call *call, const
         } else if (number < 1 || number > FAKE_PARTS) {
                 refuse(answer, 400, "InvalidArgument");
         } else {
+                char source[300], *data;
+                size_t size = call->body_size;
+
+                data = *server_field(call, "x-amz-copy-source", source, sizeof source) ? copy_range(fake, call, source, &size, answer)
+                                                                                      : copy_of(call->body, size);
+                if (!data)
+                        return;
+                fake->body_bytes += call->body_size;
                 free(upload->parts[number - 1].data);
-                upload->parts[number - 1] = (struct fake_part){ copy_of(call->body, call->body_size), call->body_size };
+                upload->parts[number - 1] = (struct fake_part){ data, size };
                 answer->status = 200;
+                snprintf(answer->text, sizeof answer->text, *source ? "<CopyPartResult><ETag>&quot;p%d&quot;</ETag></CopyPartResult>" : "", number);
                 snprintf(answer->fields, sizeof answer->fields, "ETag: \"p%d\"\r\n", number);
         }
 }

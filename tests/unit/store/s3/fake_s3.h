@@ -42,6 +42,10 @@ struct fake_s3 {
         void *argument;
         char last_head[8192]; /* of the last request */
         char last_body[4096];
+        uint64_t body_bytes;    /* of all parts that were sent */
+        char copy_head[8192];   /* of the last part that was to be taken from another object */
+        int copy_status;        /* 0: such parts are taken; else they are refused with this status; 200: with a failure in its body */
+        bool replaces_source;   /* just before such a part is made, another program writes over its source */
 };
 
 void fake_init(struct fake_s3 *fake);

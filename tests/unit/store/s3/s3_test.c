@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/http/referring.h"
 #include "store/s3/fake_s3.h"
 #include "store/s3/s3_private.h"
 #include "sum/sum.h"
@@ -300,6 +301,68 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         begin(fault_at, &at);
         CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_STORAGE && error.http_status == 400 && strstr(error.message, "BadDigest"));
         CHECK(!fake_uploads_open(&fake));
+        end();
+        free(data);
+}
+
+static bool object_is(const char *path, const char *data)
+{
+        const struct fake_object *found = fake_find(&fake, path);
+
+        return found && found->size == REFERRING_BYTES && !memcmp(found->data, data, REFERRING_BYTES);
+}
+
+/* Part 1 is of 8 MiB of the source, part 2 of the chunk that differs and 1 MiB, since a part has 5 MiB, and part 3 is the rest of the source. */
+static void bytes_of_a_source_are_taken_from_it(void)
+{
+        static const char *const fields[] = { "x-amz-copy-source: /data/run/t/a.pt", "x-amz-copy-source-range: bytes=13631488-20972296",
+                                              "x-amz-copy-source-if-match: \"e1\"", "PUT /data/run/t/b.pt?partNumber=3&uploadId=up-2 HTTP/1.1" };
+        struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
+        char *data = referring_make();
+
+        begin(NULL, NULL);
+        CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && object_is("/data/run/t/a.pt", data));
+        fake.body_bytes = 0;
+        data[2 * REFERRING_CHUNK] ^= 1;
+        CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == 5u << 20);
+        CHECK(fake.body_bytes == 5u << 20 && object_is("/data/run/t/b.pt", data));
+        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+                CHECK(strstr(fake.copy_head, "partNumber=1") || strstr(fake.copy_head, fields[i]));
+        end();
+        free(data);
+}
+
+static void a_part_that_its_source_refuses_is_sent(void)
+{
+        static const int statuses[] = { 404, 412, 403, 400, 501, 200 };
+        struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
+        char *data = referring_make();
+
+        for (size_t i = 0; i <= sizeof statuses / sizeof *statuses; i++) {
+                begin(NULL, NULL);
+                CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+                fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
+                fake.replaces_source = !fake.copy_status;
+                data[2 * REFERRING_CHUNK] ^= 1;
+                fake.body_bytes = 0;
+                CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
+                CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && object_is("/data/run/t/b.pt", data) && !fake_uploads_open(&fake));
+                end();
+        }
+        free(data);
+}
+
+/* A server that takes other bytes than it was told: the sum of the whole object in the completion finds that. */
+static void other_bytes_of_a_source_are_found_by_the_sum_of_the_whole(void)
+{
+        struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
+        char *data = referring_make();
+
+        begin(NULL, NULL);
+        CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+        fake_find(&fake, "/data/run/t/a.pt")->data[7] ^= 1; /* and its ETag stays */
+        CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == UINT64_MAX && strstr(error.message, "BadDigest"));
+        CHECK(!fake_find(&fake, "/data/run/t/b.pt") && !fake_uploads_open(&fake));
         end();
         free(data);
 }
@@ -700,7 +763,8 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
+         TEST(a_part_that_its_source_refuses_is_sent), TEST(other_bytes_of_a_source_are_found_by_the_sum_of_the_whole), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
