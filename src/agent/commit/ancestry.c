@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* Storage that answers later may hold what a run that began after this one has written: then the clock says which is which. */
+/* If storage answers later than this, a run that began after this one may have written there. The clock then tells the two apart. */
 #define PROMPT_NS (INT64_C(30) * 1000000000)
 
 static struct ancestor *find(const struct job *job, const char *run)
@@ -65,7 +65,7 @@ void ancestry_done(struct job *job)
         job->runs.ancestor_count = 0;
 }
 
-/* Later than all that this agent knows of the job, whatever the clock says. */
+/* A sequence later than all that this agent knows of the job, even if the clock is behind. */
 static uint64_t moment(const struct job *job)
 {
         uint64_t now = (uint64_t)os->wall_ns();
@@ -89,7 +89,7 @@ static void add_versions(struct job *job, uint64_t until)
 void ancestry_begin(struct job *job, const char *run)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                version->ancestry.base_sequence = ancestry_base(version); /* who made it is not the newest run any more */
+                version->ancestry.base_sequence = ancestry_base(version); /* the run that made this list is no longer the newest */
         ancestry_done(job);
         strcpy(job->runs.newest, run);
         job->runs.has_newest = true;
@@ -101,7 +101,7 @@ void ancestry_begin(struct job *job, const char *run)
         job->storage.is_scanned = false;
 }
 
-/* A process that was here before the agent was, or before its connection broke, has begun long ago. */
+/* True for a process that is older than the agent or than its broken connection: its run has begun before. */
 static bool has_worked_here(const struct job *job, const struct ipc_hello *hello)
 {
         for (const struct version *version = job->versions; version; version = version->next)
@@ -115,7 +115,7 @@ bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, c
 {
         if (!job->runs.has_newest || strcmp(job->runs.newest, hello->run))
                 return true;
-        /* The name of a run may be that of the one before: not every launcher gives a new one. */
+        /* Two runs in a row may have one name: some launchers give no new one. */
         return !known && !catalogue_session_count(catalogue, job) && !has_worked_here(job, hello);
 }
 

@@ -13,33 +13,33 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* The first trainer of a run has come. Storage is to be looked through for it. No memory: it came after nobody. */
+/* Call for the first trainer of a run; storage is then scanned for that run. If an allocation fails, the run has no ancestors. */
 void ancestry_begin(struct job *job, const char *run);
-/* A trainer says HELLO: does a run begin with it? `known`: this session was here before. */
+/* Whether a run begins with the trainer that has just said HELLO. `known`: its session was here before. */
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known);
-/* An agent takes over what a run that began at `begun` left in memory. */
+/* Call when an agent adopts what a run that began at `begun` left in memory. */
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
-/* Storage was looked through for the newest run: job->stored is what it found. */
+/* Call after storage was scanned for the newest run; job->storage.stored is the result. */
 void ancestry_looked(struct job *job);
-/* The newest run came after all that `run` had committed up to `until`. */
+/* Records that the newest run came after all that `run` had committed up to sequence `until`. */
 void ancestry_add(struct job *job, const char *run, uint64_t until);
-/* A session has loaded a version, or found it before it began one of its own. */
+/* Call when a session has loaded a version, or has found it before it began its first own one. */
 void ancestry_follow(const struct session *session, const char *run, uint64_t sequence);
 
-/* What `run` committed as `sequence` is this version's to replace, and to carry files over from. */
+/* Whether this version may replace the version that `run` committed as `sequence`, and may carry its files over. */
 bool ancestry_covers(const struct version *version, const char *run, uint64_t sequence);
-/* Likewise for the newest run. */
+/* Whether the newest run may replace that version. */
 bool ancestry_run_covers(const struct job *job, const char *run, uint64_t sequence);
-/* The stored writing that the version may replace is remembered, for another run is about to begin. */
+/* The sequence of the stored writing that the version may replace. It is kept, since another run is about to begin. */
 uint64_t ancestry_base(const struct version *version);
 bool ancestry_is_rival(const struct job *job, const char *run);
 void ancestry_set_rival(struct job *job, const char *run);
-/* NEBULA_INVALID: `manifest`, which is in storage, is not the version's to replace; the error names both runs. A run that began
- * before, and whose own later writing lies there, is told so too. */
+/* NEBULA_INVALID: the version must not replace `manifest`, which is in storage. The error names both runs, and says if the stored one
+ * is a later writing of the version's own run. */
 enum nebula_status ancestry_judge(struct version *version, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status ancestry_check(struct catalogue *catalogue, struct version *version, const struct manifest *manifest,
                                  struct nebula_error *error);
-/* The version fails, and storage's stays: nobody is sent to this one any more but its own run. */
+/* Fails the version in favour of the stored one. Only the version's own run can still load it. */
 void ancestry_give_way(struct catalogue *catalogue, struct version *version, const struct manifest *manifest, const char *why);
 void ancestry_done(struct job *job);
 

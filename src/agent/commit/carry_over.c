@@ -19,8 +19,8 @@ const struct manifest *carry_over_stored_manifest(const struct job *job, const c
 static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
                                           uint64_t generation)
 {
-        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. A rank that is no more writes
-         * nothing again. */
+        /* Ranks of other nodes may be writing their files again, so the manifest decides what carries over from them. A rank outside
+         * the world writes nothing again. */
         bool foreign = rank >= version->world || (version->nodes.spread && !version_part(version, rank));
         struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
 
@@ -82,7 +82,7 @@ void carry_over(struct version *version)
                 carry_over_manifest(version, manifest);
 }
 
-/* The oldest of those whose place among what lies in storage is this agent's to give; NULL: none. */
+/* The oldest version that this agent may place among the stored ones; NULL: none. */
 static struct version *oldest_committed(const struct job *job)
 {
         struct version *oldest = NULL;
@@ -94,7 +94,7 @@ static struct version *oldest_committed(const struct job *job)
         return oldest;
 }
 
-/* What was committed before the first scan is newer than what lay in storage, also where the clock was behind that. */
+/* Versions that were committed before the first scan are newer than all stored ones, even if the clock was behind. */
 static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
 {
         struct version *version = is_first ? oldest_committed(job) : NULL;
@@ -107,14 +107,14 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         last = job->last_sequence;
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
                 return;
-        /* Oldest first, and those after it too: their order among each other stays. */
+        /* Oldest first, then those after it: their order stays. */
         for (; version->sequence <= last; version = oldest_committed(job)) {
                 version->sequence = commit_next_sequence(job);
                 survival_log_write(catalogue, version);
         }
 }
 
-/* Lines that were given before it was known what lies in storage, oldest first: each continues the one before it. */
+/* Versions got their lines before storage was known. They get new ones, oldest first: each continues the one before it. */
 static void set_lines_again(struct job *job)
 {
         uint64_t last = 0;
@@ -138,8 +138,8 @@ static bool is_numbered_here(const struct version *version)
         return !version->stored && !version->adopted && !version->copies.is_remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
 }
 
-/* Nobody else has seen the numbers yet: generations are given in one process. If one was given without knowing of what lies in storage
- * all were, and they move together: two writings with one number could not be told apart. */
+/* No other process has seen these generations: one process gives them. If one was given before storage was known, all were. They move
+ * together, or two writings would have one number. */
 static bool moves(const struct version *version, const struct manifest *manifest)
 {
         if (!is_numbered_here(version))
@@ -150,7 +150,7 @@ static bool moves(const struct version *version, const struct manifest *manifest
         return false;
 }
 
-/* Files that it carries over from a writing that moves too follow that. */
+/* Files that were carried over from a writing that moves get its new number. */
 static void move_generation(struct version *version, uint64_t by)
 {
         for (size_t i = 0; i < version->file_count; i++) {
@@ -162,7 +162,7 @@ static void move_generation(struct version *version, uint64_t by)
         version_set_generation(version, version->generation + by);
 }
 
-/* Newest first, which is the order of the list: that one of them moves is seen by the oldest. */
+/* The list is newest first. The oldest shows if any of them moves. */
 static void move_generations(struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
@@ -173,7 +173,7 @@ static void move_generations(struct job *job)
         }
 }
 
-/* Memory has what an older run left, and storage what the run after it, on another node, has made durable. */
+/* True if memory has a version of an older run, and storage one that the next run, on another node, has made durable. */
 static bool give_way_to_other_run(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
         struct nebula_error error = { 0 };
@@ -202,7 +202,7 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
 
                 if (!manifest || version->stored || version->adopted || version->superseded)
                         continue;
-                if (lifecycle_complete(version->life.state) && version->in_memory && /* pinned or not: who works on it holds no file */
+                if (lifecycle_complete(version->life.state) && version->in_memory && /* pins do not matter: a thread that works on it holds no file */
                     ancestry_covers(version, manifest->run, manifest->sequence))
                         carry_over_manifest(version, manifest);
                 survival_log_write(catalogue, version);

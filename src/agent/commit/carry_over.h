@@ -9,12 +9,12 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* What storage is known to have of a tag of this job; NULL: nothing. */
+/* The newest manifest of the tag that this agent knows in storage; NULL: none. */
 const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag);
-/* Adds to a version what the newest whole generation before it holds, in memory or in storage. */
+/* Adds to a version the files of the newest whole generation before it that it did not write, from memory or storage. */
 void carry_over(struct version *version);
-/* Adds what an older generation in storage holds to versions that were committed before storage was known, and at the first
- * scan makes them newer than all that lies there. */
+/* For versions that were committed before storage was known: adds files of an older generation in storage. At the first scan it also
+ * makes these versions newer than all stored ones. */
 void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_first);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a rank does: it begins a tag, saves files, and closes its part. */
+/* Requests of a rank: it begins a tag, saves files, and closes its part. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,18 +51,18 @@ static struct part *own_part(struct version *version, const struct session *sess
         return part;
 }
 
-/* Whether this rank may still add to `version`. A rank that committed starts anew; an open-ended or counted part reopens. What
- * another run left open, whose ranks were killed together with the agent, is not to be mixed with what this one saves. */
+/* Whether this rank may still add to `version`. A rank that has committed starts anew; an open-ended or counted part reopens. A
+ * version that another run left open stays apart: its ranks were killed together with the agent. */
 static bool rank_may_add(struct version *version, const struct session *session)
 {
         const struct part *part = version_part(version, session->rank);
 
         if (strcmp(version->run, session->run))
                 return false;
-        /* A launcher that starts more ranks need not call that another run. */
+        /* a launcher may start more ranks under the same run name */
         if (session->rank >= version->world)
                 return false;
-        /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
+        /* A share that was announced to other nodes does not change. A rank without a part may still join. */
         if (version->nodes.spread && part && version->file_goal <= 0)
                 return commit_open(version) && !part->closed;
         return commit_open(version) &&
@@ -96,7 +96,7 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
         version = version_new(catalogue, job, tag, error);
         if (!version)
                 return NULL;
-        if (strcmp(version->run, session->run)) { /* the job's is that of a later one by now */
+        if (strcmp(version->run, session->run)) { /* the job may have a later run by now */
                 memcpy(version->run, session->run, sizeof version->run);
                 version->nodes.writing = 0; /* it is no writing before itself */
                 version->nodes.writing = world_next_writing(job, tag, version->run);
@@ -151,7 +151,7 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
                 if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
                         other->next_goal = file_goal;
-                        return other; /* whole, or closed by this rank: its next save begins the next generation */
+                        return other; /* whole, or closed by this rank: the rank's next save begins the next generation */
                 }
         if (!version)
                 version = new_generation(catalogue, session, tag, file_goal, error);
@@ -212,9 +212,9 @@ static void drop_loan(struct catalogue *catalogue, struct version *version, stru
         free(loan);
 }
 
-/* A trainer that asks for a name again saves it again, while its earlier copy still runs; or the answer to its earlier request was lost
- * with an agent that was killed after it had noted the loan. Either way that image will not be of the version, and is lent to nobody:
- * the trainer may be writing into it. */
+/* A trainer asks for a name again in two cases: it saves the file again while its earlier copy still runs, or an agent was killed
+ * after it had logged the loan and before it answered. In both cases the earlier image does not become part of the version. It is lent
+ * to no other trainer, since this one may be writing into it. */
 static void drop_earlier_loan(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
 {
         for (struct image_loan *loan = version->loans, *next; loan; loan = next) {
@@ -226,7 +226,7 @@ static void drop_earlier_loan(struct catalogue *catalogue, const struct session 
         }
 }
 
-/* The last save of a name stands, as of one rank; of two ranks' shards one is lost, which nobody would find before it is needed. */
+/* The last save of a name wins. If two ranks save shards under one name, one shard is lost, so the agent warns. */
 static void warn_of_other_rank(struct version *version, const struct session *session, const char *name)
 {
         const struct agent_file *file = version_file(version, name);
@@ -308,14 +308,14 @@ static void part_close(struct part *part)
         part->spoken_for = false;
 }
 
-/* Others may wait for this part alone: other nodes, the clock of commit_quiet. */
+/* Other nodes and the clock of commit_quiet may wait for this part alone. */
 static void signal_closed(struct catalogue *catalogue, const struct version *version)
 {
         if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal(catalogue);
 }
 
-/* What the trainer summed while it copied. */
+/* Takes the checksums that the trainer computed while it copied. */
 static enum nebula_status take_sums(const struct image_loan *loan, uint32_t count, struct nebula_error *error)
 {
         if (count > image_sums_room(loan->size, loan->image->capacity))
@@ -418,7 +418,7 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
                 struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
                 if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {
-                        part_close(part); /* the file that made it complete came before this */
+                        part_close(part); /* an earlier file has completed it */
                         return NEBULA_OK;
                 }
                 if (version->life.state == NEBULA_STATE_FAILED && !of_other_run)

@@ -1,4 +1,4 @@
-/* Ranks that leave: by the end of their process or for another job, and what becomes of versions that wait for them. */
+/* Ranks that leave, by the end of their process or for another job, and the versions that wait for them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static bool has_come_back(const struct catalogue *catalogue, const struct sessio
         return false;
 }
 
-/* Without memory for it, those who wait for this rank do so until their time is up. */
+/* If the allocation fails, versions wait for this rank until their time is up. */
 static void remember_gone(const struct catalogue *catalogue, const struct session *session)
 {
         struct job *job = session->job;
@@ -44,7 +44,7 @@ static void remember_gone(const struct catalogue *catalogue, const struct sessio
         job->runs.gone = gone;
 }
 
-/* A rank whom this version waits for, as every one of its run, and who left before it had begun it; NULL: none. */
+/* A rank that this version waits for and that left before it had begun the version; NULL: none. */
 static const struct gone *missed_rank(struct version *version)
 {
         const struct job *job = version->job;
@@ -89,7 +89,7 @@ void commit_close_dead(struct catalogue *catalogue, struct job *job)
                 for (size_t i = 0; i < version->part_count; i++) {
                         struct part *part = &version->parts[i];
 
-                        /* What it was still copying, or had not begun, is judged when its connection ends. */
+                        /* The end of the connection decides about a file that the rank still copies, or has not begun. */
                         if (part->closed || !part->file_count || commit_rank_copies(version, part->rank) ||
                             session_may_live(part->seen_pid))
                                 continue;
@@ -119,7 +119,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
         } else if (part->closed) {
                 return true;
         } else if (!version->file_count && !version->loans && version->part_count == 1 && !version->pins) {
-                version_free(catalogue, version); /* attached to, for reading perhaps, and nothing more */
+                version_free(catalogue, version); /* the session only attached to the job, perhaps to read */
                 return false;
         } else if (version->file_goal == NEBULA_FILES_OPEN) {
                 if (part->file_count)
@@ -134,7 +134,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
         return true;
 }
 
-/* Nobody is left who could complete it. */
+/* No rank is left that could complete these versions. */
 static void job_deserted(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next)
@@ -147,7 +147,7 @@ static void job_deserted(struct catalogue *catalogue, struct job *job)
         job->idle_since_ns = os->now_ns();
 }
 
-/* Where one trainer ended the others soon do, and the next ones may be there before the last has left. */
+/* If one trainer has ended, the others soon end, too. The next run's trainers may come before the last has left. */
 static void want_newest(struct job *job)
 {
         struct version *newest = NULL;
@@ -173,7 +173,7 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                         commit_fail_without(catalogue, version);
                 if (commit_open(version) && part && part->nonce == session->nonce &&
                     commit_rank_ended(catalogue, version, session->rank))
-                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
+                        next = version->next; /* the completion of this version may have freed the next one in the list */
         }
         if (!catalogue_session_count(catalogue, session->job)) {
                 session->job->runs.stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;

@@ -13,14 +13,15 @@
 #include "agent/commit/commit.h"
 
 /* commit.c */
-/* A file that this rank is still copying; NULL: none. */
+/* The loan of a file that this rank still copies; NULL: none. */
 const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank);
 bool commit_rank_copies(const struct version *version, uint32_t rank);
-/* Tells all when the version moves on, and notes what has changed, once: nobody has heard of it before the lock is given back. */
+/* Applies the rule, wakes the waiters if the state changes, and writes one record to the survival log. No client hears of a change
+ * before the lock is released. */
 void commit_check_and_note(struct catalogue *catalogue, struct version *version);
 
 /* commit_end.c */
-/* Fails a version that waits for a rank which left before it had begun it. */
+/* Fails a version that waits for a rank that left before it had begun the version. */
 void commit_fail_without(struct catalogue *catalogue, struct version *version);
 
 #endif

@@ -1,4 +1,4 @@
-/* When a version is complete, and what can be said of that before it is. */
+/* The rule by which a version is complete, and forecasts of it. */
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit_private.h"
 #include "agent/commit/lineage.h"
@@ -23,7 +23,7 @@ bool commit_parts_end(const struct version *version)
         return true;
 }
 
-/* Ranks that are connected and have not begun this version: they may be about to. */
+/* Whether a connected rank has not begun this version: it may be about to. */
 static bool ranks_to_come(const struct catalogue *catalogue, struct version *version)
 {
         if (version->part_count >= version->world)
@@ -73,7 +73,7 @@ static bool rule_met(const struct catalogue *catalogue, struct version *version)
                                              os->now_ns() - version->activity_ns >= MISSING_RANK_NS);
 }
 
-/* What a rank copies last closes its part. */
+/* True if the rank's part closes with the file that it copies now. */
 static bool will_close(const struct version *version, const struct part *part)
 {
         bool closes = part->closed;

@@ -21,7 +21,7 @@ void lineage_save(struct version *version, const struct session *session)
                 version->base = session->loaded;
 }
 
-/* The newest that follows its step, of what can be loaded and of what storage is known to have. */
+/* The newest version of a line, among those that can be loaded and those known in storage. */
 struct head {
         struct retain_entry entry;
         const char *run; /* NULL: there is none */
@@ -35,7 +35,7 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
                 *head = (struct head){ entry, run };
 }
 
-/* Of what was committed before `version`, which need not be the last one when it is asked for again. */
+/* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. */
 static struct head find_head(const struct version *version)
 {
         const struct job *job = version->job;
@@ -59,7 +59,7 @@ static bool is_own(const struct head *head, const struct version *version)
         return !strcmp(head->run, version->run);
 }
 
-/* The run has begun from a version that a later line had abandoned: that one's history goes on. */
+/* Whether the run has begun from a version that a later line had abandoned. That version's line then continues. */
 static bool comes_from_abandoned(const struct head *head, const struct version *version)
 {
         return version->base.read_at && !is_own(head, version) && version->base.step < version->step &&
@@ -86,7 +86,7 @@ int64_t lineage_goes_back(const struct version *version)
         return version->base.read_at && version->base.step < version->step ? version->base.step : version->step - 1;
 }
 
-/* Several nodes say so of versions that were saved before the first of them was committed. */
+/* Several nodes may report it for versions that were saved before the first of these was committed. */
 static bool has_gone_back(const struct head *head, const struct version *version, int64_t after)
 {
         const struct line *line = head->entry.line;
@@ -108,7 +108,7 @@ void lineage_find(const struct version *version, uint64_t sequence, int64_t afte
                 return;
         before = line_began(ret_line);
         if (before >= DOCUMENT_SEQUENCE_MAX)
-                return; /* as only a planted document can have it: nobody would read a line that begins later */
+                return; /* only a planted document says so: no reader accepts a line that begins later */
         if (version->base.read_at)
                 *ret_line = version->base.line;
         line_fork(ret_line, sequence > before ? sequence : before + 1, after);

@@ -17,16 +17,16 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* The session's rank has read a file of `version`. */
+/* Call when the session's rank has read a file of `version`. */
 void lineage_read(struct session *session, const struct version *version);
-/* The session's rank saves to `version`, or closes its part. */
+/* Call when the session's rank saves to `version` or closes its part. */
 void lineage_save(struct version *version, const struct session *session);
-/* The step that `version` goes back to, if it were committed now; LINEAGE_GOES_ON: to none. */
+/* The step that `version` would go back to if it were committed now; LINEAGE_GOES_ON: none. */
 #define LINEAGE_GOES_ON INT64_MIN
 int64_t lineage_goes_back(const struct version *version);
-/* The line of `version`, were it committed with `sequence`: one that begins with it where it goes back to step `after`. */
+/* The line that `version` would have if it were committed with `sequence`. If it goes back to step `after`, a line begins with it. */
 void lineage_find(const struct version *version, uint64_t sequence, int64_t after, struct line *ret_line);
-/* It is committed with `sequence` by this node alone. */
+/* Sets the line of a version that this node alone commits with `sequence`. */
 void lineage_set(struct version *version, uint64_t sequence);
 
 #endif

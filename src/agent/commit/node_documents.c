@@ -9,7 +9,7 @@
 #include "os/os.h"
 #include "store/document.h"
 
-#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
+#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* the largest accepted difference between the clocks of two nodes */
 
 static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
@@ -91,7 +91,7 @@ void world_describe_committed(const struct version *version, struct committed *r
         ret_committed->rank_count = version->nodes.decided_count;
 }
 
-/* Of one run they are counted; runs follow each other. */
+/* Writings of one run are counted; of two runs the later sequence decides. */
 static bool is_later(const struct committed *found, const struct committed *own)
 {
         if (strcmp(found->of.job, own->of.job))
@@ -120,7 +120,7 @@ enum nebula_status world_repair_committed(struct store *store, const struct comm
                 status = world_write_committed(store, own, error);
                 *ret_told = !status && own->persist;
         } else {
-                *ret_told = own->persist; /* a later writing has taken its place */
+                *ret_told = own->persist; /* a later writing has replaced it */
         }
         committed_done(&found);
         return status;
@@ -137,14 +137,14 @@ void world_keep_committed(struct catalogue *catalogue, struct store *store, stru
         world_describe_committed(version, &own);
         catalogue_unlock(catalogue);
         status = world_repair_committed(store, &own, &told, &error);
-        if (own.rank_count && (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)) /* a program that removed the tag has taken it */
+        if (own.rank_count && (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)) /* a program that removed the tag has removed it */
                 status = put_committed(store, &own, status == NEBULA_NOT_FOUND, &error);
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY)
                 log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
         committed_done(&own);
 }
 
-/* Another job on this path, or the same job twice at the same time, is refused with both names. */
+/* Refuses another job on this path, and a second run of the same job at the same time. The error names both. */
 static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
 {
         if (strcmp(own->of.job, other->of.job))
@@ -203,7 +203,7 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
                 if (!captured_is_of(strrchr(list.entries[i].key, '/') + 1, own->of.writing))
                         continue;
                 if (store->ops->get(store, list.entries[i].key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
-                        continue; /* it is being replaced, or was there in a stale listing only */
+                        continue; /* it is being replaced, or the listing was stale */
                 if (!captured_parse(text, size, &captured, NULL)) {
                         status = check_other(own, &captured, error);
                         if (!status && announce_same(&own->of, &captured.of))
@@ -216,7 +216,7 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
         return status;
 }
 
-/* Another node may have decided while this one looked around: that stands, for others have read it. */
+/* If another node has decided meanwhile, its decision stays: others may have read it. */
 static enum nebula_status write_first(struct store *store, struct committed *committed, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed found = { 0 };

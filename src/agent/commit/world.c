@@ -14,7 +14,7 @@
 #include "os/os.h"
 
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
-#define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* who does not commit looks only to say who is missing */
+#define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* a node that does not commit only looks to name the missing ranks */
 
 int64_t world_back_off(uint32_t count)
 {
@@ -25,7 +25,7 @@ int64_t world_back_off(uint32_t count)
         return delay < WORLD_POLL_MOST_NS ? delay : WORLD_POLL_MOST_NS;
 }
 
-/* Ranks of the job that have a session here. */
+/* The number of ranks of the job that have a session on this node. */
 static uint32_t ranks_here(const struct catalogue *catalogue, const struct version *version)
 {
         uint32_t count = (uint32_t)version->part_count;
@@ -36,8 +36,9 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
         return count;
 }
 
-/* Some launchers say of every rank that it is alone on its node, so the ranks that are here count too. But what was announced
- * stays so also when the last of them joins: agents that have read that wait for committed.json, and so does persisting. */
+/* Some launchers tell every rank that it is alone on its node, so the agent also counts the ranks that are here. A version that was
+ * announced stays announced, even if all ranks turn out to be here: agents that have read the announcement wait for committed.json,
+ * and so does the persist worker. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
         return version->nodes.spread || (version->world > 1 && version->job->persist_path[0] && version->job->settings.local_world < version->world &&
@@ -66,7 +67,7 @@ void world_captured(struct catalogue *catalogue, struct version *version)
                 return;
         version->nodes.announced_size = size;
         version->nodes.to_announce = version->nodes.spread = true;
-        version->in_memory = true; /* where its ranks saved nothing, too: the others wait for their records */
+        version->in_memory = true; /* even if its ranks saved nothing: other nodes wait for their records */
         version->nodes.poll_count = 0;
         version->nodes.poll_at_ns = 0;
         version->nodes.waiting_since_ns = version->nodes.heard_ns = os->now_ns();
@@ -138,7 +139,7 @@ static int by_rank(const void *a, const void *b)
         return x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
-/* Whether this rank's share may be spoken for: one that has just begun joins with a later announcement. */
+/* Whether the announcement may name this rank. A rank that has just begun joins with a later announcement. */
 static bool has_captured(const struct version *version, const struct part *part)
 {
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
@@ -176,7 +177,8 @@ static bool lists(const struct committed *committed, uint32_t rank)
         return false;
 }
 
-/* Who committed had not heard of a rank of this node that has files in it: storage would never have those. Lock held. */
+/* Fails the version if the node that committed did not know of a rank of this node with files: these would never reach storage. Lock
+ * held. */
 static bool fail_unlisted(struct catalogue *catalogue, struct version *version, const struct committed *committed)
 {
         for (size_t i = 0; i < version->part_count; i++) {
@@ -192,7 +194,7 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
         return false;
 }
 
-/* Without memory for it this node can't put the document back, should somebody write another over it. */
+/* If the allocation fails, this node cannot restore the document after another writer has replaced it. */
 static void keep_decision(struct version *version, const struct committed *committed)
 {
         version->nodes.decided = calloc(committed->rank_count, sizeof *version->nodes.decided);
@@ -219,7 +221,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
                 version->nodes.wanted_told = true;
                 job->persist.spread_start_ns = os->now_ns();
         } else if (!catalogue_session_count(catalogue, job)) {
-                worker_want(version); /* nobody is left: the newest becomes durable */
+                worker_want(version); /* no trainer is left: the newest version becomes durable */
         }
         memset(&version->error, 0, sizeof version->error);
         version->nodes.poll_count = 0;
@@ -240,7 +242,7 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
 {
         int64_t goal, heard_ns;
 
-        catalogue_lock(catalogue); /* a rank that begins the version may set its goal, one that captures is heard of */
+        catalogue_lock(catalogue); /* a rank that begins the version may set its goal, and one that captures moves heard_ns */
         goal = version->file_goal;
         heard_ns = version->nodes.heard_ns;
         catalogue_unlock(catalogue);
@@ -248,7 +250,7 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
                 return coverage->files >= (uint64_t)goal;
         if (coverage->count >= version->world)
                 return true;
-        /* Ranks that never begin an open-ended version are not waited for for ever. */
+        /* An open-ended version waits a limited time for ranks that have not begun it. */
         return goal == NEBULA_FILES_OPEN && now - heard_ns >= (int64_t)catalogue->quiet_s * SECOND_NS;
 }
 
@@ -275,8 +277,8 @@ static void storage_trouble(struct catalogue *catalogue, struct version *version
         look_again(version, os->now_ns());
 }
 
-/* What was committed with ranks of this node before this version was announced is an earlier writing, also when this agent has not
- * heard of it: the agent before this one has taken what it knew along. Others count that too. */
+/* A commit with ranks of this node that is older than this version's announcement is of an earlier writing. This agent may not know
+ * that writing if an agent before it made it. Other nodes count it, too. */
 static bool is_earlier(const struct version *version, const struct committed *committed)
 {
         if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->nodes.writing)
@@ -349,7 +351,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
         catalogue_signal(catalogue);
 }
 
-/* The agent of rank 0 writes what only one needs to write. */
+/* The agent of rank 0 writes the documents that need one writer. */
 static bool has_rank_zero(const struct catalogue *catalogue, const struct version *version)
 {
         bool has = version_part((struct version *)version, 0) != NULL;
@@ -365,7 +367,7 @@ static bool interval_passed(const struct job *job, int64_t now)
                now - job->persist.spread_start_ns >= (int64_t)(job->settings.persist_interval_s * 1e9);
 }
 
-/* What lies in storage may be of nodes that are not of this run. */
+/* Documents in storage may come from nodes of another run. */
 static enum nebula_status commit_for_all(struct catalogue *catalogue, struct store *store, struct version *version, const struct captured *own,
                                          struct coverage *coverage, bool persist, struct committed *ret_committed,
                                          struct nebula_error *error)
@@ -387,7 +389,7 @@ static enum nebula_status commit_for_all(struct catalogue *catalogue, struct sto
         if (coverage->goes_back && (after == LINEAGE_GOES_ON || coverage->after < after))
                 after = coverage->after;
         lineage_find(version, coverage->sequence, after, &line);
-        if (coverage->sequence < line_began(&line)) /* it was captured before what began the line, and is committed after it */
+        if (coverage->sequence < line_began(&line)) /* it was captured before the version that began the line, and is committed after it */
                 coverage->sequence = line_began(&line);
         catalogue_unlock(catalogue);
         return world_commit_document(store, own, coverage, &line, persist, ret_committed, error);
@@ -484,10 +486,10 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
         struct version *oldest = NULL;
 
         if (!job->persist_path[0])
-                return false; /* nothing that the nodes could tell each other through */
+                return false; /* the nodes share no storage to exchange documents through */
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->nodes.spread && version->nodes.to_announce && version->nodes.poll_at_ns <= now_ns && commit_open(version))
-                        oldest = version; /* newest first: the last one found was begun first */
+                        oldest = version; /* the list is newest first: the last one found was begun first */
         if (oldest) {
                 announce(catalogue, oldest);
                 return true;

@@ -20,21 +20,21 @@
 #include "agent/catalogue/catalogue.h"
 #include "store/announce.h"
 
-/* Whether ranks of this version may live on other nodes, whose agents are told through storage. */
+/* Whether ranks of this version may be on other nodes. Their agents exchange documents through storage. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version);
-/* This node's ranks have captured: to be announced, or announced again with more. */
+/* Call when ranks of this node have captured: the share is announced, or announced again with more ranks. */
 void world_captured(struct catalogue *catalogue, struct version *version);
-/* Which writing of its tag in its run a new version is. */
+/* The number of a new version among the writings of its tag in its run. */
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);
 /* One piece of work on the job. False when none is due; *due_ns is lowered to when the next is. Its worker only. */
 bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns);
-/* This node waits for others to make a version durable. Somebody who was about to write committed.json when he fell asleep may have
- * written it since, and taken `persist` back, or put an earlier writing's in its place: then it is written again. No lock held. */
+/* Call while this node waits for others to make a version durable. A node that was suspended before it wrote committed.json may have
+ * written it late: without `persist`, or for an earlier writing. This function then writes the right one again. Call without the lock. */
 void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version);
 enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed, struct nebula_error *error);
-/* "waits for ranks 2, 5 of 8"; empty when it does not wait. */
+/* Writes "waits for ranks 2, 5 of 8"; empty if the version does not wait. */
 void world_missing(const struct version *version, char *text, size_t size);
-/* When to look again after `count` looks in vain. */
+/* The pause in ns after `count` looks that found nothing new. */
 int64_t world_back_off(uint32_t count);
 
 #endif

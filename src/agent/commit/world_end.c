@@ -7,9 +7,9 @@
 #include "agent/persist/worker.h"
 #include "os/os.h"
 
-#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* at most: whether another node wants a version that this one need not persist */
+#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */
 #define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
-#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* a newer version is complete: listings may be stale for so long */
+#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* how long a listing may be stale after a newer version is complete */
 
 const struct version *world_newer_complete(const struct version *version)
 {
@@ -45,7 +45,7 @@ bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int
         return false;
 }
 
-/* Mostly a version is flushed soon after it was complete, if at all: a look a quarter as late as the version is old. */
+/* A flush usually comes soon after a version is complete, so the pause is a quarter of the version's age. */
 static int64_t wanted_delay(const struct version *version, int64_t now)
 {
         int64_t delay = (now - version->nodes.waiting_since_ns) / 4;
@@ -55,7 +55,7 @@ static int64_t wanted_delay(const struct version *version, int64_t now)
         return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
 }
 
-/* Told through committed.json, and looked for there. */
+/* Nodes tell each other in committed.json. */
 void world_exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
@@ -117,7 +117,7 @@ bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t no
                 *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
                 return false;
         }
-        /* Before it was committed nobody wrote more of it than documents. */
+        /* before the commit, nodes wrote only documents of it */
         version->nodes.spread = !late && !version->stored && version->sequence;
         version->nodes.poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
         version->nodes.withdrawn = true;
