@@ -38,7 +38,8 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
 /* Describes the commit that this node has adopted, with `persist` if it wants the version durable. It has no ranks if an earlier agent
  * adopted it. Free it with committed_done. Lock held. */
 void world_describe_committed(const struct version *version, struct committed *ret_committed);
-/* Writes `own` as the document, unless a later writing has replaced that. *ret_told: every node can read it. */
+/* Writes `own` as the document, unless a later writing has replaced that. *ret_told: the document tells the nodes to persist, or none
+ * needs to be told any more. */
 enum nebula_status world_repair_committed(struct store *store, const struct committed *own, bool *ret_told, struct nebula_error *error);
 /* All agents compute the same numbers from the documents, unless storage holds the tag already. */
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage, const struct line *line,

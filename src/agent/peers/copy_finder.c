@@ -10,12 +10,12 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define ASKED_AT_ONCE 16              /* a node that is gone takes all its time to say nothing */
-#define LISTING_NS (2 * SECOND_NS)    /* what peers hold is asked anew after this */
-#define WINDOW 4                      /* pieces that are asked for ahead */
-#define GATHERING_NODES 16u           /* of a job of no more each asks the others for what they have */
+#define ASKED_AT_ONCE 16              /* a node that is gone uses all of this time */
+#define LISTING_NS (2 * SECOND_NS)    /* age after which a listing is asked for again */
+#define WINDOW 4                      /* pieces requested ahead */
+#define GATHERING_NODES 16u           /* in a job of at most so many nodes, each asks all others */
 
-/* What one member holds of a job. */
+/* The copies of a job that one member holds. */
 struct source {
         struct member member;
         struct peer_listing listing;
@@ -81,7 +81,7 @@ struct question {
         struct nebula_error error;
 };
 
-/* This node at its own listener: what it keeps for others may be what they have lost. */
+/* Asks this node at its own listener: a copy that it keeps for another node may be one that the other has lost. */
 static void ask_own(struct question *question)
 {
         struct replica *replica = question->replica;
@@ -127,7 +127,7 @@ static void ask_at_once(struct question *questions, size_t count)
                         pthread_join(threads[i], NULL);
 }
 
-/* Adds what was heard, in the order of the questions. */
+/* Adds the answers, in the order of the questions. */
 static void inventory_add(struct inventory *inventory, const struct question *questions, size_t count)
 {
         for (size_t i = 0; i < count; i++) {
@@ -209,7 +209,7 @@ static enum nebula_status inventory_get(struct replica *replica, struct job *job
         return status;
 }
 
-/* The ranks of one node, of whose files some must be there. */
+/* The ranks of one node. Copies must have files of at least one of them. */
 struct share {
         uint32_t first, count;
 };
@@ -246,7 +246,7 @@ static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t
         return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
 }
 
-/* Likewise, of what all members hold of the version that `one` is a share of. */
+/* Whether the copies of all members, of the version that `one` is a share of, serve the session. */
 static bool copies_serve(const struct inventory *inventory, const struct peer_copy *one, const struct share *share)
 {
         if (one->world <= share->count)
@@ -285,7 +285,7 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
         return best;
 }
 
-/* What any member has of it; NULL: nothing. */
+/* A copy of it that any member has; NULL: none. */
 static const struct peer_copy *any_copy(const struct inventory *inventory, const char *tag, uint64_t generation, uint64_t sequence)
 {
         for (size_t i = 0; i < inventory->count; i++)
@@ -295,7 +295,7 @@ static const struct peer_copy *any_copy(const struct inventory *inventory, const
         return NULL;
 }
 
-/* The same writing as this node knows it, whatever is left of it here; or one that a peer was told is complete before this node. */
+/* This node's version of the same writing, even without its memory, or one that a peer learned to be complete before this node did. */
 static struct version *own_share(const struct job *job, const struct peer_copy *copy)
 {
         struct version *own = job->versions;
@@ -306,7 +306,8 @@ static struct version *own_share(const struct job *job, const struct peer_copy *
         return own;
 }
 
-/* What is saved under its tag next follows this node's own share, and the newest version of a tag is looked for from the head of the list. */
+/* Puts the version behind this node's own share. The search for the newest version of a tag begins at the head of the list, and the
+ * next save of the tag must find the own share. */
 static void put_behind(struct version *version, struct version *own)
 {
         struct job *job = version->job;
@@ -322,7 +323,7 @@ static void put_behind(struct version *version, struct version *own)
         own->next_live = version;
 }
 
-/* Who has a file knows more of it than who was told of it. */
+/* A member that holds a file knows more about it than one that only learned of it. */
 static void learn_file(struct version *version, const struct peer_file *what)
 {
         struct agent_file *file = version_file(version, what->name);
@@ -339,7 +340,7 @@ static void learn_file(struct version *version, const struct peer_file *what)
         file->generation = what->generation;
 }
 
-/* Lock held. The files of all nodes' copies of one version together. */
+/* Lock held. One version with the files of all nodes' copies of it. */
 static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
                                       const struct peer_copy *best, struct nebula_error *error)
 {
@@ -357,7 +358,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 version->line = best->line;
                 version->world = best->world;
                 strcpy(version->run, best->run);
-                version->nodes.writing = 0; /* not one of this node's, or the same */
+                version->nodes.writing = 0; /* no version of this node, or the same */
                 own = own_share(job, best);
                 if (own)
                         put_behind(version, own);
@@ -440,7 +441,8 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         lock_give(&replica->inventory_lock);
 }
 
-/* Of many nodes all would ask all the others, and then one of them for its file: they wait for storage, unless that will never have it. */
+/* In a large job every node would ask all others, and then one of them for its file. So its nodes wait for storage, unless storage
+ * will never have the version. */
 static bool may_gather(const struct version *version)
 {
         const struct job *job = version->job;
@@ -471,7 +473,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         if (one)
                 remote_version(catalogue, version->job, inventory, one, NULL);
         version->pins--;
-        catalogue_signal(catalogue); /* somebody may wait for it to be let go of */
+        catalogue_signal(catalogue); /* a thread may wait until the version is released */
         lock_give(&replica->inventory_lock);
         return true;
 }
@@ -579,7 +581,7 @@ struct place {
         uint32_t file;
 };
 
-/* Every place that holds the file, as far as is known. */
+/* All known places that hold the file. */
 static struct place *find_places(struct replica *replica, struct job *job, bool fresh, const char *tag, uint64_t generation,
                                  uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
 {
@@ -619,7 +621,7 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
         if (!replica)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "there are no peers");
         error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds \"%.100s\" of \"%.100s\" any more", name, tag);
-        /* What was found may have moved since: then all are asked once more. */
+        /* A copy may have moved since the listing: then all members are asked once more. */
         for (int round = 0; round < 2 && status; round++) {
                 size_t count = 0;
                 struct place *places = find_places(replica, job, round > 0, tag, generation, sequence, name, size, &count);

@@ -33,7 +33,7 @@ static void outgoing_done(struct catalogue *catalogue, struct outgoing *outgoing
         free(outgoing->files);
 }
 
-/* What goes out of a pinned version; its images get their checksums on the way. No lock held. */
+/* Collects the files of a pinned version to send, and seals its images. No lock held. */
 static enum nebula_status outgoing_init(struct catalogue *catalogue, struct version *version, struct outgoing *outgoing,
                                         struct nebula_error *error)
 {
@@ -65,7 +65,7 @@ static bool is_stopping(struct catalogue *catalogue)
         return stopping;
 }
 
-/* Sleeps so long that `sent` bytes since `start_ns` are no more than the bound allows. */
+/* Sleeps until the bound allows `sent` bytes since `start_ns`. */
 static void pace(const struct replica *replica, uint64_t sent, int64_t start_ns)
 {
         int64_t due;
@@ -105,7 +105,7 @@ static enum nebula_status send_pieces(struct replica *replica, struct peer *peer
         return status;
 }
 
-/* What the peer is to keep: the copies that it has of versions that lie in memory here. */
+/* Tells the peer which copies to keep: those of versions that this node has in memory. */
 static enum nebula_status send_keep(struct replica *replica, struct channel *channel, uint64_t newest, size_t most, struct nebula_error *error)
 {
         struct catalogue *catalogue = replica->catalogue;
@@ -143,7 +143,7 @@ static enum nebula_status offer(struct replica *replica, struct channel *channel
                 return status;
         status = peer_ask(channel->peer, PEER_OFFER, text, size, answer, error);
         if (!status && answer->status == NEBULA_NO_MEMORY) {
-                /* No room beside the older ones: then without them. Better the newest alone than an old one. */
+                /* No room beside the older copies: the peer drops them. The newest copy alone is better than an old one. */
                 status = send_keep(replica, channel, outgoing->what.id, 0, error);
                 if (!status)
                         status = peer_ask(channel->peer, PEER_OFFER, text, size, answer, error);

@@ -1,4 +1,4 @@
-/* A thread for each visitor, and the secrets that they may hold. */
+/* The threads that serve connected peers, and the secrets that these may hold. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define COMPLAIN_NS 1000000000 /* a scanner of ports gets a line a second at most */
+#define COMPLAIN_NS 1000000000 /* a port scanner causes at most one line a second */
 #define SLICE_MS 1000
 
 /* One line per second at most; the next one says how many were not written. */
@@ -218,7 +218,7 @@ enum nebula_status copy_server_open(struct copy_server *server, struct member *r
         fd = os->tcp_listen(own.address, own.port, &own.port);
         if (fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "cannot listen for peers at %.100s:%u", own.address, own.port);
-        /* Bound to every address: others need one that leads here. */
+        /* The listener is bound to every address; other nodes need one that leads here. */
         if (!strcmp(own.address, "0.0.0.0") || !strcmp(own.address, "::"))
                 os->host_address(own.address, sizeof own.address);
         listener = copy_server_listener_new(server, fd, error);
@@ -241,7 +241,7 @@ enum nebula_status copy_server_open(struct copy_server *server, struct member *r
         return NEBULA_OK;
 }
 
-/* Lock of the catalogue held. Somebody may ask for what this node has of such a job. */
+/* Catalogue's lock held. Whether this node has a job with that identity. */
 static bool has_job(const struct catalogue *catalogue, const char *identity)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
@@ -256,7 +256,7 @@ static bool has_job(const struct catalogue *catalogue, const char *identity)
         return false;
 }
 
-/* copy_server_lock held. A copy is kept for it, or comes just now. */
+/* copy_server_lock held. Whether a copy is kept for it, or is arriving. */
 static bool has_copy(const struct copy_server *server, const char *identity)
 {
         for (const struct copy *copy = server->copies; copy; copy = copy->next)
@@ -268,7 +268,7 @@ static bool has_copy(const struct copy_server *server, const char *identity)
         return false;
 }
 
-/* copy_server_lock held. The secrets of jobs that are over go; who trains again brings its own along. */
+/* copy_server_lock held. Forgets the secrets of jobs that have ended. A job that trains again brings its secret along. */
 static void forget_keys(struct copy_server *server)
 {
         size_t kept = 0;
@@ -291,7 +291,7 @@ static bool has_key(const struct copy_server *server, const char *identity)
         return false;
 }
 
-/* copy_server_lock held. What the array was before does not stay behind in memory. */
+/* copy_server_lock held. Overwrites the old array before it is freed: it held secrets. */
 static enum nebula_status grow_keys(struct copy_server *server, struct nebula_error *error)
 {
         size_t capacity = server->key_capacity ? 2 * server->key_capacity : 16;

@@ -24,11 +24,11 @@
 struct copy_server;
 
 enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node, struct copy_server **ret_server, struct nebula_error *error);
-/* Opens the listener if it is not open; *ret_own is what others need to know. */
+/* Opens the listener if it is not open. *ret_own: the record of this node for other members. */
 enum nebula_status copy_server_open(struct copy_server *server, struct member *ret_own, struct nebula_error *error);
 /* A secret of a job of this node. */
 enum nebula_status copy_server_add_key(struct copy_server *server, const struct tls_key *key, struct nebula_error *error);
-/* Ends its threads and gives the memory back; the catalogue still stands. */
+/* Ends the threads and frees the memory. The catalogue must still exist. */
 void copy_server_free(struct copy_server *server);
 
 #endif

@@ -1,4 +1,4 @@
-/* The copies that are kept for others, and their budget. */
+/* The copies that this node keeps for others, and their budget. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,13 +93,13 @@ static bool owner_connected(const struct copy_server *server, const struct copy 
         return false;
 }
 
-/* Its owner has gone, and nobody reads it. */
+/* Whether its owner has gone and no thread reads it. */
 static bool may_go(const struct copy_server *server, const struct copy *copy)
 {
         return !copy->users && !owner_connected(server, copy);
 }
 
-/* copy_server_lock held. The oldest copies go whose owners have gone, if that is enough. True: there is room. */
+/* copy_server_lock held. Drops the oldest copies whose owners have gone, if that makes enough room. True: there is room. */
 static bool make_room(struct copy_server *server, uint64_t capacity, struct copy **ret_taken)
 {
         uint64_t staying = server->used;

@@ -1,12 +1,12 @@
 /*
- * Connections of other agents until they have proven that they hold a secret. Whoever reaches the port can open them, so what they may
- * use is bounded, and a new one takes the place of an old one:
+ * Connections that have not yet proven that they hold a secret. Any program that reaches the port can open them, so their
+ * resources are bounded, and a new connection takes the place of an old one:
  *
- *   silent    connected, and has said nothing: a descriptor, for SILENT_NS at most
- *   unproven  has begun to speak: a thread too, until the handshake is over (PEER_HANDSHAKE_MS)
+ *   silent    has sent nothing: it takes a descriptor, for SILENT_NS at most
+ *   unproven  has begun to speak: it takes a thread, too, until the handshake is over (PEER_HANDSHAKE_MS)
  *
- * Where there is no room, the oldest connection goes of the host that has the most. An agent speaks as soon as it is connected, so
- * connections that come again and again and say nothing do not get in its way, and those of other hosts do not whatever they say.
+ * If there is no room, the oldest connection of the host that has most is closed. An agent speaks as soon as it is connected,
+ * so silent connections of its own host do not push it out, and connections of other hosts never do.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,9 +18,9 @@
 #include "sum/sum.h"
 
 #define SILENT_MAX 128                /* several times what the nodes of a job open at once: 16 ask at a time (copy_finder.c) */
-#define SILENT_NS INT64_C(2000000000) /* an agent speaks at once, and the network takes less */
+#define SILENT_NS INT64_C(2000000000) /* an agent speaks at once; the network needs less */
 #define UNPROVEN_MAX 32               /* threads; a handshake takes milliseconds */
-#define HANDSHAKE_NS INT64_C(100000000) /* so long one is not disturbed for others of its own host */
+#define HANDSHAKE_NS INT64_C(100000000) /* for so long a handshake is not ended in favour of its own host's next one */
 #define EVENTS_AT_ONCE 64
 #define ACCEPTED_AT_ONCE 32
 #define SLICE_MS 1000
@@ -39,7 +39,7 @@ struct copy_listener {
         struct guest guests[SILENT_MAX];
 };
 
-/* What tells hosts apart, of a text "host:port". */
+/* A number for the host of a text "host:port". */
 static uint64_t host_of(const char *from)
 {
         const char *end = strrchr(from, ':');
@@ -54,7 +54,7 @@ struct candidate {
         size_t index;
 };
 
-/* The oldest of the host that has the most; its index. */
+/* The index of the oldest connection of the host that has most. */
 static size_t choose(const struct candidate *candidates, size_t count)
 {
         size_t best = 0, most = 0;
@@ -94,7 +94,7 @@ bool copy_server_make_room(struct copy_server *server, const char *from)
         return true;
 }
 
-/* The descriptor is the caller's from now on. */
+/* Removes a guest from the list; the caller owns its descriptor. */
 static int take_out(struct copy_listener *listener, struct guest *guest)
 {
         int fd = guest->fd;
@@ -187,7 +187,7 @@ static void run(struct copy_listener *listener)
 
                 if (count < 0 && count != -EINTR)
                         os->sleep_ms(CROWDED_MS);
-                /* Those who have something to say come before those who are new. */
+                /* Connections with bytes to read come before new ones. */
                 for (int i = 0; i < count; i++) {
                         if (keys[i] == server)
                                 knocks = true;

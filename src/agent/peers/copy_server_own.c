@@ -1,5 +1,5 @@
-/* This node's own share of versions, for a node that has lost its memory, or loads a file that another one saved: nothing is copied for
- * them, they are read where they lie. */
+/* Serves this node's own share of versions to a node that has lost its memory, or that loads a file that this node saved. The bytes
+ * are sent from the images, without a copy. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +55,7 @@ void copy_server_own_close(struct visitor *visitor)
         memset(own, 0, sizeof *own);
 }
 
-/* The file that the visitor asks for, sealed and held until it asks for another. */
+/* Seals the requested file and holds it until the visitor asks for another. */
 static bool own_open(struct visitor *visitor, const struct peer_fetch *fetch)
 {
         struct catalogue *catalogue = visitor->server->catalogue;

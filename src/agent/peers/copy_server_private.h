@@ -1,7 +1,5 @@
-/*
- * What server.c (its visitors), copy_server_listener.c (who may become one), copy_server_serve.c (their requests), copy_server_copy.c (the copies) and copy_server_own.c (this node's
- * own versions) share.
- */
+/* copy_server_private.h - shared by copy_server.c (threads of visitors), copy_server_listener.c (connections before their handshake),
+ * copy_server_requests.c (requests), copy_server_copies.c (copies) and copy_server_own.c (this node's own versions). */
 #ifndef NB_AGENT_PEERS_COPY_SERVER_PRIVATE_H
 #define NB_AGENT_PEERS_COPY_SERVER_PRIVATE_H
 
@@ -10,10 +8,10 @@
 #include "agent/peers/copy_server.h"
 #include "os/lock.h"
 
-#define VISITOR_MAX 256 /* one owner, or a few after losses, and who looks for a lost copy, or reads files, one at a time each */
+#define VISITOR_MAX 256 /* one owner, or a few after losses, and nodes that look for a lost copy or read files, one connection each */
 #define KEY_MAX 4096    /* jobs that have trainers or versions here, or copies: one handshake looks through 256 KiB at most */
 
-/* What one node gave us of one version. */
+/* A copy of one node's share of one version. */
 struct copy {
         struct copy *next;
         struct peer_copy what; /* what.id: ours */
@@ -27,20 +25,20 @@ struct copy {
         bool dropped;          /* goes when nobody reads it */
         uint64_t age;          /* order of arrival */
 };
-/* A file of this node's own that is being read by a visitor. */
+/* A file of this node that a visitor is reading. */
 struct own_file {
         uint64_t version_id, size;
         uint32_t file;
         struct image *image; /* held and mapped; NULL: none is */
         uint64_t *chunks;    /* a CRC-64 per piece */
 };
-/* What a visitor is sent of a file. */
+/* A piece of a file that is sent to a visitor. */
 struct piece {
         const char *bytes;
         size_t size;
         uint64_t crc64;
 };
-/* A peer that is connected, and the thread that serves it. */
+/* A connected peer and the thread that serves it. */
 struct visitor {
         struct copy_server *server;
         struct peer *peer;
@@ -78,7 +76,7 @@ struct copy_server {
 /* One line per second at most. */
 void copy_server_complain(struct copy_server *server, const char *from, const struct nebula_error *error);
 bool copy_server_is_stopping(struct copy_server *server);
-/* A thread for who has begun to speak. False: there is no room, and the descriptor stays the caller's. */
+/* Starts a thread for a connection that has begun to speak. False: there is no room, and the caller keeps the descriptor. */
 bool copy_server_start_visit(struct copy_server *server, int fd, const char *from);
 
 /* copy_server_listener.c. NULL: with the reason. A listener that is not run is freed; one that is frees itself when the server stops. */
@@ -86,18 +84,18 @@ struct copy_listener;
 struct copy_listener *copy_server_listener_new(struct copy_server *server, int listen_fd, struct nebula_error *error);
 void *copy_server_listener_main(void *listener);
 void copy_server_listener_free(struct copy_listener *listener);
-/* copy_server_lock held. Where many have not proven that they hold the secret, one of them goes; false: it is `from` who has to. */
+/* copy_server_lock held. If too many connections are unproven, closes one of them. False: the one from `from` must go. */
 bool copy_server_make_room(struct copy_server *server, const char *from);
 
-/* Room for an offered version, which becomes the copy's; NULL with the reason. */
+/* Makes room for an offered version, which then belongs to the copy; NULL with the reason. */
 struct copy *copy_server_copy_new(struct copy_server *server, const struct peer *peer, struct peer_copy *offer, struct nebula_error *error);
-/* Of the secret, job and storage path that this peer may see. */
+/* Whether the copy is of the secret, job and storage path that this peer may see. */
 bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer);
-/* Takes dropped copies that nobody reads off the list, for copy_server_copies_free. copy_server_lock held. */
+/* Takes dropped copies that no thread reads off the list, for copy_server_copies_free. copy_server_lock held. */
 struct copy *copy_server_copies_collect(struct copy_server *server);
 void copy_server_copies_free(struct copy_server *server, struct copy *taken);
 
-/* A copy that has not come whole goes. */
+/* Drops a copy that has not arrived whole. */
 void copy_server_drop_incoming(struct visitor *visitor);
 
 /* Adds this node's own versions that the visitor may see, until there are `room` copies; these have files of their own, for peer_copy_done. */
@@ -106,7 +104,7 @@ enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_lis
 bool copy_server_own_piece(struct visitor *visitor, const struct peer_fetch *fetch, struct piece *ret_piece);
 void copy_server_own_close(struct visitor *visitor);
 
-/* Answers the request that came; a failure ends the connection. */
+/* Answers one request; a failure ends the connection. */
 enum nebula_status copy_server_serve(struct visitor *visitor, struct nebula_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a peer asks of the copies that are kept here. */
+/* Answers the requests of peers about the copies on this node. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_err
         return peer_send_answer(peer, visitor->incoming ? NEBULA_OK : refusal.status, refusal.message, error);
 }
 
-/* Goes on to the file that the next piece must be of. */
+/* Moves to the file that the next piece must belong to. */
 static void next_file(struct visitor *visitor)
 {
         const struct peer_copy *what = &visitor->incoming->what;
@@ -101,8 +101,8 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
                 return peer_send_answer(peer, refusal.status, refusal.message, error);
         }
         log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
-        lock_take(&server->copy_server_lock); /* from its end on others may let the copy go */
-        /* Sent anew, by an agent that did not know of it: the older one goes. */
+        lock_take(&server->copy_server_lock); /* after it, other threads may drop the copy */
+        /* An agent that did not know of this copy has sent it again: the older one is dropped. */
         for (struct copy *other = server->copies; other; other = other->next)
                 if (copy_server_copy_is_for(other, peer) && other->owner_id == copy->owner_id && !strcmp(other->what.owner, copy->what.owner))
                         other->dropped = true;

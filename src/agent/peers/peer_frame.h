@@ -70,7 +70,7 @@ struct peer_file {
         uint64_t size, generation;
         uint32_t rank;
         enum ipc_format format;
-        bool held; /* false: of an earlier generation, and only storage has it */
+        bool held; /* false: the file is of an earlier generation, and only storage has it */
 };
 /* One node's share of a version. `id` is the owner's in OFFER, SEAL and KEEP, the server's in LISTED and FETCH. */
 struct peer_copy {

@@ -65,7 +65,7 @@ enum nebula_status replica_store(struct replica *replica, struct job *job, struc
         return job->persist_path[0] ? storage_open(replica->catalogue, job, ret_store, error) : NEBULA_OK;
 }
 
-/* The listener, the key and the record of this node, once per job. */
+/* Opens the listener, takes the key and writes the record of this node, once per job. */
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
         struct member own;
@@ -116,7 +116,7 @@ enum nebula_status replica_members(struct replica *replica, struct store *store,
         return NEBULA_OK;
 }
 
-/* A copy goes to that agent already, or it is this one. */
+/* Whether that agent already gets a copy, or is this one. */
 static bool is_taken(const struct replica *replica, const struct fan *fan, uint64_t nonce)
 {
         bool taken = nonce == replica->catalogue->agent_nonce;
@@ -126,8 +126,8 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
         return taken;
 }
 
-/* To the first member in order that answers and has no copy yet. When time is up before all were asked, the next try goes on
- * there: records of nodes that are gone for good stay, and there may be many. */
+/* Connects to the first member in order that answers and has no copy yet. If the time is up before all were asked, the next attempt
+ * continues there: nodes that are gone for good leave records, perhaps many. */
 static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
 {
         struct peer_hello *hello = replica_hello(replica, channel->job);
@@ -152,7 +152,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 if (!result)
                         result = peer_open(&member, &fan->key, hello, &peer, &failure);
                 if (!result && is_taken(replica, fan, peer->hello.nonce))
-                        peer_free(peer); /* NEBULA_PEERS names it, or this node, by another word */
+                        peer_free(peer); /* NEBULA_PEERS has another name for it, or for this node */
                 else if (!result)
                         channel->peer = peer;
                 else if (!first.status)
@@ -186,7 +186,7 @@ static void complain(struct channel *channel, const char *what, const struct neb
                   what, error->message);
 }
 
-/* Lock held. The next version to send: any that is waited for, oldest first, else the newest. */
+/* Lock held. The next version to send: the oldest one that a client waits for, else the newest. */
 static struct version *candidate(const struct channel *channel)
 {
         const struct job *job = channel->job;
@@ -207,7 +207,7 @@ static struct version *candidate(const struct channel *channel)
         return nonce && (!channel->peer || nonce == channel->peer->hello.nonce) ? NULL : newest;
 }
 
-/* Every copy that is asked for is there. Lock held. */
+/* Whether all copies that the job asks for exist. Lock held. */
 static bool all_copied(const struct version *version)
 {
         for (size_t i = 0; i < version->job->copies.count; i++)
@@ -255,7 +255,7 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
         catalogue_signal(catalogue);
 }
 
-/* Lock held. When to look again; *ret_worked: something was done, look at once. */
+/* Lock held. Returns when to look again; *ret_worked: look again at once. */
 static int64_t tend_channel(struct replica *replica, const struct fan *fan, struct channel *channel, bool *ret_worked)
 {
         struct job *job = fan->job;
@@ -274,7 +274,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
                 *ret_worked = true;
                 return now;
         }
-        /* Nobody trains and nothing is to be sent: the peer may end when it likes. */
+        /* No rank trains and no version is to be sent: the peer's agent may end. */
         if (!version && channel->peer && !catalogue_session_count(replica->catalogue, job))
                 channel_close(channel);
         if (version)

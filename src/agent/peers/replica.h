@@ -23,31 +23,29 @@
 struct replica;
 
 enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error);
-/* Lock held; the catalogue is stopping. False: storage may hold the thread still. */
+/* Lock held; the catalogue is stopping. False: the thread may still hang in storage. */
 bool replica_ended(const struct catalogue *catalogue);
-/* The catalogue is stopping, or stands still. Waits for the thread. */
+/* Call when the catalogue is stopping. Waits for the thread. */
 void replica_stop(struct catalogue *catalogue);
-/*
- * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that
- * is marked as remote. NEBULA_NOT_FOUND when nobody has one that serves this session, or the job asks for no replicas.
- */
+/* Finds the newest version of the job, or of one tag, that peers hold. *ret_version_id: a version of the job's list that is marked as
+ * remote. NEBULA_NOT_FOUND: no member has one that serves this session, or the job asks for no replicas. */
 enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
                                 uint64_t *ret_version_id, struct nebula_error *error);
-/* Whether a version is one that peers hold, and of use here: of several nodes' shares, that of the session's node must be there.
+/* Whether peers hold this version and it serves the session: of several nodes' shares, that of the session's node must be there.
  * session NULL: any. Lock held. */
 bool replica_serves(const struct session *session, const struct version *version);
-/* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
+/* Puts every version that peers hold into the job's list, marked as remote. It does nothing if memory has one, or if the job asks for
+ * no replicas. */
 void replica_learn(struct catalogue *catalogue, struct job *job);
-/*
- * Likewise of one version that storage does not have, beside this node's share of it: its other files are those of other nodes. False: nobody
- * was asked. Lock held, dropped meanwhile.
- */
+/* Puts the other nodes' files of one version, which storage does not have, beside this node's share of it. False: no member was asked.
+ * Lock held, released meanwhile. */
 bool replica_gather(struct catalogue *catalogue, struct version *version);
-/* What replica_gather has put beside this node's share, and the other way round; NULL: nothing. Lock held. */
+/* The version that replica_gather has put beside this node's share, and the other way round; NULL: none. Lock held. */
 const struct version *replica_rest(const struct version *version);
-/* Whether these are the files of all: as many members have answered as the version had nodes, or of every rank there is one. Lock held. */
+/* Whether these are the files of all nodes: as many members have answered as the version had nodes, or every rank has a file. Lock
+ * held. */
 bool replica_gathered_all(const struct version *version);
-/* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
+/* Reads a file of such a version into `data` and checks every piece. `size`: of the file, in bytes. */
 enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error);
 

@@ -18,14 +18,14 @@
 #define SECOND_NS INT64_C(1000000000)
 #define ASKING_NS (10 * SECOND_NS)    /* all members together */
 
-/* The connection through which one copy of each of a job's versions is sent. */
+/* The connection that sends one copy of each version of a job. */
 struct channel {
         struct job *job;
         size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
         int64_t retry_at_ns;
-        size_t passed_over;       /* members, best first, for which the last try had all its time and no answer */
-        char failed_text[512];    /* said already */
+        size_t passed_over;       /* members, best first, that the last attempt asked in vain until its time was up */
+        char failed_text[512];    /* the last one in the log */
 };
 /* All connections of one job, each to another member. Only the replica thread uses them. */
 struct fan {
@@ -49,17 +49,17 @@ struct replica {
         struct inventory *inventories;
 };
 
-/* This agent's greeting for a connection about `job`, the caller's; NULL: no memory. */
+/* This agent's greeting for a connection about `job`, which the caller frees; NULL: the allocation failed. */
 struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
-/* The job's storage, opened; NULL: it has none. */
+/* Opens the job's storage; NULL: it has none. */
 enum nebula_status replica_store(struct replica *replica, struct job *job, struct store **ret_store, struct nebula_error *error);
-/* Members but this one, best first. `store` may be NULL. */
+/* All other members, best first. `store` may be NULL. */
 enum nebula_status replica_members(struct replica *replica, struct store *store, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error);
-/* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
+/* Sends a pinned version and waits for its acknowledgement. After a failure without *ret_broken the connection is still usable. */
 enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
                                 struct nebula_error *error);
-/* What peers were found to hold. */
+/* The copies that peers were found to hold. */
 void replica_forget(struct replica *replica);
 
 #endif

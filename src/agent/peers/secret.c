@@ -11,13 +11,11 @@
 #define SECRET_BYTES 32
 #define SECRET_FILE_MAX 4096
 #define PATH_SIZE 4700
-#define PRIVATE ".nebula" /* below a storage path, to which others may write: no link is followed in it */
+#define PRIVATE ".nebula" /* below a storage path that others may write to, so no link in it is followed */
 #define SECRET_KEY PRIVATE "/secret"
 
-/*
- * Whether files of this owner are this user's. A server may give root's files to another user (root_squash): what it gives is found
- * out by a file that is made for that.
- */
+/* Whether files of this owner are this user's. A server may give root's files to another user (root_squash). A file that is made for
+ * the purpose shows which. */
 static bool is_own(const char *root, uint32_t uid)
 {
         struct os_stat found = { 0 };
@@ -39,7 +37,7 @@ static bool is_own(const char *root, uint32_t uid)
         return !result && found.uid == uid;
 }
 
-/* Whole or absent, and only once: the name is given by a link, which fails where one is. */
+/* Creates the secret once, whole or not at all: a link gives it its name and fails if the name exists. */
 static int create_secret(const char *root)
 {
         char temporary[64], text[2 * SECRET_BYTES + 2];
@@ -70,7 +68,7 @@ static int create_secret(const char *root)
         return result < 0 ? result : os_sync_dir_below(root, PRIVATE);
 }
 
-/* The agent that made the secret is about to remove the name that it had before, or has died of that. */
+/* Removes the temporary name. The agent that made the secret is about to do so, or has died before it could. */
 static void drop_first_name(const char *root, const struct os_stat *secret)
 {
         static const char prefix[] = "secret.tmp-";
@@ -89,7 +87,7 @@ static void drop_first_name(const char *root, const struct os_stat *secret)
         os->closedir(dir);
 }
 
-/* `root`: of storage; NULL: it is the file that the user has named. */
+/* `root`: the storage path; NULL: the user has named the file. */
 static enum nebula_status check_secret(const char *path, const char *root, int fd, struct nebula_error *error)
 {
         struct os_stat found;
@@ -116,7 +114,7 @@ static enum nebula_status check_secret(const char *path, const char *root, int f
         return NEBULA_OK;
 }
 
-/* What was checked is what is read: both of one descriptor, which becomes this function's. */
+/* Checks and reads the secret through one descriptor, which this function closes. */
 static enum nebula_status read_secret(const char *path, const char *root, int fd, struct tls_key *ret_key, struct nebula_error *error)
 {
         char text[SECRET_FILE_MAX];

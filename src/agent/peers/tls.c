@@ -115,7 +115,7 @@ enum nebula_status peer_tls_key_init(struct tls_key *key, const void *secret, si
         return status;
 }
 
-/* A session that stands for the key, as OpenSSL wants it. */
+/* Makes the session object by which OpenSSL takes a pre-shared key. */
 static SSL_SESSION *session_of(SSL *ssl, const struct tls_key *key)
 {
         const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, (const unsigned char *)CIPHER_ID);
@@ -140,7 +140,7 @@ static int use_key(SSL *ssl, const EVP_MD *digest, const unsigned char **id, siz
         return *session != NULL;
 }
 
-/* Server: looks the identity up. Without a session the handshake goes on and fails, since there is no certificate. */
+/* On the server: looks up the client's identity. If there is no session, the handshake continues and fails for want of a certificate. */
 static int find_key(SSL *ssl, const unsigned char *identity, size_t size, SSL_SESSION **session)
 {
         struct tls *tls = SSL_get_app_data(ssl);
@@ -191,7 +191,7 @@ static struct tls *peer_tls_new(int fd, bool server)
         if (!tls->context || !SSL_CTX_set_min_proto_version(tls->context, TLS1_3_VERSION) ||
             !SSL_CTX_set_ciphersuites(tls->context, "TLS_AES_128_GCM_SHA256") || !SSL_CTX_set_num_tickets(tls->context, 0))
                 goto undo;
-        /* A server that offers a certificate instead is none of ours: no authority is trusted, so verifying refuses it. */
+        /* A server that offers a certificate is not one of ours. No authority is trusted, so verification refuses it. */
         if (!server)
                 SSL_CTX_set_verify(tls->context, SSL_VERIFY_PEER, NULL);
         SSL_CTX_set_session_cache_mode(tls->context, SSL_SESS_CACHE_OFF);
@@ -277,7 +277,7 @@ enum nebula_status peer_tls_send(struct tls *tls, const void *data, size_t size,
 
         if (!size)
                 return NEBULA_OK;
-        tls->until_ns = os->now_ns() + INT64_C(20000000000); /* it may have to read: a peer that updates its keys */
+        tls->until_ns = os->now_ns() + INT64_C(20000000000); /* a write may have to read, if the peer updates its keys */
         ERR_clear_error();
         result = SSL_write_ex(tls->ssl, data, size, &sent);
         return result == 1 ? NEBULA_OK : failure(tls, result, "sending to the peer", error);

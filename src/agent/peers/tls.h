@@ -35,16 +35,17 @@ struct tls_key {
 
 enum nebula_status peer_tls_key_init(struct tls_key *key, const void *secret, size_t size, struct nebula_error *error);
 enum nebula_status peer_tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error);
-/* `find` is asked for the key of the client's identity; false: unknown. *ret_key is the one that was used. */
+/* Calls `find` for the key of the client's identity; `find` returns false if it is unknown. *ret_key: the key that was used. */
 enum nebula_status peer_tls_accept(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
                               int64_t timeout_ms, struct tls **ret_tls, struct tls_key *ret_key, struct nebula_error *error);
 enum nebula_status peer_tls_send(struct tls *tls, const void *data, size_t size, struct nebula_error *error);
 /* timeout_ms: for all of it. */
 enum nebula_status peer_tls_receive(struct tls *tls, void *data, size_t size, int64_t timeout_ms, struct nebula_error *error);
-/* 1: bytes wait, or the end; 0: none came in time. */
+/* 1: bytes or the end of the stream can be read; 0: none came in time. */
 int peer_tls_wait(struct tls *tls, int64_t timeout_ms);
 void peer_tls_free(struct tls *tls);
-/* A thread that had streams calls this before it says that it has ended: what OpenSSL keeps for each thread goes now, not some time later. */
+/* A thread that had streams calls this before it reports its end. It frees OpenSSL's data of the thread, which would else be freed
+ * some time later. */
 void peer_tls_thread_end(void);
 
 #endif

@@ -1,11 +1,11 @@
-/* One version to storage: the order of the steps. */
+/* Writes one version to storage: the order of the steps. */
 #include <string.h>
 
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
 
-/* The files of this node, and their record. */
+/* Writes the files of this node and their record. */
 static enum nebula_status write_share(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version,
                                       struct plan *plan, struct nebula_error *error)
 {
@@ -41,7 +41,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 goto done;
         if (plan.before.generation == plan.generation &&
             (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == plan.sequence)) {
-                /* An agent before this one got as far as the manifest, and not to saying so; or the last try did. */
+                /* An earlier agent, or the last attempt, may have written the manifest and ended before it could report that. */
                 bool is_writer = !plan.spread || persist_is_writer(version, &plan);
 
                 plan.manifest = plan.before;
@@ -86,7 +86,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 persist_conclude(catalogue, store, job, version, &plan, true);
 done:
         if (status == NEBULA_INVALID && plan.record_text && !plan.record_stays)
-                manifest_forsake(store, plan.tag, plan.writing); /* another run's writing of the tag stays */
+                manifest_forsake(store, plan.tag, plan.writing); /* storage keeps another run's writing of the tag */
         plan_done(catalogue, &plan, store);
         return status;
 }

@@ -1,4 +1,4 @@
-/* What is known, and done, once a manifest is in storage. */
+/* Updates the catalogue after a manifest has reached storage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "agent/persist/persist_private.h"
 #include "store/index.h"
 
-/* Files of other nodes, which storage has now. */
+/* Adds the files of other nodes, which are now in storage. */
 static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
         for (size_t i = 0; i < manifest->file_count; i++) {
@@ -17,7 +17,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
                 struct agent_file *file = version_file(version, other->name);
 
                 if (file && file->rank != other->rank)
-                        version_file_change(catalogue, version, file); /* another rank wrote that name too, and its file stands */
+                        version_file_change(catalogue, version, file); /* another rank wrote that name, too, and its file wins */
                 else if (file || !(file = version_file_add(version, other->name)))
                         continue;
                 file->rank = other->rank;
@@ -25,7 +25,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
         }
 }
 
-/* A later writing of the tag that carries this file over need not write it again. */
+/* A later writing of the tag that carries this file over need not write it again: its entry says so. */
 static bool tell_later(struct version *later, const struct agent_file *file)
 {
         struct agent_file *same = file->image ? version_file(later, file->name) : NULL;
@@ -37,7 +37,8 @@ static bool tell_later(struct version *later, const struct agent_file *file)
         return true;
 }
 
-/* Each file is of the writing that the manifest says: one that was to carry over, and was in no storage, has been written with the rest. */
+/* Each file gets the generation that the manifest names. A file that was to carry over, and that storage did not have, was written
+ * with the rest. */
 static void files_stored(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
         for (size_t i = 0; i < manifest->file_count; i++) {
@@ -62,7 +63,7 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
         }
 }
 
-/* What this agent has written of the tag a later writing here may replace, whichever run that is of. */
+/* A later writing of the tag on this node may replace this one, whichever run it belongs to. */
 static void set_base(struct version *version, uint64_t sequence)
 {
         for (struct version *later = version->job->versions; later; later = later->next)
@@ -72,7 +73,7 @@ static void set_base(struct version *version, uint64_t sequence)
                 ancestry_add(version->job, version->run, sequence);
 }
 
-/* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
+/* Puts the plan's manifest into the job's list. True: it is the job's newest. */
 static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
         struct manifest_scan *stored = &job->storage.stored;
@@ -123,7 +124,7 @@ static void publish(struct store *store, const struct plan *plan)
                 index_remove(store, &plan->before, NULL);
         status = manifest_publish(store, &plan->manifest, &plan->before, &error);
 
-        /* The version is durable before, and readers follow its manifest. */
+        /* a failure here loses nothing: the version is durable, and readers follow its manifest */
         if (status && status != NEBULA_BUSY)
                 log_event(LOG_LEVEL_WARN, "%s is durable, but a program that knows no manifests may read older files there: %s", plan->tag,
                           error.message);

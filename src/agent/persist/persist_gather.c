@@ -1,4 +1,4 @@
-/* The manifest of a version of several nodes, from the records of all. */
+/* Makes the manifest of a version of several nodes from the records of all. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +15,13 @@
 
 #define SECOND_NS INT64_C(1000000000)
 
-/* What one look at the tag's records has found. */
+/* The result of one look at the tag's records. */
 struct gathering {
         struct store *store;
         struct plan *plan;
         const struct committed *committed;
         uint8_t *covered; /* per rank of the world */
-        bool is_late;     /* the nodes had time: what is there is read, though some are missing */
+        bool is_late;     /* the nodes had time: read the records that are there, even if some are missing */
 };
 
 bool persist_is_writer(const struct version *version, const struct plan *plan)
@@ -39,8 +39,8 @@ static enum nebula_status rank_missing(const struct gathering *gathering, uint32
                          gathering->plan->tag);
 }
 
-/* An entry that was made since the files of a record were begun may be a removal, which has listed them and removes them yet: such a record
- * does not count. A try that failed may have left a record, of which the files may be gone: the ranks that another record covers are not
+/* A log entry that is younger than the files of a record may be a removal that has listed them and still removes them, so such a
+ * record does not count. A failed attempt may have left a record whose files are gone, so ranks that another record covers are not
  * taken twice. */
 static bool adds_ranks(const struct gathering *gathering, const struct record *record)
 {
@@ -107,7 +107,7 @@ static int newest_first(const void *a, const void *b)
         return x->time_ns != y->time_ns ? (x->time_ns < y->time_ns ? 1 : -1) : strcmp(x->key, y->key);
 }
 
-/* Each record is read once: before as many are there as nodes have captured, none is. */
+/* Each record is read once, and none before there is one per node. */
 static enum nebula_status gather_records(struct gathering *gathering, const struct version *version, struct nebula_error *error)
 {
         char prefix[MANIFEST_KEY_MAX], writing[WRITING_MAX];
@@ -148,8 +148,8 @@ static int compare_names(const void *a, const void *b)
         return strcmp((*one)->name, (*other)->name);
 }
 
-/* Within a node the last one stands; files of two nodes, of which either may be the later, are one in storage. No reader would take
- * a manifest that names both. */
+/* Within a node, the last file of a name wins. Two nodes that saved one name have no order, and readers refuse a manifest that names
+ * both files. */
 static enum nebula_status refuse_shared_names(const struct plan *plan, struct nebula_error *error)
 {
         size_t count = plan->manifest.file_count;
@@ -174,7 +174,7 @@ static enum nebula_status refuse_shared_names(const struct plan *plan, struct ne
         return status;
 }
 
-/* Files of the version before that no rank has written again, but for those of ranks that are no more. */
+/* Adds files of the earlier version that no rank has written again, except those of ranks outside the world. */
 static enum nebula_status add_carried(struct plan *plan, struct nebula_error *error)
 {
         const struct manifest *before = &plan->before;
@@ -196,14 +196,14 @@ static enum nebula_status add_carried(struct plan *plan, struct nebula_error *er
         return status;
 }
 
-/* A document that comes within this time needs no help. */
+/* False within the time in which documents usually arrive by themselves. */
 static bool has_waited(const struct version *version)
 {
         return os->now_ns() - version->nodes.waiting_since_ns > SECOND_NS;
 }
 
-/* The others have not done their part yet. An agent that slept may have replaced the document that tells them to, and a program that
- * removed the tag may have taken this node's record. */
+/* Call while other nodes have not written their records. A suspended agent may have replaced the document that tells them to, and a
+ * program that removed the tag may have removed this node's record: this function writes both again. */
 static void keep_others_going(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version, struct plan *plan)
 {
         bool is_due = !(version->nodes.poll_count & (version->nodes.poll_count - 1)); /* less and less often */
@@ -227,12 +227,12 @@ static enum nebula_status read_committed(struct store *store, const struct plan 
                 return status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT ? status :
                                error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is not there any more", plan->tag);
         *ret_committed = committed;
-        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that is complete this one is given up */
+        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that version is complete, this one is given up */
                 return error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is that of a later writing", plan->tag);
         return NEBULA_OK;
 }
 
-/* Each node writes its share again once it finds its record gone: whatever lies there has been removed, or is about to be. */
+/* Removes the records, so that each node writes its share again: the files were removed, or are about to be. */
 static void drop_records(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan)
 {
         const struct manifest *manifest = &plan->manifest;
@@ -278,10 +278,8 @@ static enum nebula_status write_manifest(struct catalogue *catalogue, struct sto
         return status;
 }
 
-/*
- * This node's record is in storage. The node of rank 0 writes the manifest once all records are there, and any other
- * when it has not for a while; the others look for it.
- */
+/* Call when this node's record is in storage. The node of rank 0 writes the manifest once all records are there. If it does not for a
+ * while, any other node does. The other nodes look for the manifest. */
 enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
                                   struct plan *plan, struct nebula_error *error)
 {

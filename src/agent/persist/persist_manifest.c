@@ -1,4 +1,4 @@
-/* The manifest, which makes a version durable. */
+/* Writes the manifest, which makes a version durable. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ void persist_fill_manifest(const struct job *job, const struct version *version,
         manifest->world = version->world;
         manifest->line = plan->line;
         if (plan->spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
-                manifest->host[0] = 0; /* whichever node writes it, it has the same bytes */
+                manifest->host[0] = 0; /* every node would write the same bytes */
 }
 
 static enum nebula_status put_manifest(struct store *store, const struct manifest *manifest, struct nebula_error *error)
@@ -46,7 +46,8 @@ enum nebula_status persist_commit(struct catalogue *catalogue, struct store *sto
         plan->manifest.number = plan->next_number;
         if (!status)
                 status = manifest_sort_names(&plan->manifest, error);
-        /* First the index: an entry of it without its version is passed over, and a version without its entry would not be the newest. */
+        /* The index comes first. Readers pass over an index entry without a version, but they would not see a version without an index
+         * entry as the newest. */
         if (!status)
                 status = index_put(store, &plan->manifest, error);
         if (!status)
@@ -59,7 +60,7 @@ enum nebula_status persist_commit(struct catalogue *catalogue, struct store *sto
                                            plan->manifest.number, plan->tag);
 }
 
-/* A try before this one may have been told of a failure after the entry was made. A driver syncs the entry that it finds. */
+/* An earlier attempt may have seen a failure although its entry was made. The driver syncs the entry that it finds. */
 enum nebula_status persist_repeat_manifest(struct store *store, const struct plan *plan, struct nebula_error *error)
 {
         enum nebula_status status = index_put(store, &plan->manifest, error);
@@ -82,7 +83,7 @@ enum nebula_status persist_check(struct store *store, struct plan *plan, bool is
                 return status;
         }
         plan->is_taken_back = true;
-        if (!manifest_is_gone(store, &plan->manifest)) /* or the next try would find all written */
+        if (!manifest_is_gone(store, &plan->manifest)) /* without this, the next attempt would find everything written */
                 tag_log_take_back(store, plan->tag, plan->manifest.number, NULL);
         return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
                          plan->tag, failure.message);

@@ -1,4 +1,4 @@
-/* What is to be written of a version, and what storage has of it already. */
+/* The plan of a version: the files to write, and those that storage has already. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,8 @@ static void set_file(struct plan *plan, size_t at, const struct plan_file *file,
                 memory_hold(to->image);
 }
 
-/* What is still being copied, in the order of that: the list begins with the newest. Whoever fails the version lets its images go. */
+/* Adds the files that are still being copied, oldest first (the list is newest first). A thread that fails the version releases their
+ * images. */
 static void set_loans(struct plan *plan, const struct version *version)
 {
         size_t at = plan->file_count;
@@ -73,7 +74,7 @@ static enum nebula_status take_parts(struct plan *plan, const struct version *ve
         return NEBULA_OK;
 }
 
-/* Whether the commit brought what was written, and nothing else. */
+/* Whether the commit has exactly the files that were written. */
 static bool is_as_planned(struct plan *plan, struct version *version)
 {
         bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->nodes.spread &&
@@ -172,7 +173,7 @@ enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *s
         struct tag_log log;
         enum nebula_status status = tag_log_head(store, plan->tag, &log, error);
 
-        if (status == NEBULA_CORRUPT) /* a link lies where the tag goes: the version can be written once that has been moved away */
+        if (status == NEBULA_CORRUPT) /* a link lies at the tag's path: the version can be written after it was moved away */
                 return error ? error->status = NEBULA_STORAGE : NEBULA_STORAGE;
         if (status)
                 return status;
@@ -209,7 +210,8 @@ enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *st
         return status;
 }
 
-/* Many nodes that each list what all of them write would read the square of it: each asks for its own files. */
+/* Each node asks for its own files. If each of many nodes listed the files of all, the work would grow with the square of their
+ * number. */
 static enum nebula_status find_places_one_by_one(struct store *store, struct plan *plan, struct nebula_error *error)
 {
         struct store_entry entry;
@@ -256,8 +258,8 @@ enum nebula_status plan_set_number(struct store *store, struct plan *plan, struc
         return tag_log_next(store, plan->tag, plan->log_number, &plan->next_number, error);
 }
 
-/* Only the first entry of a log names files in place. An agent that slept may still be about to put the view of an earlier version over
- * <tag>/<name>, also if that name is free now. */
+/* Only the first entry of a log names files in place. Even if <tag>/<name> is free, a suspended agent may still put the view of an
+ * earlier version there. */
 enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error)
 {
         if (plan->next_number == 1)
@@ -267,7 +269,7 @@ enum nebula_status plan_find_places(struct store *store, struct plan *plan, stru
         return NEBULA_OK;
 }
 
-/* Which files storage has already, from an older generation; and numbers that are later than what it holds. */
+/* Finds the files that storage has from an older generation, and sets numbers later than those in storage. */
 enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error)
 {
         uint64_t own = plan->generation;

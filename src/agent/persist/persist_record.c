@@ -1,4 +1,4 @@
-/* What this node has written of a version, as one object. */
+/* This node's record of a version: the files that it has written, as one object. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -48,10 +48,8 @@ static void tell_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
         (plan_source_has(file, offset, crc64) ? bulk_feed_tell_same : bulk_feed_tell)(&file->feed, offset);
 }
 
-/*
- * Sums are some ten times as fast as storage. All at once they take a processor from training, whose threads then wait for each other, and
- * gain nothing: of a single file they stay a little ahead of what is written, unless another thread waits to seal.
- */
+/* Checksums are some ten times as fast as storage. If they ran ahead of it, they would take a processor from training and gain
+ * nothing. So they stay a little ahead of the writes of one file, unless another thread waits to seal. */
 static void tell(void *argument, uint64_t offset, uint64_t crc64)
 {
         struct flowing *flowing = argument;
@@ -62,7 +60,8 @@ static void tell(void *argument, uint64_t offset, uint64_t crc64)
                 ;
 }
 
-/* Whether there may be another wait after one of `waited_ns`. Looks at times only: this thread is of low priority, and others want the lock. */
+/* Whether another wait may follow one of `waited_ns`. It only compares times: this thread has a low priority, and others want the
+ * lock. */
 static bool may_wait(struct sealing *sealing, int64_t waited_ns)
 {
         bool is_held_up, is_stopping;
@@ -79,7 +78,7 @@ static bool may_wait(struct sealing *sealing, int64_t waited_ns)
         return !is_stopping && !sealing->is_vain && sealing->held_up_ns < AHEAD_PATIENCE_NS;
 }
 
-/* Others seal meanwhile, though not this image: it becomes theirs when it is whole. */
+/* Other threads seal meanwhile, but not this image. */
 static bool await_copied(void *argument, uint64_t size)
 {
         struct flowing *flowing = argument;
@@ -144,7 +143,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         return status;
 }
 
-/* Ends every feed, so that nobody waits for what will not come. */
+/* Ends every feed, so that no writer waits for bytes that will not come. */
 static void seal(void *argument)
 {
         struct sealing *sealing = argument;
@@ -191,7 +190,7 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
         return NEBULA_OK;
 }
 
-/* Both locks held: nobody seals it just now, nor begins to read it. */
+/* Both locks held, so no thread seals it now or begins to read it. */
 static void unmap_unread(struct image *image)
 {
         if (--image->readers || memory_stays_mapped(image))
@@ -220,7 +219,7 @@ void storage_unseal(struct catalogue *catalogue, struct image *image)
         lock_give(&seal_lock);
 }
 
-/* What was just sealed, so that nothing that happens to the version takes it away. Lock held. */
+/* Copies the new checksums, since the version may lose its own. Lock held. */
 static enum nebula_status take_sums(struct version *version, struct plan_file *file, uint64_t **ret_chunks,
                                     struct nebula_error *error)
 {
@@ -255,7 +254,7 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
                 file.size = own->size;
                 file.image = own->image;
                 file.image->readers++;
-                memory_hold(file.image); /* the worker may find that the version will never be written, and let go */
+                memory_hold(file.image); /* the worker may find that the version will never be written, and release it */
         }
         catalogue_unlock(catalogue);
         if (!file.image)

@@ -1,4 +1,4 @@
-/* Files uploaded, then the record that names them, then the files published. */
+/* Uploads the files, then writes the record that names them, then publishes the files. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 _Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 
-/* Some files of a plan that are written together. */
+/* Files of a plan that are written together. */
 struct batch {
         struct plan_file *files;
         size_t file_count, mapped_count; /* mapped_count: so many of them have been looked at, and are mapped unless they are carried */
@@ -21,7 +21,7 @@ struct batch {
         size_t object_count;
 };
 
-/* What is written, and the keys. Images are mapped: the writer needs them before they are sealed. */
+/* Lists the objects to write and their keys. Images are mapped: the writer needs them before they are sealed. */
 static enum nebula_status list_objects(struct catalogue *catalogue, const struct plan *plan, struct batch *batch, struct nebula_error *error)
 {
         for (; batch->mapped_count < batch->file_count; batch->mapped_count++) {
@@ -62,7 +62,7 @@ static void batch_done(struct catalogue *catalogue, struct batch *batch)
         free(batch->objects);
 }
 
-/* Each piece goes to storage as soon as it was summed. */
+/* Sends each piece to storage as soon as its checksum is known. */
 static enum nebula_status upload_batch(struct catalogue *catalogue, struct version *version, struct store *store, const struct plan *plan,
                                       struct batch *batch, struct store_upload **ret_upload, struct nebula_error *error)
 {
@@ -81,7 +81,7 @@ static enum nebula_status upload_batch(struct catalogue *catalogue, struct versi
         sealing.is_vain = status != NEBULA_OK;
         if (is_started)
                 pthread_join(thread, NULL);
-        if (sealing.status) { /* then no record will name what was written */
+        if (sealing.status) { /* no record will name the written files */
                 status = sealing.status;
                 if (error)
                         *error = sealing.error;
@@ -139,7 +139,7 @@ enum nebula_status persist_publish(struct catalogue *catalogue, struct version *
                 plan->uploads[i] = NULL;
                 status = upload ? store->ops->publish(store, upload, &taken) : NEBULA_OK;
         }
-        if (status == NEBULA_BUSY) /* the next try finds the name taken, and lets that file lie apart */
+        if (status == NEBULA_BUSY) /* the next attempt finds the name taken and writes the file below the writing's own directory */
                 return error_set(error, NEBULA_STORAGE, 0, "another program took the place of a file of \"%.150s\" while it was written: %.250s",
                                  plan->tag, taken.message);
         if (status && error)

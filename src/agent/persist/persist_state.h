@@ -36,7 +36,7 @@ struct job_persist {
         int64_t spread_start_ns;       /* when a version of several nodes was last chosen to be persisted; 0: never */
 };
 
-/* What this agent knows of a job's storage. The worker and FIND write it (storage.h). */
+/* The agent's knowledge of a job's storage. The worker and FIND write it (storage.h). */
 struct job_storage {
         struct store *store;
         struct manifest_scan stored;

@@ -44,7 +44,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
-/* Half of an unfinished write goes, once it is too old to be anybody's work. */
+/* Removes the parts of an unfinished write that are too old to belong to a living agent. */
 static void sweep(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct nebula_error error = { 0 };
@@ -56,7 +56,7 @@ static void sweep(struct catalogue *catalogue, struct job *job, struct store *st
                 log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
 }
 
-/* A version that this job's list does not have, though storage had it. Lock held. */
+/* The next version that storage had and that is not in the job's list any more. Lock held. */
 static struct version *next_missing(struct job *job, uint64_t after_id)
 {
         struct version *version = job->versions;
@@ -69,7 +69,7 @@ static struct version *next_missing(struct job *job, uint64_t after_id)
         return NULL;
 }
 
-/* Versions whose directory somebody has removed or moved. A listing may be old, so each is looked for by its name. */
+/* Finds versions whose directory another program has removed or moved. A listing may be stale, so each is looked up by name. */
 static void find_gone(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct version *version;
@@ -140,13 +140,13 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
-/* To become the tag's next generation in storage, perhaps with files of the one that is there. */
+/* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */
 static bool is_to_follow(const struct version *version)
 {
         return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
 }
 
-/* It is being read, or written again. */
+/* Whether a version of this manifest is being read, or its tag written again. */
 static bool in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
@@ -157,7 +157,8 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
         return false;
 }
 
-/* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more; with those that went half. */
+/* Takes the manifests that may be removed out of the job's list, so that no client is sent to them. Adds those that were half removed
+ * before. */
 static struct manifest *take_dropped(struct job *job, const struct pins *pins, size_t *ret_count)
 {
         size_t count = job->storage.stored.count, dropped = 0, kept = 0;
@@ -202,7 +203,7 @@ static void mark_removed(struct job *job, const struct manifest *manifest)
                         version->stored = false;
 }
 
-/* Another user's version in this job's name: this job may count it as superseded, but not remove it. */
+/* Whether another user wrote this version under the job's name. The job may count it as superseded, but may not remove it. */
 static bool is_foreign(struct store *store, const struct manifest *manifest)
 {
         struct nebula_error error;
@@ -219,8 +220,8 @@ static bool is_foreign(struct store *store, const struct manifest *manifest)
         return result;
 }
 
-/* What could not be removed stays, and its turn comes again after the next version. Where the manifest is there still the version
- * is one of the job's list again; what is left of another must not be, or files would be carried over from it. */
+/* Keeps a version that could not be removed for another attempt after the next version. If its manifest is still there, it returns to
+ * the job's list. Otherwise it must not: files would be carried over from its rest. */
 static void put_back(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
 {
         bool is_gone = manifest_is_gone(store, manifest);
@@ -239,7 +240,7 @@ static void put_back(struct catalogue *catalogue, struct job *job, struct store 
         catalogue_unlock(catalogue);
 }
 
-/* Runs that are known to have come before this one may go on all the same: what they have committed since it began tells so. */
+/* A run that came before this one may still go on. This looks for versions that it has committed since this run began. */
 static void find_rivals(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct manifest_scan scan = { 0 };
@@ -262,7 +263,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
         manifest_scan_done(&scan);
 }
 
-/* Of runs that are not this agent's own: they may go on elsewhere. */
+/* Whether any is of a run that is not this agent's own and may go on elsewhere. */
 static bool any_of_other_runs(const struct job *job, const struct manifest *manifests, size_t count)
 {
         for (size_t i = 0; i < count; i++)
@@ -271,7 +272,7 @@ static bool any_of_other_runs(const struct job *job, const struct manifest *mani
         return false;
 }
 
-/* What was let go of. `manifest` is the caller's still, if only an empty one. */
+/* Removes one version. `manifest` stays the caller's and may be empty afterwards. */
 static void remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
 {
         struct nebula_error error = { 0 };

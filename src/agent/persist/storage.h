@@ -1,14 +1,13 @@
 /*
- * storage.h - a job's storage: opened once, looked through at the job's start,
- * written by one worker.
+ * storage.h - a job's storage. One worker opens it once, scans it when the job begins, and writes to it.
  *
  *      storage_open     the job's store, opened at first use; stays open
- *      storage_scan     what is complete there; rolls half-settled generations
- *                       forward and sweeps our own debris. Worker only.
+ *      storage_scan     lists the complete versions, completes half-done settings in place, and removes old
+ *                       temporary files of this user's agents. Worker only.
  *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
- *      storage_retain   removes what keep_last and keep_every let go. Worker only.
+ *      storage_retain   removes the versions that keep_last and keep_every do not keep. Worker only.
  *
- * None of these is called with the lock held; they take it for what they read and change.
+ * Call none of these with the lock held; they take it for what they read and change.
  */
 #ifndef NB_AGENT_PERSIST_STORAGE_H
 #define NB_AGENT_PERSIST_STORAGE_H
@@ -18,14 +17,13 @@
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
-/*
- * `version` is pinned. On success the job's list of stored versions has it and `version` carries the generation and
- * sequence that were written; its state is the caller's. NEBULA_INVALID and NEBULA_CORRUPT will not get better by trying again.
- */
+/* Writes one version in the order of docs/formats.md. `version` is pinned. On success the job's list of stored versions has it, and
+ * `version` carries the generation and sequence that were written; the caller sets its state. After NEBULA_INVALID and NEBULA_CORRUPT
+ * another attempt is of no use. Worker only. */
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error);
-/* A file of a pinned version, sealed: its image, mapped and held for the caller until storage_unseal, and a copy of its
- * checksums, which the caller frees. The version itself may lose them at any time. Any thread. */
+/* Seals a file of a pinned version. Returns its image, mapped and held until storage_unseal, and a copy of its checksums, which the
+ * caller frees. The version itself may lose them at any time. Any thread. */
 enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
                                 struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
 void storage_unseal(struct catalogue *catalogue, struct image *image);

@@ -18,7 +18,7 @@
 #include "os/thread.h"
 
 #define SECOND_NS 1000000000
-#define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent that have not come back */
+#define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent to reconnect */
 #define SESSION_GRACE_NS (2 * (int64_t)SECOND_NS) /* a client whose connection broke reconnects at once */
 #define SPARE_IDLE_NS (30 * (int64_t)SECOND_NS)   /* a trainer that restarts finds its spare images warm */
 #define RETRY_FIRST_NS (SECOND_NS / 2)
@@ -35,7 +35,7 @@ static bool to_persist(const struct version *version)
                version->life.state != NEBULA_STATE_DURABLE && version->job->persist_path[0];
 }
 
-/* Of what is pending: all, or what has not failed since a moment. */
+/* Whether anything is pending, or anything that has not failed since `since_ns`. */
 static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
 {
         if (job->persist.is_busy && (!job->persist.version || job->persist.version->persist.failed_ns < since_ns))
@@ -70,7 +70,7 @@ static void want(struct job *job)
                 version->persist.wanted = version->persist.wanted || to_persist(version);
 }
 
-/* Somebody waits: no long back-off is sat out. */
+/* A client waits, so the next attempts do not wait for a long back-off. */
 static void try_now(struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live)
@@ -98,10 +98,8 @@ void worker_want_all(struct catalogue *catalogue, struct job *only)
         catalogue_signal(catalogue);
 }
 
-/*
- * What lives on several nodes is persisted by all of them or by none, so one decides (world.c). A version that could not be written
- * waits by itself: what is in its way, or is too large for the disk, need not concern the others.
- */
+/* All nodes of a version persist it or none does, so one node decides (world.c). A version that could not be written waits by itself:
+ * its obstacle, or its size, need not concern the others. */
 static bool is_ready(const struct version *version, int64_t now, int64_t *due)
 {
         int64_t at = version->persist.retry_at_ns;
@@ -116,7 +114,7 @@ static bool is_ready(const struct version *version, int64_t now, int64_t *due)
         return false;
 }
 
-/* While there is nothing else to write: one that is still being copied, and would be written as soon as it is complete. */
+/* The version that is still being copied and would be written as soon as it is complete. Asked for when nothing else is to be written. */
 static struct version *version_ahead(const struct catalogue *catalogue, const struct job *job, int64_t now, int64_t *due)
 {
         struct persist_entry entry = { .committed = true };
@@ -162,7 +160,7 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         return version;
 }
 
-/* Of all jobs of the lane, which take turns: the one that started longest ago comes first. */
+/* The next version of the lane's jobs. Jobs take turns: the one that started to write longest ago comes first. */
 static struct version *next_version(const struct catalogue *catalogue, const struct lane *lane, bool is_ahead, int64_t now, int64_t *due)
 {
         struct version *next = NULL;
@@ -189,7 +187,7 @@ bool worker_has_other(struct catalogue *catalogue, const struct version *version
         return next && next != version;
 }
 
-/* 0.5 s, doubling to 30 s, each by up to a quarter longer or shorter, so that many agents do not ask at the same moments. */
+/* 0.5 s, doubling to 30 s. A random quarter more or less keeps many agents from asking at the same moment. */
 static int64_t back_off(uint32_t attempt)
 {
         int64_t delay = RETRY_FIRST_NS;
@@ -203,8 +201,8 @@ static int64_t back_off(uint32_t attempt)
         return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
 }
 
-/* The newest version came perhaps when storage had failed for long: it has all the time, or what a job saved last would have
- * one try. Those before it only take up memory. */
+/* The time since which attempts fail. The newest version may have come when storage had failed for long, so its own time counts, or a
+ * job's last version would get one attempt. Older versions only take memory. */
 static int64_t tried_since(const struct job *job, const struct version *version)
 {
         for (const struct version *other = job->live; other; other = other->next_live)
@@ -242,7 +240,8 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
         catalogue_signal(catalogue);
 }
 
-/* This node's share is in storage. Another that died for good leaves nothing to be told by, and is given no longer than storage is. */
+/* Call when this node's share is in storage. A node that has died for good sends no word, so the wait for it is as long as that for
+ * storage. */
 static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
         if (now - version->nodes.waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
@@ -253,7 +252,7 @@ static void await_others(struct catalogue *catalogue, struct version *version, c
         version->nodes.poll_at_ns = now + world_back_off(version->nodes.poll_count++);
 }
 
-/* Saves to this storage may wait for memory again, and those of jobs without one: whatever becomes durable makes room for these. */
+/* Saves to this storage may wait for memory again. So may saves of jobs without storage: every durable version makes room for them. */
 static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)
@@ -302,7 +301,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
-        if (!status && !version->superseded && version->life.state != NEBULA_STATE_FAILED) /* storage turned out to hold a later writing, or another run's */
+        if (!status && !version->superseded && version->life.state != NEBULA_STATE_FAILED) /* storage has a later writing, or another run's */
                 status = storage_persist(catalogue, job, version, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);
@@ -311,17 +310,17 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         job->persist.is_busy = false;
         job->persist.version = NULL;
         if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
-                job->persist.last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
+                job->persist.last_start_ns = last_start; /* the attempt came before the commit; the version is written again when it is complete */
         } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {
-                job->persist.last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
+                job->persist.last_start_ns = last_start; /* it stays due: the back-off decides when, not the interval */
                 attempt_failed(catalogue, version, &error, os->now_ns());
         } else {
                 attempt_succeeded(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
         }
         if (version->stored && !version->pins && is_spilled(version))
-                version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
+                version_forget_memory(catalogue, version); /* retention counts it now */
         catalogue_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
         if (!status && job->settings.keep_last && !catalogue_resumes(catalogue, job)) {
@@ -352,7 +351,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         catalogue_signal(catalogue);
 }
 
-/* One piece of storage work of the lane. False when none is due. */
+/* Does one piece of storage work of the lane. False: none is due. */
 static bool work_once(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
 {
         struct version *version;
@@ -370,7 +369,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         scan_one(catalogue, job);
                         return true;
                 }
-        /* What frameworks wait for costs a link, and removals make room. */
+        /* Frameworks wait for published files, which cost a link each. Removals make room. */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 if (job->lane != lane)
                         continue;
@@ -437,7 +436,7 @@ static void *lane_main(void *argument)
         return NULL;
 }
 
-/* Workers for the lanes that need one and have none. When to look again; INT64_MAX: no need. */
+/* Starts workers for the lanes that need one. Returns when to look again; INT64_MAX: no need. */
 static int64_t start_lanes(struct catalogue *catalogue, int64_t now)
 {
         int64_t due = INT64_MAX;
@@ -489,11 +488,9 @@ static bool has_trainers(const struct catalogue *catalogue, const struct job *jo
         return session != NULL;
 }
 
-/*
- * A job whose trainers have left may be about to restart, and loads its newest version then. What it takes counts for the machine and the
- * cgroup, where the next job needs it: so the newest stays as long as an agent that has nothing to do, and the others go at once. What
- * storage does not have stays.
- */
+/* A job whose trainers have left may restart and load its newest version. Its memory counts against the machine and the cgroup, where
+ * the next job needs it. So the newest version stays as long as an idle agent stays, and the others leave memory at once. Versions
+ * that storage does not have stay. */
 static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64_t now)
 {
         int64_t since = job->idle_since_ns > catalogue->started_ns ? job->idle_since_ns : catalogue->started_ns;
@@ -532,7 +529,7 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
         return due;
 }
 
-/* When the agent may end by itself; INT64_MAX while it is needed. */
+/* The time when the agent may end by itself; INT64_MAX while it is needed. */
 static int64_t check_linger(struct catalogue *catalogue, int64_t now)
 {
         int64_t until;
