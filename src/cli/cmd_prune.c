@@ -16,6 +16,7 @@
 struct prune {
         uint64_t keep_last, keep_every; /* 0: not given */
         const char *tag, *job;          /* NULL: not given */
+        uint64_t entry;                 /* of the tag's log, which the version must be; 0: any */
         bool abandoned, yes;
 };
 
@@ -60,6 +61,9 @@ static enum nebula_status plan_tag(const struct prune *prune, const struct manif
         for (size_t i = 0; i < scan->count; i++) {
                 if (strcmp(scan->manifests[i].tag, prune->tag))
                         continue;
+                if (prune->entry && prune->entry != scan->manifests[i].number)
+                        return error_set(error, NEBULA_BUSY, 0, "\"%s\" was written again meanwhile: it is entry %" PRIu64 " of its log, not %" PRIu64
+                                         ", and stays", prune->tag, scan->manifests[i].number, prune->entry);
                 if (manifest_scan_newest(scan, scan->manifests[i].job) == (int64_t)i)
                         return error_set(error, NEBULA_BUSY, 0,
                                          "\"%s\" is the newest complete checkpoint, which a restart would load: it stays",
@@ -196,8 +200,8 @@ static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, con
 
         for (size_t i = 0; i < scan->count; i++)
                 json_array_append_new(drop[i] ? removed : kept,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:b, s:b}", "tag", scan->manifests[i].tag, "job",
-                                                scan->manifests[i].job, "step", (json_int_t)scan->manifests[i].step, "size",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:b}", "tag", scan->manifests[i].tag, "job",
+                                                scan->manifests[i].job, "entry", (json_int_t)scan->manifests[i].number, "step", (json_int_t)scan->manifests[i].step, "size",
                                                 (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
                                                 scan->manifests[i].is_abandoned, "pinned", pins_find(pins, scan->manifests[i].tag) != NULL));
         return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
@@ -246,6 +250,7 @@ int command_prune(int argc, char **argv)
         const struct args_option options[] = {
                 CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last, UINT32_MAX },
                 { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
+                { "entry", ARGS_NUMBER, &prune.entry },
                 { "job", ARGS_TEXT, &prune.job },
                 { "abandoned", ARGS_FLAG, &prune.abandoned }, { "yes", ARGS_FLAG, &prune.yes },
         };
@@ -262,6 +267,8 @@ int command_prune(int argc, char **argv)
         if (!prune.tag == !(prune.keep_last || prune.keep_every || prune.abandoned))
                 return cli_usage_error("prune", "say which checkpoints to keep (--keep-last, --keep-every) or which to remove "
                                                 "(--abandoned, --tag)");
+        if (prune.entry && !prune.tag)
+                return cli_usage_error("prune", "--entry is for --tag");
         if (prune.tag && prune.job)
                 return cli_usage_error("prune", "--tag and --job cannot be used together");
         if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {

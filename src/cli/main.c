@@ -72,12 +72,13 @@ const struct cli_command cli_commands[] = {
           command_pin },
         { "unpin", "nebula unpin TAG [--path DIR] [--json]", "let the rules hold for a checkpoint again",
           "\n  nebula unpin global_step500\n", command_unpin },
-        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
+        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG [--entry N]) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
           "Shows what would be removed; --yes removes it. A checkpoint that one of the rules\n"
           "keeps stays. The newest complete checkpoint always stays, and so does every file\n"
           "that Nebula did not write. --keep-every K keeps versions whose step is a multiple\n"
           "of K. --abandoned removes checkpoints that the job left behind when it went back\n"
-          "to an earlier step.\n\n"
+          "to an earlier step. --entry N removes the version of TAG only if it is still that\n"
+          "entry of its log, as `nebula prune --json` shows it.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
           command_prune },
         { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "versions from one storage to another, verified on the way",

@@ -557,6 +557,23 @@ def test_prune_shows_first_and_removes_only_what_nebula_made(run, make):
     assert run("verify", "--all", "--path", store).returncode == 0
 
 
+def test_prune_of_an_entry_keeps_a_version_that_was_written_again(run, make):
+    store = make("global_step1", "model.pt=100")
+    make("global_step2", "model.pt=100")
+    planned = json.loads(run("prune", "--keep-last", 1, "--path", store, "--json").stdout)["removed"]
+    assert [(one["tag"], one["entry"]) for one in planned] == [("global_step1", 1)]
+    make("global_step1", "model.pt=200", "--generation", 2)
+    make("global_step3", "model.pt=100")
+    words = ("prune", "--tag", "global_step1", "--yes", "--path", store)
+    refused = run(*words, "--entry", 1)
+    assert refused.returncode == 5 and '"global_step1" was written again meanwhile: it is entry 2 of its log, not 1' in refused.stderr
+    assert steps(store) == [1, 2, 3]
+    assert run(*words, "--entry", 2).returncode == 0 and steps(store) == [2, 3]
+    make("global_step1", "model.pt=300")  # the numbers go on after a removal
+    assert run(*words, "--entry", 1).returncode == 5 and run(*words, "--entry", 2).returncode == 5
+    assert run("prune", "--keep-last", 1, "--entry", 1, "--path", store).returncode == 2
+
+
 def test_prune_never_takes_the_newest_complete_one_and_counts_jobs_apart(run, make):
     for step in (1, 2, 3):
         store = make(f"global_step{step}", "model.pt=100")

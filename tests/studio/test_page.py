@@ -213,8 +213,26 @@ def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
     expect(page.locator("tbody tr[data-key]")).to_have_count(2, timeout=20_000)
     left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
     assert left == {"global_step1", "global_step4"}
-    told = studio.ask("POST", "/api/prune", {"tags": ["global_step1", "global_step4"]})[2]["results"]
+    asked = {"versions": [{"tag": "global_step1", "entry": 1}, {"tag": "global_step4", "entry": 1}]}
+    told = studio.ask("POST", "/api/prune", asked)[2]["results"]
     assert [one["removed"] for one in told] == [False, False] and "pinned" in told[0]["reason"] and told[1]["reason"]
+
+
+def test_prune_keeps_a_version_that_was_written_again_after_the_preview(place, start, save, page):
+    save(1, 2, 3)
+    studio = start(place.storage)
+    page.goto(studio.address)
+    page.get_by_role("button", name="Prune…").click()
+    page.get_by_label("Keep the newest").fill("1")
+    page.get_by_role("button", name="Show").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("2 versions would be removed")
+    save(1, 9)  # the newest is another, so that a rule would still remove the first
+    page.get_by_role("button", name="Remove them").click()
+    expect(dialog).to_contain_text("Some stay", timeout=20_000)
+    expect(dialog).to_contain_text("global_step1 is not removed: \"global_step1\" was written again meanwhile")
+    left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
+    assert left == {"global_step1", "global_step3", "global_step9"}
 
 
 def test_flush_and_save_now(place, start, page):

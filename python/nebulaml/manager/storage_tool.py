@@ -17,11 +17,12 @@ LIMIT_S = 600
 _KINDS = {2: NebulaConfigError, 3: NebulaNotFound, 4: NebulaStorageError, 5: NebulaConfigError}  # exit codes of docs/cli.md
 
 
-def remove(persist_path: str | None, tag: str) -> None:
-    """Removes a version from storage. Raises NebulaConfigError for the newest and for a pinned one, and without a storage path."""
+def remove(persist_path: str | None, tag: str, entry: int | None = None) -> None:
+    """Removes a version from storage; with `entry`, only if it is still that entry of the tag's log. Raises NebulaConfigError for the newest,
+    for a pinned one, for one that was written again, and without a storage path."""
     if persist_path is None:
         raise NebulaConfigError(f"{tag} is in memory only, where newer versions take its place")
-    call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag)
+    call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag, *(["--entry", str(entry)] if entry else []))
 
 
 def call(persist_path: str, what: str, *words: str) -> dict:

@@ -112,7 +112,7 @@ class Studio:
             "verify": self._verify,
             "pin": lambda asked: self._source.pin(_text(asked, "tag"), _text(asked, "reason")),
             "unpin": lambda asked: self._source.unpin(_text(asked, "tag")),
-            "prune": lambda asked: {"results": self._source.prune(_texts(asked, "tags"))},
+            "prune": lambda asked: {"results": self._source.prune(_versions(asked))},
             "flush": lambda asked: self._source.flush(_text(asked, "tag")),
             "save-now": lambda asked: self._source.save_now(),
         }
@@ -192,11 +192,18 @@ def _text(asked: dict[str, Any], name: str) -> str:
     return value
 
 
-def _texts(asked: dict[str, Any], name: str) -> list[str]:
-    values = asked.get(name)
-    if not isinstance(values, list) or not values:
-        raise NebulaConfigError(f"the request has no {name}")
-    return [_text({name: one}, name) for one in values]
+def _versions(asked: dict[str, Any]) -> list[tuple[str, int]]:
+    versions = asked.get("versions")
+    if not isinstance(versions, list) or not versions:
+        raise NebulaConfigError("the request has no versions")
+    return [_tag_and_entry(one) for one in versions]
+
+
+def _tag_and_entry(version: Any) -> tuple[str, int]:
+    entry = version.get("entry") if isinstance(version, dict) else None
+    if not isinstance(entry, int) or isinstance(entry, bool) or not 1 <= entry <= 2**48:
+        raise NebulaConfigError("a version to remove has a tag, and an entry: a whole number")
+    return _text(version, "tag"), entry
 
 
 def build(source: Source, collector: Collector, port: int, token: str) -> ASGIApp:

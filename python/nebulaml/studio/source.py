@@ -97,13 +97,14 @@ class Source:
         answer: dict[str, Any] = self.ask("prune", *rules, "--json")[1]
         return answer
 
-    def prune(self, tags: list[str]) -> list[dict[str, Any]]:
-        """Removes these versions, which the caller has seen in a preview, one by one. Each result has the reason of a version that stays."""
+    def prune(self, versions: list[tuple[str, int]]) -> list[dict[str, Any]]:
+        """Removes these versions, one by one: tags and entries of their logs, which the caller has seen in a preview. A version that was
+        written again since stays. Each result has the reason of a version that stays."""
         results = []
-        for tag in tags:
+        for tag, entry in versions:
             reason = ""
             try:
-                storage_tool.remove(self.path, tag)
+                storage_tool.remove(self.path, tag, entry)
             except NebulaError as failure:
                 reason = str(failure)
             results.append({"tag": tag, "removed": not reason, "reason": reason})

@@ -86,7 +86,7 @@ function preview(studio, seen) {
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
   ];
   const remove = ['Remove them', 'danger', async () => {
-    const told = await attempt(studio, 'pruned', () => studio.act('prune', { tags: seen.removed.map((one) => one.tag) }));
+    const told = await attempt(studio, 'pruned', () => studio.act('prune', { versions: seen.removed.map(({ tag, entry }) => ({ tag, entry })) }));
     const kept = told?.results.filter((one) => !one.removed) || [];
     if (kept.length) setTimeout(() => studio.dialog('Some stay', element('ul', {}, kept.map((one) => element('li', {}, named(one.tag), `: ${shown(one.reason)}`))), []));
   }];
