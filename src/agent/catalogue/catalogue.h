@@ -137,7 +137,7 @@ struct lane {
         bool is_running;
         bool waited_in_vain; /* a save of its jobs waited for memory in vain, and no version has become durable there since */
 };
-/* What its trainers asked for. */
+/* The settings that the job's trainers sent. */
 struct job_settings {
         uint32_t umask, group; /* those of its trainers (os_create.h) */
         double persist_interval_s;

@@ -16,7 +16,7 @@ void passed_add(struct passed *passed, const char *tag, const char *reason)
         snprintf(one->reason, sizeof one->reason, "%s", reason);
 }
 
-/* Both come by their steps, and this one is the earlier. */
+/* True if both tags carry a step and this one's is smaller. */
 static bool is_older(const char *tag, const struct manifest *found)
 {
         return name_follows_step(tag) && name_follows_step(found->tag) && name_step(tag) < found->step;

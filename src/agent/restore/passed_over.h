@@ -13,9 +13,9 @@ struct passed {
         uint32_t count;
 };
 
-/* Beyond the first few there is nothing more to learn: the agent's log has them all. */
+/* Keeps the first few; the agent's log has all of them. */
 void passed_add(struct passed *passed, const char *tag, const char *reason);
-/* What the scan could not read, and directories without a manifest, unless it is known to be older than `found`. */
+/* Adds the tags that the scan could not read and the directories without a manifest, unless they are known to be older than `found`. */
 void passed_scan(struct passed *passed, struct store *store, const struct manifest_scan *scan, const struct manifest *found);
 void passed_tell(const struct passed *passed, struct ipc_found *found);
 

@@ -14,12 +14,12 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* Every file of a stored version is where it should be, and as long. NEBULA_BUSY: the version went meanwhile, which is to be looked for
+/* Checks that every file of a stored version is in its place and has its size. NEBULA_BUSY: the version was removed meanwhile; search
  * again. */
 enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error);
-/* *ret_opened (to be freed) and *ret_fd, which can only read, are the caller's. */
+/* The caller frees *ret_opened and closes *ret_fd, which is read-only. */
 enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
                                 int *ret_fd, struct nebula_error *error);
 

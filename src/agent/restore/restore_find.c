@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "store/index.h"
 
-#define LOOKS_MAX 20 /* at storage in which every version that is found goes before it was looked at */
+#define LOOKS_MAX 20 /* attempts, if each version that is found is removed before it can be checked */
 
 static bool is_newer(const struct version *a, const struct version *b)
 {
@@ -23,8 +23,8 @@ static bool is_newer(const struct version *a, const struct version *b)
         return retain_is_newer(&entries[0], &entries[1]);
 }
 
-/* Memory has this node's share of what the ranks of several nodes committed, and all ranks are here now: nobody has the rest. Of an
- * open-ended version it is not known who else took part. */
+/* True if memory has only this node's share of a version of several nodes, and all ranks are on this node now: no node has the rest.
+ * The agent does not know which ranks took part in an open-ended version. */
 static bool lacks_shares(const struct job *job, const struct version *version)
 {
         if (!version->nodes.spread || version->stored || job->settings.local_world < job->settings.world)
@@ -41,10 +41,10 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
 
         for (struct version *version = job->versions; version; version = version->next) {
                 if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
-                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
+                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, written by a run that goes on */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
-                /* Generations of one tag follow each other. */
+                /* Of one tag, the larger generation is the newer one. */
                 if (!best || (*tag ? version->generation > best->generation :
                                      is_newer(version, best)))
                         best = version;
@@ -87,7 +87,8 @@ enum nebula_status restore_check_files(struct store *store, const struct manifes
         return status;
 }
 
-/* The newest whose files are there. What is newer is marked as damaged, and described in `passed`. NEBULA_NOT_FOUND: there is none. */
+/* Finds the newest version whose files are all there. Marks newer ones as damaged and describes them in `passed`. NEBULA_NOT_FOUND:
+ * there is none. */
 static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
                                        int64_t *ret_index, struct nebula_error *error)
 {
@@ -111,7 +112,8 @@ static enum nebula_status newest_sound(struct store *store, struct manifest_scan
         }
 }
 
-/* One listing instead of a read of every manifest. Anything out of the ordinary is left to the scan, which can say what is wrong. */
+/* Finds the newest version by one listing instead of a read of every manifest. If anything looks unusual, it leaves the search to the
+ * scan, which can name the fault. */
 static bool indexed_newest(struct store *store, const char *job, struct manifest *ret_manifest)
 {
         struct manifest manifest;
@@ -147,7 +149,7 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
                 *ret_manifest = scan.manifests[index];
                 memset(&scan.manifests[index], 0, sizeof scan.manifests[index]); /* moved out */
         } else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) {
-                /* That there is none means to begin from nothing: it must be true. */
+                /* "None" makes a job start from nothing, so it must be certain. */
                 status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
                                    passed->count ? passed->list[0].reason : scan.broken);
         } else if (status == NEBULA_NOT_FOUND) {
@@ -195,7 +197,7 @@ static void fill_found(const struct version *version, struct ipc_found *found)
         strcpy(found->tag, version->tag);
 }
 
-/* What this agent knows of storage without looking: a newer one there than in memory makes it look. */
+/* True if the agent knows, without a look, that storage may have a newer version than memory. It then looks. */
 static bool storage_may_be_newer(const struct job *job, const struct version *version)
 {
         const struct retain_entry known = retain_complete(version->tag, version->sequence, &version->line);
@@ -264,7 +266,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
 }
 
-/* A job that waited for its storage would not train; one that goes back further than it has to is told. */
+/* A job that waited for its storage could not train. So it continues from an older version, and the log says so. */
 static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
                       struct retain_entry found_entry, enum nebula_status status, const char *why)
 {
@@ -299,7 +301,8 @@ static void unpin(struct job *job)
                 job->pins--;
 }
 
-/* Versions that another agent of this user has in memory alone are not found here. That is said once. Without the lock. */
+/* Another agent of this user may have versions in its memory alone, which this one cannot find. The log says that once. Call without
+ * the lock. */
 static void look_for_rival(struct catalogue *catalogue, struct job *job, const char *path)
 {
         bool is_new;
@@ -320,7 +323,7 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
-        bool own, in_memory = false, look = true, stored_first = false; /* stored_first: of the same version storage's is taken */
+        bool own, in_memory = false, look = true, stored_first = false; /* stored_first: prefer the stored files of a version to those in memory */
         const char *path;
         struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
         struct ipc_found found, stored;
@@ -338,7 +341,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 in_memory = true;
                 fill_found(version, &found);
                 memory_entry = retain_complete(version->tag, version->sequence, &version->line);
-                /* Another node may have made it durable since. */
+                /* another node may have made it durable since */
                 stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
                 look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));
         }
@@ -358,7 +361,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 *ret_found = found;
                 goto done;
         }
-        /* This node has lost its memory, or never had it: another node's. */
+        /* this node has lost the version, or never had it: ask the other nodes */
         if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
                 in_memory = stored_first = true; /* peers may have no more than this node's share */
         if (!job) {

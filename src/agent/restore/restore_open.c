@@ -1,4 +1,4 @@
-/* Handing out a version's files: an image that is there, one that is read back into memory, or the stored file itself. */
+/* Hands out a version's files: an image in memory, one that is read back from storage, or the stored file itself. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacit
         return NEBULA_OK;
 }
 
-/* image NULL: there was only the room for it. */
+/* image NULL: only its room was reserved. */
 static void give_back(struct catalogue *catalogue, struct image *image, uint64_t capacity)
 {
         if (image)
@@ -41,7 +41,7 @@ static void give_back(struct catalogue *catalogue, struct image *image, uint64_t
         catalogue_unlock(catalogue);
 }
 
-/* A fresh image for a file that is read back, mapped at *ret_data; no lock held. */
+/* Makes an image for a file that is read back, mapped at *ret_data. No lock held. */
 static enum nebula_status new_image(struct catalogue *catalogue, const char *name, uint64_t size, struct image **ret_image,
                                     void **ret_data, struct nebula_error *error)
 {
@@ -81,7 +81,7 @@ static void end_image(struct catalogue *catalogue, struct image *image, enum neb
         *ret_image = image;
 }
 
-/* What of a version is read from storage. */
+/* A file that is to be read from storage. */
 struct wanted {
         char tag[256], name[256];
         uint64_t generation; /* of the file, which may be carried over */
@@ -109,7 +109,7 @@ static enum nebula_status gone(const char *tag, struct nebula_error *error)
                          "checkpoint \"%.200s\" was removed or written again since it was found: look it up once more", tag);
 }
 
-/* From storage into a fresh image; no lock held. */
+/* Reads a file from storage into a new image. No lock held. */
 static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image **ret_image,
                                     struct record_file *ret_file, struct nebula_error *error)
 {
@@ -159,7 +159,7 @@ static enum nebula_status read_remote(struct catalogue *catalogue, struct job *j
         return status;
 }
 
-/* Lock held on entry and return, free while reading. `version` is pinned. */
+/* Reads a file of a pinned version back into memory. Lock held on entry and return, released while reading. */
 static enum nebula_status bring_back(struct catalogue *catalogue, struct version *version, const char *name,
                                      struct nebula_error *error)
 {
@@ -261,7 +261,8 @@ static void list_names(const struct version *version, char *text, size_t size)
                 used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", version->files[i].name);
 }
 
-/* What a handle leads to. One that only began its tag leads to the complete version before; any other to its own writing, or none. */
+/* The version that a handle loads from. If its own writing has no files yet, that is the complete version before it; otherwise its own
+ * writing, if that is complete. NULL: none. */
 static struct version *complete_one(struct version *version, const char *name)
 {
         struct version *best = NULL;
@@ -346,7 +347,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
                                        from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
 
-                if (!file->image->restored) /* it serves no save any more, the next one may come soon */
+                if (!file->image->restored) /* no save can use this image any more, and the next save may come soon */
                         source->job->spare_due = true;
                 *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
                 status = open_image(catalogue, file->image, ret_fd, error);
