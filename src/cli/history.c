@@ -16,8 +16,10 @@
 #define FIELDS_MAX 32
 
 static const char *const wanted[] = { "tag", "step", "generation", "size_bytes", "result", "blocked_ms", "persist_seconds", "begun", "captured",
-                                      "committed", "durable", "stopped", "read", "read_step" };
-enum column { TAG, STEP, GENERATION, SIZE, RESULT, BLOCKED, PERSIST, BEGUN, CAPTURED, COMMITTED, DURABLE, STOPPED, READ, READ_STEP, COLUMNS };
+                                      "committed", "durable", "stopped", "read", "read_step", "written_bytes", "read_tier" };
+enum column { TAG, STEP, GENERATION, SIZE, RESULT, BLOCKED, PERSIST, BEGUN, CAPTURED, COMMITTED, DURABLE, STOPPED, READ, READ_STEP, WRITTEN, READ_TIER, COLUMNS };
+
+const char *const history_tier_names[HISTORY_TIERS] = { "unknown", "memory", "peer", "storage" };
 
 /* Cuts the next field off. Quotes are taken away in place. *text is NULL behind the last one. */
 static char *next_field(char **text)
@@ -53,7 +55,7 @@ static size_t split(char *line, char *fields[FIELDS_MAX])
 static void read_header(char *line, int places[COLUMNS])
 {
         char *fields[FIELDS_MAX];
-        size_t count = split(line, fields);
+        size_t count = split(line, fields), missing = 0;
 
         for (int c = 0; c < COLUMNS; c++) {
                 places[c] = -1;
@@ -61,9 +63,9 @@ static void read_header(char *line, int places[COLUMNS])
                         if (!strcmp(fields[i], wanted[c]))
                                 places[c] = (int)i;
         }
-        for (int c = STOPPED; c < COLUMNS && places[STOPPED] < 0; c++)
+        for (int c = STOPPED; c < COLUMNS; c++)
                 if (places[c] < 0)
-                        places[c] = (int)count + c - STOPPED;
+                        places[c] = (int)(count + missing++);
 }
 
 static double number_in(char *const *fields, size_t count, int place)
@@ -71,6 +73,14 @@ static double number_in(char *const *fields, size_t count, int place)
         double number = place >= 0 && (size_t)place < count ? strtod(fields[place], NULL) : 0;
 
         return isfinite(number) && number > -1e18 && number < 1e18 ? number : 0;
+}
+
+static enum history_tier tier_in(char *const *fields, size_t count, int place)
+{
+        for (int tier = HISTORY_TIER_MEMORY; place >= 0 && (size_t)place < count && tier < HISTORY_TIERS; tier++)
+                if (!strcmp(fields[place], history_tier_names[tier]))
+                        return (enum history_tier)tier;
+        return HISTORY_TIER_UNKNOWN;
 }
 
 static bool read_row(char *line, const int places[COLUMNS], struct history_row *row)
@@ -93,6 +103,7 @@ static bool read_row(char *line, const int places[COLUMNS], struct history_row *
                 .stopped = number_in(fields, count, places[STOPPED]),
                 .read = number_in(fields, count, places[READ]),
                 .read_step = (int64_t)number_in(fields, count, places[READ_STEP]),
+                .read_tier = tier_in(fields, count, places[READ_TIER]),
         };
         snprintf(row->tag, sizeof row->tag, "%s", fields[places[TAG]]);
         if (places[RESULT] >= 0 && (size_t)places[RESULT] < count)
@@ -108,6 +119,10 @@ static double larger(double a, double b)
 /* Another node's share of the same version: it has begun when the first rank has, and is blocked as long as the slowest. */
 static void join(struct history_row *row, const struct history_row *other)
 {
+        if (other->read > 0 && row->read > 0 && other->read_step == row->read_step)
+                row->read_tier = other->read_tier > row->read_tier ? other->read_tier : row->read_tier;
+        else if (other->read > row->read)
+                row->read_tier = other->read_tier;
         row->size += other->size;
         row->blocked_s = larger(row->blocked_s, other->blocked_s);
         row->persist_s = larger(row->persist_s, other->persist_s);

@@ -11,6 +11,10 @@
 
 #include "nebula.h"
 
+/* Where the version came from that the ranks went on from: the slowest, when they read it from several. */
+enum history_tier { HISTORY_TIER_UNKNOWN, HISTORY_TIER_MEMORY, HISTORY_TIER_PEER, HISTORY_TIER_STORAGE, HISTORY_TIERS };
+extern const char *const history_tier_names[HISTORY_TIERS];
+
 struct history_row {
         char tag[256], result[32];
         int64_t step; /* -1: none */
@@ -19,6 +23,7 @@ struct history_row {
         double begun, captured, committed, durable; /* seconds since 1970; 0: not reached */
         double stopped, read;                       /* the same; 0: not known */
         int64_t read_step;
+        enum history_tier read_tier;
 };
 struct history {
         struct history_row *rows; /* by the time at which they were begun */

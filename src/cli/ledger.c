@@ -91,6 +91,7 @@ static void add_restart(struct ledger *ledger, const struct history_row *row, co
                 ledger->estimated++;
         }
         ledger->restarts++;
+        ledger->restored[next->read_tier]++;
         ledger->seconds[LEDGER_BLOCKED] += blocked;
         ledger->seconds[LEDGER_LOST] += lost;
         ledger->seconds[LEDGER_RESTART] += down - lost;

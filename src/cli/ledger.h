@@ -28,6 +28,7 @@ struct ledger {
         double seconds[LEDGER_KINDS];
         double step_s;       /* what a step takes; 0: not known */
         size_t saves, failed_saves, restarts, estimated; /* estimated: restarts whose end of the processes is not known */
+        size_t restored[HISTORY_TIERS]; /* of the restarts, by the tier that they read from */
         int64_t first_step, last_step; /* -1: none */
 };
 /* NEBULA_NO_MEMORY. A history of fewer than two numbered saves gives a ledger of no time. */

@@ -149,7 +149,10 @@ static void add_ledger(struct buf *buf, const struct history *history)
 
         if (ledger_make(history, &ledger, NULL))
                 return;
-        add_one(buf, "nebula_restores_total", "counter", "Restarts of the job that went on from a version.", (double)ledger.restarts);
+        add_head(buf, "nebula_restores_total", "counter", "Restarts of the job that went on from a version, by the tier that it was read from.");
+        for (int tier = HISTORY_TIER_UNKNOWN; tier < HISTORY_TIERS; tier++)
+                if (tier != HISTORY_TIER_UNKNOWN || ledger.restored[tier])
+                        add(buf, "nebula_restores_total{tier=\"%s\"} %zu\n", history_tier_names[tier], ledger.restored[tier]);
         if (ledger_total(&ledger) <= 0)
                 return;
         add_one(buf, "nebula_goodput_ratio", "gauge", "Share of the time between the first and the last save that was training that stayed.",
@@ -198,6 +201,32 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
         add_one(buf, "nebula_world_size", "gauge", "Ranks of the job that runs; 0: none does.", world);
 }
 
+static void add_requests(struct buf *buf, const json_t *stores)
+{
+        static const char *const name = "nebula_storage_requests_total";
+        const json_t *store, *outcomes, *number;
+        const char *operation, *outcome;
+        size_t index;
+
+        if (!json_array_size(stores))
+                return;
+        add_head(buf, name, "counter", "Requests to storage by this node's agent.");
+        json_array_foreach(stores, index, store)
+                json_object_foreach((json_t *)json_object_get(store, "requests"), operation, outcomes)
+                        json_object_foreach((json_t *)outcomes, outcome, number)
+                                add(buf, "%s{store=\"%s\",operation=\"%s\",outcome=\"%s\"} %.17g\n", name, text_of(store, "store"), operation,
+                                    outcome, json_number_value(number));
+        add_head(buf, "nebula_storage_request_retries_total", "counter", "HTTP requests to storage that were sent again.");
+        json_array_foreach(stores, index, store)
+                add(buf, "nebula_storage_request_retries_total{store=\"%s\"} %.17g\n", text_of(store, "store"), number_of(store, "retries"));
+        add_head(buf, "nebula_storage_bytes_total", "counter", "Bytes that this node's agent read from storage and sent to it.");
+        json_array_foreach(stores, index, store) {
+                add(buf, "nebula_storage_bytes_total{store=\"%s\",direction=\"read\"} %.17g\n", text_of(store, "store"), number_of(store, "read_bytes"));
+                add(buf, "nebula_storage_bytes_total{store=\"%s\",direction=\"written\"} %.17g\n", text_of(store, "store"),
+                    number_of(store, "written_bytes"));
+        }
+}
+
 static void add_agent(struct buf *buf, const char *path)
 {
         struct cli_agent *agent = NULL;
@@ -212,6 +241,7 @@ static void add_agent(struct buf *buf, const char *path)
                 add_value(buf, "nebula_buffer_bytes", "{state=\"used\"}", number_of(about, "memory_used"));
                 add_value(buf, "nebula_buffer_bytes", "{state=\"limit\"}", number_of(about, "memory_budget"));
                 add_jobs(buf, status, path);
+                add_requests(buf, json_object_get(status, "storage"));
         }
         json_decref(status);
         cli_agent_close(agent);

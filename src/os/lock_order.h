@@ -36,6 +36,7 @@
         LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: what this node tells others of itself */ \
         /* storage */ \
         LOCK(LOCK_VERIFY)        /* store/verify.c: the files that are still to be checked */ \
+        LOCK(LOCK_STORE_COUNTS)  /* store/counts.c: the kinds of stores that are counted */ \
         LOCK(LOCK_STORE_CLOCK)   /* store_file_private.h: the time of a file system; held while it is asked */ \
         LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: directories that are durable already */ \
         LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \

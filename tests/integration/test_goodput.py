@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step", "written_bytes"]
+COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step", "written_bytes", "read_tier"]
 KINDS = ("productive", "blocked", "inflated", "lost", "restart")
 
 
@@ -23,7 +23,7 @@ class Job:
     def __init__(self, start=1_766_000_000.0):
         self.now, self.rows, self.truth = start, [], dict.fromkeys(KINDS, 0.0)
         self.stopped = self.read = 0.0
-        self.read_step, self.step, self.high, self.background = -1, 0, 0, 0.0
+        self.read_step, self.read_tier, self.step, self.high, self.background = -1, "", 0, 0, 0.0
 
     def train(self, steps, step_s=2.0, kept=True):
         """kept: no failure undoes them. While a version is written, a step takes a fifth longer."""
@@ -59,16 +59,16 @@ class Job:
                 "durable": begun + blocked + persist,
                 "error": "",
             }
-            | {"stopped": self.stopped, "read": self.read, "read_step": self.read_step}
+            | {"stopped": self.stopped, "read": self.read, "read_step": self.read_step, "read_tier": self.read_tier}
             | fields
         )
 
-    def fail(self, to, down=100.0, known=True):
+    def fail(self, to, down=100.0, known=True, tier=""):
         """What was done since the last save is in the history of nobody; the job goes on from a step."""
         self.stopped = self.now if known else 0.0
         self.now += down
         self.truth["restart"] += down
-        self.read, self.read_step, self.step, self.background = self.now, to, to, 0.0
+        self.read, self.read_step, self.read_tier, self.step, self.background = self.now, to, tier, to, 0.0
 
     def write(self, path, columns=COLUMNS):
         with open(path, "w", newline="") as file:
@@ -96,10 +96,10 @@ def trained(failures=True):
         job.save(persist=0.0 if n < 15 else 30.0)
         if failures and n == 5:
             job.train(20, kept=False)  # lost: after the last save
-            job.fail(to=job.step - 20)
+            job.fail(to=job.step - 20, tier="memory")
         if failures and n == 9:
             job.train(10, kept=False)
-            job.fail(to=job.step - 10 - 100)  # two saves back: a hundred steps are done again
+            job.fail(to=job.step - 10 - 100, tier="peer")  # two saves back: a hundred steps are done again
     job.truth["blocked"] -= 0.5  # the last save lies behind the end of the ledger
     return job
 
@@ -166,18 +166,24 @@ def test_a_history_that_is_none_gives_an_empty_ledger(run, tmp_path, text):
 
 
 def test_hostile_tags_and_an_old_header_are_read(run, tmp_path):
-    job = trained(failures=False)
+    job = trained()
     found = ledger(run, job.write(tmp_path / "new.csv"))
     for row in job.rows:
         row["tag"] = '=cmd|"x",\033[31m' + row["tag"]
     job.write(tmp_path / "hostile.csv")
     assert ledger(run, tmp_path / "hostile.csv") == found
-    job.write(tmp_path / "old.csv", COLUMNS[:-3])
-    assert ledger(run, tmp_path / "old.csv") == found
-    header = ",".join(COLUMNS[:-3])
-    mixed = (tmp_path / "hostile.csv").read_text().replace(",".join(COLUMNS), header, 1)
-    (tmp_path / "mixed.csv").write_text(mixed)  # an old file that a new agent went on with
-    assert ledger(run, tmp_path / "mixed.csv") == found
+    for missing in (5, 2, 1):
+        header = ",".join(COLUMNS[:-missing])
+        mixed = (tmp_path / "hostile.csv").read_text().replace(",".join(COLUMNS), header, 1)
+        (tmp_path / "mixed.csv").write_text(mixed)  # an old file that a new agent went on with
+        assert ledger(run, tmp_path / "mixed.csv") == found
+    job.write(tmp_path / "old.csv", COLUMNS[:-1])
+    tiers = found["restarts_by_tier"]
+    assert tiers == {"unknown": 0, "memory": 1, "peer": 1, "storage": 0}
+    assert ledger(run, tmp_path / "old.csv") == found | {"restarts_by_tier": dict.fromkeys(tiers, 0) | {"unknown": 2}}
+    job = trained(failures=False)
+    found = ledger(run, job.write(tmp_path / "new.csv"))
+    assert ledger(run, job.write(tmp_path / "old.csv", COLUMNS[:-5])) == found
 
 
 def test_no_history_is_one_sentence(run, make):

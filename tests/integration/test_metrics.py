@@ -84,7 +84,8 @@ def test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them(run, history
     assert found["nebula_checkpoint_persist_seconds_bucket", "5", "storage"] == 19
     assert (
         found["nebula_goodput_ratio",] == ledger["goodput"]
-        and found["nebula_restores_total",] == ledger["restarts"] == 2
+        and [found["nebula_restores_total", tier] for tier in ("memory", "peer", "storage")] == [1, 1, 0]
+        and ledger["restarts"] == 2
     )
     for kind in ("blocked", "inflated", "lost", "restart"):
         assert found["nebula_badput_seconds_total", kind] == ledger["seconds"][kind]
@@ -115,7 +116,7 @@ def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_pa
 
 @pytest.fixture
 def live(nebula, tmp_path):
-    """A job that has been killed and resumed, whose agent still runs."""
+    """A job that resumed from storage, because its agent had ended, and then from memory. The agent still runs."""
     pytest.importorskip("nebulaml")
     name = uuid.uuid4().hex[:8]
     runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")
@@ -126,8 +127,10 @@ def live(nebula, tmp_path):
         "NEBULA_AGENT_PATH": str(nebula),
     }
     try:
-        for words in (["10", "kill"], ["20"]):
-            subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", *words], env=environment, timeout=120)
+        subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", "10", "kill"], env=environment, timeout=120)
+        subprocess.run([nebula, "stop"], env=environment, capture_output=True, timeout=60, check=True)
+        for steps in ("15", "20"):
+            subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", steps], env=environment, timeout=120, check=True)
         yield environment, tmp_path / "store"
     finally:
         subprocess.run([nebula, "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
@@ -155,7 +158,10 @@ def test_dashboard_rules_and_documentation_name_exactly_what_is_exposed(live, ne
         and found["nebula_buffer_bytes", "limit"] > 0
         and found["nebula_checkpoint_in_progress",] == 0
     )
-    assert found["nebula_checkpoint_last_step", "storage"] == 20 and found["nebula_restores_total",] == 1
+    assert found["nebula_checkpoint_last_step", "storage"] == 20
+    assert [found["nebula_restores_total", tier] for tier in ("memory", "peer", "storage")] == [1, 0, 1]
+    assert found["nebula_storage_requests_total", "file", "success", "upload"] >= 2  # by the agent that still runs
+    assert found["nebula_storage_bytes_total", "file", "written"] > 2 * 4000 and found["nebula_storage_request_retries_total", "file"] == 0
     exposed = {sample for family in families(told.stdout).values() for sample in (item.name for item in family.samples)}
     bases = {
         re.sub("_(bucket|sum|count)$", "", name)

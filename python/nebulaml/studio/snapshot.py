@@ -120,10 +120,11 @@ def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
 def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ends and loads that the history tells of, once each."""
     ends = {one["stopped"] for one in history if one.get("stopped")}
-    loads = {(one["read"], int(one["read_step"])) for one in history if one.get("read")}
+    loads = {(one["read"], int(one["read_step"]), one.get("read_tier", "")) for one in history if one.get("read")}
     found = [{"kind": "end", "at": at, "text": "the last trainer on this node had ended"} for at in ends]
-    for at, step in loads:
-        found.append({"kind": "restore", "at": at, "text": f"the ranks had loaded {f'step {step}' if step >= 0 else 'a version'}"})
+    for at, step, tier in loads:
+        source = {"memory": " from memory", "peer": " from a peer", "storage": " from storage"}.get(tier, "")
+        found.append({"kind": "restore", "at": at, "text": f"the ranks had loaded {f'step {step}' if step >= 0 else 'a version'}{source}"})
     return found
 
 

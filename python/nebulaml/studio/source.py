@@ -22,6 +22,7 @@ ASK_S = 120.0  # for what only lists
 WORK_S = 3600.0  # for what reads every byte
 HISTORY = "checkpointHistories.csv"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
+ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
 
 
 class Source:
@@ -205,13 +206,13 @@ def _row(line: dict[str, str]) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError):
         return None  # a line that another program has written, or whose end is not there yet
     extra = line.get(None) or []  # type: ignore[call-overload]  # an older agent's header names no column for them
-    for at, name in enumerate(("stopped", "read", "read_step")):
-        text = line.get(name) or (extra[at] if at < len(extra) else "")
+    line |= dict(zip((name for name in ADDED if name not in line), extra, strict=False))
+    for name in ("stopped", "read", "read_step"):
         try:
-            row[name] = float(text or 0)
+            row[name] = float(line.get(name) or 0)
         except ValueError:
             row[name] = 0.0
-    return row | {"result": line.get("result") or "", "error": line.get("error") or ""}
+    return row | {"read_tier": line.get("read_tier") or "", "result": line.get("result") or "", "error": line.get("error") or ""}
 
 
 def shell_word(text: str) -> str:

@@ -57,6 +57,8 @@ struct lineage_base {
         uint64_t read_at; /* a sequence, later than that of all versions committed before; 0: the rank loaded none */
         int64_t step;
         struct line line;
+        enum ipc_source source; /* the slowest tier that a file came from */
+        bool has_source;        /* false: an earlier agent handed the version out */
 };
 struct agent_file {
         char name[IPC_NAME_MAX];

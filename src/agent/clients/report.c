@@ -17,6 +17,7 @@
 #include "agent/commit/world.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/counts.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {
@@ -343,6 +344,38 @@ static json_t *job_json(const struct catalogue *catalogue, const struct job *job
                          (json_int_t)job->persist.failure_count);
 }
 
+static json_t *requests_json(const struct store_counts *counts)
+{
+        json_t *requests = json_object();
+
+        for (int operation = 0; operation < STORE_OPERATIONS; operation++) {
+                json_t *outcomes = json_object();
+                uint64_t all = 0;
+
+                for (int outcome = 0; outcome < STORE_OUTCOMES; outcome++) {
+                        all += counts->requests[operation][outcome];
+                        json_object_set_new(outcomes, store_outcome_names[outcome], json_integer((json_int_t)counts->requests[operation][outcome]));
+                }
+                if (all)
+                        json_object_set(requests, store_operation_names[operation], outcomes);
+                json_decref(outcomes);
+        }
+        return requests;
+}
+
+/* What this agent has asked of storage, by kind of store. */
+static json_t *storage_json(void)
+{
+        json_t *list = json_array();
+        struct store_counts counts;
+
+        for (size_t index = 0; store_counts_next(&index, &counts);)
+                json_array_append_new(list, json_pack("{s:s, s:o, s:I, s:I, s:I}", "store", counts.scheme, "requests", requests_json(&counts),
+                                                      "retries", (json_int_t)counts.retries, "read_bytes", (json_int_t)counts.read_bytes,
+                                                      "written_bytes", (json_int_t)counts.written_bytes));
+        return list;
+}
+
 static enum nebula_status status_text(struct catalogue *catalogue, char **ret_text, struct nebula_error *error)
 {
         json_t *jobs = json_array(), *sessions = json_array(), *queue = json_array(), *agent;
@@ -371,7 +404,8 @@ static enum nebula_status status_text(struct catalogue *catalogue, char **ret_te
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
                           (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining);
         catalogue_unlock(catalogue);
-        return to_text(json_pack("{s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue),
+        return to_text(json_pack("{s:o, s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue, "storage",
+                                 storage_json()),
                        ret_text, error);
 }
 

@@ -442,14 +442,14 @@ static enum nebula_status request_find(struct connection *connection, const void
 }
 
 /* Records that this run goes on from the version that it loads. */
-static void note_read(struct connection *connection, uint64_t version_id)
+static void note_read(struct connection *connection, uint64_t version_id, enum ipc_source source)
 {
         const struct version *version;
 
         catalogue_lock(connection->catalogue);
         version = catalogue_version(connection->catalogue, version_id);
         if (version)
-                lineage_read(connection->session, version);
+                lineage_read(connection->session, version, source);
         if (version && version->job == connection->session->job && strcmp(version->run, connection->session->run))
                 ancestry_follow(connection->session, version->run, version->sequence);
         catalogue_unlock(connection->catalogue);
@@ -465,7 +465,7 @@ static enum nebula_status request_open(struct connection *connection, const void
         if (!status) {
                 answer->data = answer->text = (char *)opened;
                 answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
-                note_read(connection, request->version_id);
+                note_read(connection, request->version_id, (enum ipc_source)opened->source);
         }
         return status;
 }

@@ -7,18 +7,37 @@
 #include "agent/catalogue/retention.h"
 #include "image/image.h"
 
-void lineage_read(struct session *session, const struct version *version)
+/* Of one version; ranks may have read its files from several tiers. */
+static void join_sources(struct lineage_base *base, const struct lineage_base *other)
 {
+        if (other->read_at && other->step == base->step && other->has_source && (!base->has_source || other->source > base->source)) {
+                base->source = other->source;
+                base->has_source = true;
+        }
+}
+
+void lineage_read(struct session *session, const struct version *version, enum ipc_source source)
+{
+        struct lineage_base before = session->loaded;
+
         if (version->job != session->job || !name_follows_step(version->tag) || !version->sequence)
                 return;
-        session->loaded = (struct lineage_base){ .read_at = commit_next_sequence(session->job), .step = version->step, .line = version->line };
+        session->loaded = (struct lineage_base){ .read_at = commit_next_sequence(session->job), .step = version->step, .line = version->line,
+                                                .source = source, .has_source = true };
+        join_sources(&session->loaded, &before);
 }
 
 void lineage_save(struct version *version, const struct session *session)
 {
+        struct lineage_base before = version->base;
+
         version->stopped = session->job->runs.stopped;
-        if (session->loaded.read_at > version->base.read_at)
+        if (session->loaded.read_at > version->base.read_at) {
                 version->base = session->loaded;
+                join_sources(&version->base, &before);
+        } else {
+                join_sources(&version->base, &session->loaded);
+        }
 }
 
 /* The newest version of a line, among those that can be loaded and those known in storage. */

@@ -18,7 +18,7 @@
 #include "agent/catalogue/catalogue.h"
 
 /* Call when the session's rank has read a file of `version`. */
-void lineage_read(struct session *session, const struct version *version);
+void lineage_read(struct session *session, const struct version *version, enum ipc_source source);
 /* Call when the session's rank saves to `version` or closes its part. */
 void lineage_save(struct version *version, const struct session *session);
 /* The step that `version` would go back to if it were committed now; LINEAGE_GOES_ON: none. */

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/counts.h"
 #include "store/pins.h"
 #include "store/tag_log.h"
 
@@ -32,6 +33,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
                 status = store_open(job->persist_path, &store, error);
                 if (status)
                         return status;
+                store_count(store);
                 catalogue_lock(catalogue);
                 if (job->storage.store) {
                         store_close(store);

@@ -78,7 +78,7 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
         if (url && url_split(url, &parts))
                 path = strndup(parts.path, parts.path_size);
         signing.path = path;
-        status = path ? object_send(call, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
+        status = path ? object_send(store, call, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
         free(path);
         object_forget(url); /* it holds the SAS */
         return status;

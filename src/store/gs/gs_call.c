@@ -82,7 +82,7 @@ enum nebula_status gs_send(struct object_store *store, const struct object_call 
         if (!url || (gs->s3.keys && call->body_size <= SIGNED_BYTES && !object_sha256_text(call->body_size ? call->body : "", (size_t)call->body_size, signing.hash)))
                 status = object_no_memory(store, error);
         else
-                status = object_send(call, url, sign, &signing, is_changed, ret_response, error);
+                status = object_send(store, call, url, sign, &signing, is_changed, ret_response, error);
         free(url);
         return status;
 }

@@ -279,6 +279,8 @@ enum nebula_status http_send(const struct http_request *request, struct http_res
                         break;
                 }
                 http_response_done(&response);
+                if (request->retries)
+                        atomic_fetch_add_explicit(request->retries, 1, memory_order_relaxed);
                 if (is_stopped(&sending))
                         status = stopped(&sending, error);
         }

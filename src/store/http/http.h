@@ -70,6 +70,7 @@ struct http_request {
         int64_t retry_ms;   /* 0: http_settings.retry_ms; < 0: one try only */
         bool answer_is_secret; /* no copy of the answer's text stays in memory that http_send gives back */
         bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, and plain http is fine */
+        atomic_ullong *retries; /* NULL, or counts the repetitions */
         const atomic_bool *stop; /* NULL, or once it is true the request ends */
 };
 

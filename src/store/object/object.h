@@ -169,7 +169,7 @@ enum nebula_status object_no_memory(const struct object_store *store, struct neb
 /* Adds the object's name as it stands in a URL. */
 void object_add_name(struct buf *buf, const struct object_store *store, const char *key);
 /* Sends the request, signed by `sign`. A body that was changed on the way, as `is_changed` told, is sent again. */
-enum nebula_status object_send(const struct object_call *call, const char *url, http_sign *sign, void *argument,
+enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error);
 char *object_take(struct buf *buf);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/counts.h"
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
@@ -114,7 +115,7 @@ bool object_is_done(const struct http_response *response)
         return response->status / 100 == 2;
 }
 
-enum nebula_status object_send(const struct object_call *call, const char *url, http_sign *sign, void *argument,
+enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error)
 {
@@ -122,7 +123,7 @@ enum nebula_status object_send(const struct object_call *call, const char *url, 
                 .method = call->method, .url = url, .headers = call->headers, .header_count = call->header_count, .sign = sign,
                 .sign_argument = argument, .body = call->body, .body_size = call->body_size, .into = call->into, .into_size = call->into_size,
                 .into_sums = call->into_sums, .into_chunk = call->into_chunk,
-                .text_max = call->text_max, .answer_ms = call->answer_ms, .stop = call->stop,
+                .text_max = call->text_max, .answer_ms = call->answer_ms, .retries = store_counts_retries(&store->store), .stop = call->stop,
         };
         enum nebula_status status = http_send(&request, ret_response, error);
 

@@ -213,7 +213,7 @@ static enum nebula_status send_to(struct s3_store *s3, const char *region, const
                 return object_no_memory(&s3->object, error);
         }
         signing.url = url;
-        status = object_send(call, url, sign, &signing, is_changed, ret_response, error);
+        status = object_send(&s3->object, call, url, sign, &signing, is_changed, ret_response, error);
         *ret_serial = signing.serial;
         free(url);
         return status;

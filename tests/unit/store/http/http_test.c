@@ -46,12 +46,15 @@ static struct server *begin(server_handler *handler, void *argument)
         return server;
 }
 
+static atomic_ullong retries; /* of the last request */
+
 static enum nebula_status send_body(const char *method, const void *body, size_t size)
 {
-        struct http_request request = { .method = method, .url = url, .body = body, .body_size = size };
+        struct http_request request = { .method = method, .url = url, .body = body, .body_size = size, .retries = &retries };
 
         http_response_done(&response);
         memset(&error, 0, sizeof error);
+        atomic_store(&retries, 0);
         return http_send(&request, &response, &error);
 }
 
@@ -188,6 +191,7 @@ static void a_request_is_given_up_with_the_last_answer(void)
         settings.retry_ms = settings.retry_new_ms = 200;
         http_settings_set(&settings);
         CHECK(get() == NEBULA_OK && response.status == 503 && response.tries > 2 && server_requests(server) == response.tries);
+        CHECK(retries == response.tries - 1);
         server_stop(server);
 }
 
