@@ -32,13 +32,13 @@ missing_packages() {
         local found=()
         command -v cc >/dev/null && command -v make >/dev/null || found+=(build-essential)
         if ! command -v pkg-config >/dev/null; then
-                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libmicrohttpd-dev)
+                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev)
         else
                 pkg-config --exists jansson || found+=(libjansson-dev)
                 pkg-config --exists liburing || found+=(liburing-dev)
                 pkg-config --exists openssl || found+=(libssl-dev)
                 pkg-config --exists libcurl || found+=(libcurl4-openssl-dev)
-                pkg-config --exists libmicrohttpd || found+=(libmicrohttpd-dev)
+                echo '#include <civetweb.h>' | cc -E -x c - >/dev/null 2>&1 || found+=(libcivetweb-dev)
         fi
         # Debian has these apart from python3 itself.
         "$python" -c 'import ensurepip, venv' 2>/dev/null || found+=(python3-venv)

@@ -32,7 +32,7 @@ KEPT = ROOT / "build-wheels"
 GLIBC = (2, 28)
 LIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 MIRRORS = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.ubuntu.com/ubuntu"}
-LICENCE_FILES = {"openssl": "LICENSE.txt", "curl": "COPYING", "jansson": "LICENSE", "liburing": "LICENSE"}
+LICENCE_FILES = {"openssl": "LICENSE.txt", "curl": "COPYING", "jansson": "LICENSE", "liburing": "LICENSE", "civetweb": "LICENSE.md"}
 
 
 class Refused(Exception):

@@ -53,7 +53,7 @@ wrappers() {
 unpack() {
         rm -rf "${kept:?}/$arch/$1"
         mkdir -p "$kept/$arch/$1"
-        tar -xzf "$("$python" scripts/wheels.py fetch "$1")" -C "$kept/$arch/$1" --strip-components=1
+        tar -xf "$("$python" scripts/wheels.py fetch "$1")" -C "$kept/$arch/$1" --strip-components=1
         cd "$kept/$arch/$1"
 }
 
@@ -117,6 +117,16 @@ build_liburing() {
         sed -i 's/-lliburing/-luring/' "$kept/$arch/root/lib/pkgconfig/liburing.pc"
 }
 
+# HTTP alone: no TLS, no files, no scripts.
+build_civetweb() {
+        unpack civetweb
+        "$kept/$arch/cc" -O2 -fPIC -c src/civetweb.c -Iinclude -DNO_SSL -DNO_CGI -DNO_FILES -DNO_CACHING -DUSE_IPV6
+        rm -f libcivetweb.a
+        "$kept/$arch/ar" rcs libcivetweb.a civetweb.o
+        install -D -m 644 -t "$kept/$arch/root/lib" libcivetweb.a
+        install -D -m 644 -t "$kept/$arch/root/include" include/civetweb.h
+}
+
 # A pkg-config file for a library whose own build was not used.
 described() {
         mkdir -p "$kept/$arch/root/lib/pkgconfig"
@@ -133,6 +143,9 @@ ar = '$kept/$arch/ar'
 strip = 'true'
 pkg-config = 'pkg-config'
 python = '$python'
+[built-in options]
+c_args = ['-I$kept/$arch/root/include']
+c_link_args = ['-L$kept/$arch/root/lib']
 [properties]
 pkg_config_libdir = '$kept/$arch/root/lib/pkgconfig'
 sys_root = '$kept/$arch/root'
@@ -152,7 +165,7 @@ engine() {
         rm -rf "$build"
         {
                 meson setup "$build" --cross-file "$kept/$arch/machine.ini" --prefix=/ -Dwheel=true -Dpython=true -Dpython_headers="$headers" \
-                        -Dtests=false -Dio_uring=enabled -Dmetrics_server=disabled -Dbuildtype=release -Doptimization=2 -Dc_link_args=-Wl,-S \
+                        -Dtests=false -Dio_uring=enabled -Dmetrics_server=enabled -Dbuildtype=release -Doptimization=2 -Dc_link_args=-Wl,-S \
                         -Dwerror=false && ninja -C "$build" --quiet
         } >"$kept/$arch/nebula.log" 2>&1 || { grep -A 5 -E 'error|ERROR|FAILED' "$kept/$arch/nebula.log" >&2; exit 1; }
         if grep -qE '^ LINK_ARGS = .* /usr/lib/[^ ]*[.]a' "$build/build.ninja"; then
@@ -168,7 +181,7 @@ compiler
 for arch in "${@:-$(uname -m)}"; do
         [[ $arch == x86_64 || $arch == aarch64 ]] || { say "$arch: one of x86_64 and aarch64"; exit 2; }
         wrappers
-        for library in openssl curl jansson liburing; do once $library; done
+        for library in openssl curl jansson liburing civetweb; do once $library; done
         engine
         "$python" scripts/wheels.py assemble "$arch" --stage "$kept/$arch/stage" --sources "$kept/$arch" --out dist
 done

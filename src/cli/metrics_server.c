@@ -2,9 +2,9 @@
 
 #include "base/error.h"
 
-#ifdef NB_HAVE_MICROHTTPD
+#ifdef NB_HAVE_CIVETWEB
 #include <arpa/inet.h>
-#include <microhttpd.h>
+#include <civetweb.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,117 +13,104 @@
 #include "cli/metrics.h"
 #include "os/os.h"
 
-#define CONNECTIONS_MAX 16u
-#define IDLE_S 10u
 #define CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
 struct serving {
         const char *path, *history;
+        char failure[200]; /* civetweb's last message */
 };
 
-static enum MHD_Result respond(struct MHD_Connection *connection, unsigned status, const char *type, char *text, size_t size,
-                               enum MHD_ResponseMemoryMode mode)
+static int respond(struct mg_connection *connection, int status, const char *reason, const char *header, const char *type, const char *text,
+                   size_t size)
 {
-        struct MHD_Response *response = MHD_create_response_from_buffer(size, text, mode);
-        enum MHD_Result result;
+        const struct mg_request_info *request = mg_get_request_info(connection);
 
-        if (!response)
-                return MHD_NO;
-        MHD_add_response_header(response, "Content-Type", type);
-        if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
-                MHD_add_response_header(response, "Allow", "GET, HEAD");
-        result = MHD_queue_response(connection, status, response);
-        MHD_destroy_response(response);
-        return result;
+        mg_printf(connection, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n", status, reason, type,
+                  size, header);
+        if (strcmp(request->request_method, "HEAD") != 0)
+                mg_write(connection, text, size);
+        return status;
 }
 
-static enum MHD_Result respond_text(struct MHD_Connection *connection, unsigned status, char *text)
+static int respond_text(struct mg_connection *connection, int status, const char *reason, const char *header, const char *text)
 {
-        return respond(connection, status, "text/plain; charset=utf-8", text, strlen(text), MHD_RESPMEM_PERSISTENT);
+        return respond(connection, status, reason, header, "text/plain; charset=utf-8", text, strlen(text));
 }
 
-/* libmicrohttpd calls it once with the head of a request, and again with and behind its body. */
-static enum MHD_Result answer(void *argument, struct MHD_Connection *connection, const char *url, const char *method, const char *version,
-                              const char *upload_data, size_t *upload_size, void **request)
+static int answer(struct mg_connection *connection, void *argument)
 {
-        static char begun, not_here[] = "only /metrics is here\n", not_so[] = "only GET and HEAD are answered\n";
+        const struct mg_request_info *request = mg_get_request_info(connection);
         const struct serving *serving = argument;
         size_t size;
         char *text;
+        int status;
 
-        (void)version;
-        (void)upload_data;
-        if (!*request) {
-                *request = &begun;
-                return MHD_YES;
-        }
-        if (*upload_size) {
-                *upload_size = 0;
-                return MHD_YES;
-        }
-        if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
-                return respond_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, not_so);
-        if (strcmp(url, "/metrics") != 0)
-                return respond_text(connection, MHD_HTTP_NOT_FOUND, not_here);
+        if (strcmp(request->request_method, "GET") != 0 && strcmp(request->request_method, "HEAD") != 0)
+                return respond_text(connection, 405, "Method Not Allowed", "Allow: GET, HEAD\r\n", "only GET and HEAD are answered\n");
+        if (!request->local_uri || strcmp(request->local_uri, "/metrics") != 0)
+                return respond_text(connection, 404, "Not Found", "", "only /metrics is here\n");
         text = metrics_text(serving->path, serving->history, &size);
-        return text ? respond(connection, MHD_HTTP_OK, CONTENT_TYPE, text, size, MHD_RESPMEM_MUST_FREE) : MHD_NO;
+        if (!text)
+                return respond_text(connection, 500, "Internal Server Error", "", "no memory for the metrics\n");
+        status = respond(connection, 200, "OK", "", CONTENT_TYPE, text, size);
+        free(text);
+        return status;
 }
 
-union address {
-        struct sockaddr any;
-        struct sockaddr_in four;
-        struct sockaddr_in6 six;
-};
-
-static bool parse(const char *text, union address *ret_address)
+static int keep_message(const struct mg_connection *connection, const char *message)
 {
-        char host[64] = "127.0.0.1", *end;
+        struct serving *serving = mg_get_user_data(mg_get_context(connection));
+
+        snprintf(serving->failure, sizeof serving->failure, "%s", message);
+        return 1;
+}
+
+/* Writes ADDRESS:PORT as civetweb takes it, and the address alone. False: `text` is neither that nor PORT. */
+static bool parse(const char *text, char ret_listen[80], char ret_host[64])
+{
         const char *port = strrchr(text, ':');
-        unsigned long number = strtoul(port ? port + 1 : text, &end, 10);
         size_t length = port ? (size_t)(port - text) : 0;
+        unsigned char parsed[sizeof(struct in6_addr)];
+        unsigned long number;
+        bool is_bracketed = length > 2 && text[0] == '[' && text[length - 1] == ']';
+        char *end;
 
-        if (*end || end == (port ? port + 1 : text) || number > 65535 || length >= sizeof host)
+        port = port ? port + 1 : text;
+        number = strtoul(port, &end, 10);
+        if (*port < '0' || *port > '9' || *end || number > 65535 || length >= 64)
                 return false;
-        if (length) {
-                bool is_bracketed = text[0] == '[' && text[length - 1] == ']' && length > 2;
-
-                snprintf(host, sizeof host, "%.*s", (int)(is_bracketed ? length - 2 : length), text + is_bracketed);
-        }
-        memset(ret_address, 0, sizeof *ret_address);
-        if (inet_pton(AF_INET, host, &ret_address->four.sin_addr) == 1) {
-                ret_address->four.sin_family = AF_INET;
-                ret_address->four.sin_port = htons((uint16_t)number);
-                return true;
-        }
-        ret_address->six.sin6_family = AF_INET6;
-        ret_address->six.sin6_port = htons((uint16_t)number);
-        return inet_pton(AF_INET6, host, &ret_address->six.sin6_addr) == 1;
+        if (length)
+                snprintf(ret_host, 64, "%.*s", (int)(is_bracketed ? length - 2 : length), text + is_bracketed);
+        else
+                strcpy(ret_host, "127.0.0.1");
+        if (inet_pton(AF_INET, ret_host, parsed) == 1)
+                snprintf(ret_listen, 80, "%s:%lu", ret_host, number);
+        else
+                snprintf(ret_listen, 80, "[%s]:%lu", ret_host, number);
+        return inet_pton(AF_INET, ret_host, parsed) == 1 || inet_pton(AF_INET6, ret_host, parsed) == 1;
 }
 
 enum nebula_status metrics_serve(const char *text, const char *path, const char *history, struct nebula_error *error)
 {
-        struct serving serving = { path, history };
-        const union MHD_DaemonInfo *info;
-        struct MHD_Daemon *server;
-        union address address;
-        unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO;
-        char shown[INET6_ADDRSTRLEN] = "";
+        struct serving serving = { .path = path, .history = history };
+        const struct mg_callbacks callbacks = { .log_message = keep_message };
+        char listen[80], host[64];
+        /* Neither a directory nor scripts are served: every request goes to `answer`. */
+        const char *options[] = { "listening_ports", listen, "num_threads", "16", "request_timeout_ms", "10000", NULL };
+        struct mg_server_port port;
+        struct mg_context *server;
 
-        if (!parse(text, &address))
+        if (!parse(text, listen, host))
                 return error_set(error, NEBULA_INVALID, 0, "--listen takes PORT, ADDRESS:PORT or [ADDRESS]:PORT with a numeric address, not \"%.100s\"",
                                  text);
-        if (address.any.sa_family == AF_INET6)
-                flags |= MHD_USE_IPv6;
-        server = MHD_start_daemon(flags, 0, NULL, NULL, answer, &serving, MHD_OPTION_SOCK_ADDR, &address.any, MHD_OPTION_CONNECTION_LIMIT,
-                                  CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, MHD_OPTION_END);
+        mg_init_library(0);
+        server = mg_start(&callbacks, &serving, options);
         if (!server)
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot listen at %.100s: the port may be taken", text);
-        info = MHD_get_daemon_info(server, MHD_DAEMON_INFO_BIND_PORT);
-        if (address.any.sa_family == AF_INET6)
-                inet_ntop(AF_INET6, &address.six.sin6_addr, shown, sizeof shown);
-        else
-                inet_ntop(AF_INET, &address.four.sin_addr, shown, sizeof shown);
-        printf(address.any.sa_family == AF_INET6 ? "http://[%s]:%u/metrics\n" : "http://%s:%u/metrics\n", shown, info ? info->port : 0u);
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot listen at %.100s: the port may be taken (%s)", text, serving.failure);
+        mg_set_request_handler(server, "**", answer, &serving);
+        if (mg_get_server_ports(server, 1, &port) != 1)
+                port.port = 0;
+        printf(strchr(host, ':') ? "http://[%s]:%d/metrics\n" : "http://%s:%d/metrics\n", host, port.port);
         fflush(stdout);
         for (;;)
                 os->sleep_ms(INT32_MAX); /* until Ctrl-C, which needs no clean-up */
@@ -133,6 +120,6 @@ enum nebula_status metrics_serve(const char *text, const char *path, const char 
 {
         (void)path;
         (void)history;
-        return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot listen at %.100s: this build has no libmicrohttpd; use --textfile", text);
+        return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot listen at %.100s: this build has no civetweb; use --textfile", text);
 }
 #endif
