@@ -89,9 +89,14 @@ static enum nebula_status make_fields(struct sending *sending, struct http_field
         return status;
 }
 
+bool http_is_stopped(const struct http_request *request)
+{
+        return (request->stop && atomic_load(request->stop)) || (request->stop_too && atomic_load(request->stop_too));
+}
+
 static bool is_stopped(const struct sending *sending)
 {
-        return sending->request->stop && atomic_load(sending->request->stop);
+        return http_is_stopped(sending->request);
 }
 
 static enum nebula_status stopped(const struct sending *sending, struct nebula_error *error)
@@ -126,13 +131,21 @@ static enum nebula_status try_once(struct sending *sending, enum http_outcome *r
         char what[CURL_ERROR_SIZE + 32];
 
         *ret_response = (struct http_response){ 0 };
-        if (!http_host_enter(sending->host, is_small, os->now_ns() + UNDER_WAY_MS * MS_NS, request->stop))
+        if (!http_host_enter(sending->host, request, is_small, os->now_ns() + UNDER_WAY_MS * MS_NS))
                 return stopped(sending, error);
         status = make_fields(sending, &fields, error);
         if (!status && !http_pool_take(sending->host, &connection))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for a connection", sending->printed);
         if (!status) {
+                int64_t begun_ns = os->now_ns();
+
+                if (request->watch)
+                        atomic_store(&request->watch->since_ns, begun_ns);
                 *ret_outcome = http_transfer(&connection, request, &fields, ret_response, sending->text);
+                if (request->watch)
+                        atomic_store(&request->watch->took_ns, os->now_ns() - begun_ns);
+                if (request->watch)
+                        atomic_store(&request->watch->since_ns, 0);
                 http_pool_give(&connection, *ret_outcome == HTTP_OUTCOME_ANSWER);
                 verdict = verdict_of(*ret_outcome, ret_response->status);
         }

@@ -52,6 +52,11 @@ void http_fields_add(struct http_fields *fields, const char *name, const char *v
  * whatever it was proved with is of no more use. */
 typedef enum nebula_status http_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
 
+struct http_watch {
+        _Atomic int64_t since_ns; /* os->now_ns() when the try under way began; 0: none is */
+        _Atomic int64_t took_ns;  /* the last try that has ended; 0: none has */
+};
+
 struct http_request {
         const char *method, *url;
         const struct http_header *headers; /* besides those that `sign` adds */
@@ -71,7 +76,8 @@ struct http_request {
         bool answer_is_secret; /* no copy of the answer's text stays in memory that http_send gives back */
         bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, and plain http is fine */
         atomic_ullong *retries; /* NULL, or counts the repetitions */
-        const atomic_bool *stop; /* NULL, or once it is true the request ends */
+        const atomic_bool *stop, *stop_too; /* NULL, or once one is true the request ends */
+        struct http_watch *watch; /* NULL, or is told of the tries */
 };
 
 struct http_response {
@@ -109,6 +115,7 @@ struct http_settings {
         int64_t halve_ms;       /* the limit of requests under way is halved once within this time */
         uint64_t slowest;       /* bytes per second; a request has a minute, and the time that its bodies take at this rate */
         uint32_t width_first, width_max; /* requests under way to one host */
+        int64_t hedge_ms;       /* a range is asked for a second time after so long at the earliest (object_bulk.c) */
         double megabytes_per_s; /* of 10^6 bytes, all bodies together; 0: no limit */
 };
 struct http_settings http_settings_now(void);

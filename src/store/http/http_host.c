@@ -13,19 +13,12 @@
 #include "os/thread.h"
 #include "store/http/http_private.h"
 
-#define WAIT_MS 200               /* between two looks at *stop */
+#define WAIT_MS 200               /* between two looks at whether the request is to end */
 #define BURST_NS 50000000LL       /* of the limit of bytes per second */
 
 static struct lock lock = LOCK_INIT(LOCK_HTTP_HOSTS); /* guards the hosts and the rate */
-static pthread_cond_t left;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct http_host *hosts;
 static int64_t rate_free_ns; /* by then what was taken so far has passed */
-
-static void init(void)
-{
-        os_cond_init(&left);
-}
 
 static void host_reset(struct http_host *host)
 {
@@ -40,13 +33,14 @@ struct http_host *http_host_find(const struct url *url)
         char name[sizeof hosts->name];
         struct http_host *host;
 
-        pthread_once(&once, init);
         snprintf(name, sizeof name, "%s://%s:%d", url->scheme, url->host, url->port > 0 ? url->port : 0);
         lock_take(&lock);
         for (host = hosts; host && strcmp(host->name, name); host = host->next)
                 ;
         if (!host && (host = calloc(1, sizeof *host))) {
                 memcpy(host->name, name, sizeof name);
+                os_cond_init(&host->small_left);
+                os_cond_init(&host->large_left);
                 host_reset(host);
                 host->next = hosts;
                 hosts = host;
@@ -60,17 +54,27 @@ static bool has_room(const struct http_host *host, bool is_small)
         return host->busy < host->limit + (is_small ? HTTP_SMALL_SPARE : 0);
 }
 
-bool http_host_enter(struct http_host *host, bool is_small, int64_t until_ns, const atomic_bool *stop)
+/* Lock held. Wakes as many as there is room for: with a large object, most of its threads wait here. */
+static void wake(struct http_host *host)
+{
+        pthread_cond_signal(&host->small_left);
+        for (uint32_t i = host->busy; i < host->limit && i < host->busy + 2; i++) /* one has left, and the limit grows by one */
+                pthread_cond_signal(&host->large_left);
+}
+
+bool http_host_enter(struct http_host *host, const struct http_request *request, bool is_small, int64_t until_ns)
 {
         bool may_enter = true;
 
         lock_take(&lock);
         while (may_enter && !has_room(host, is_small)) {
-                lock_wait_for(&lock, &left, WAIT_MS);
-                may_enter = !(stop && atomic_load(stop)) && os->now_ns() < until_ns;
+                lock_wait_for(&lock, is_small ? &host->small_left : &host->large_left, WAIT_MS);
+                may_enter = !http_is_stopped(request) && os->now_ns() < until_ns;
         }
         if (may_enter)
                 host->busy++;
+        else
+                wake(host); /* in its place */
         lock_give(&lock);
         return may_enter;
 }
@@ -114,7 +118,7 @@ void http_host_leave(struct http_host *host, enum http_verdict verdict, const ch
                 host->is_troubled = !is_well;
         troubled_ns = host->troubled_ns;
         host->has_answered = host->has_answered || verdict <= HTTP_VERDICT_ILL;
-        pthread_cond_broadcast(&left);
+        wake(host);
         lock_give(&lock);
         if (changes && is_well)
                 log_event(LOG_LEVEL_INFO, "%s answers again, after %.1f s", host->name, (double)(now_ns - troubled_ns) / 1e9);

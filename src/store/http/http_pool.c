@@ -22,6 +22,7 @@ struct http_settings http_settings = {
         .pause_ms = 300,
         .pause_max_ms = 10000,
         .halve_ms = 1000,
+        .hedge_ms = 100,
         .slowest = 64u << 10,
         .width_first = 8,
         .width_max = 64,

@@ -25,12 +25,16 @@ struct http_fields {
         bool failed; /* no memory, or a line end in it */
 };
 
+/* http.c: whether the request is to end. */
+bool http_is_stopped(const struct http_request *request);
+
 /* http_host.c: hosts are made once and stay. */
 struct http_host {
         struct http_host *next;
         char name[URL_HOST_MAX + 32]; /* "https://host:443" */
         /* Guarded by the lock of http_host.c: */
         uint32_t limit, busy, successes;
+        pthread_cond_t small_left, large_left; /* there may be room for another request */
         bool has_answered, is_troubled;
         int64_t cut_ns;      /* when the limit was halved last */
         int64_t troubled_ns; /* since when it has been troubled */
@@ -39,8 +43,8 @@ struct http_host {
 enum http_verdict { HTTP_VERDICT_FINE, HTTP_VERDICT_OVERLOADED, HTTP_VERDICT_ILL, HTTP_VERDICT_FAILED, HTTP_VERDICT_NONE };
 /* NULL: no memory. */
 struct http_host *http_host_find(const struct url *url);
-/* Waits until one more request may be under way. False: until_ns has come, or *stop is set. */
-bool http_host_enter(struct http_host *host, bool is_small, int64_t until_ns, const atomic_bool *stop);
+/* Waits until one more request may be under way. False: until_ns has come, or the request is to end. */
+bool http_host_enter(struct http_host *host, const struct http_request *request, bool is_small, int64_t until_ns);
 /* `what`, an answer or a failure in words, is logged when trouble begins. */
 void http_host_leave(struct http_host *host, enum http_verdict verdict, const char *what);
 bool http_host_has_answered(struct http_host *host);

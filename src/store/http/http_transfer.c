@@ -154,7 +154,7 @@ static bool must_end(struct transfer *transfer)
         }
         if (!is_under_way)
                 limit_ms = request->answer_ms ? request->answer_ms : http_settings.answer_ms;
-        transfer->is_stopped = request->stop && atomic_load(request->stop);
+        transfer->is_stopped = http_is_stopped(request);
         transfer->is_quiet = now_ns - transfer->moved_ns > limit_ms * 1000000;
         return transfer->is_stopped || transfer->is_quiet;
 }

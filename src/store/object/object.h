@@ -67,7 +67,8 @@ struct object_call {
         uint64_t into_chunk;
         size_t text_max;
         int64_t answer_ms;
-        const atomic_bool *stop;
+        const atomic_bool *stop, *stop_too;
+        struct http_watch *watch;
 };
 void object_param(struct object_call *call, const char *name, const char *value);
 /* `value` NULL: the header is left out. Both texts stay the caller's until the call is over. */
@@ -288,6 +289,19 @@ void object_sort_page(struct store_page *page);
 /* The key of a name as the service lists it. *ret_key is NULL: none that these drivers give to an object. False: no memory. */
 bool object_key_of(const struct object_store *store, const char *name, char **ret_key);
 enum nebula_status object_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
+/* size > 0. `stamp` "": of whatever is there, which it becomes. The rest as in struct http_request. */
+struct object_reading {
+        const char *key;
+        void *data;
+        uint64_t offset, size;
+        uint64_t *sums, chunk_bytes;
+        const atomic_bool *stop, *stop_too;
+        struct http_watch *watch;
+};
+enum nebula_status object_read_range(struct object_store *store, const struct object_reading *range, struct store_stamp *stamp,
+                                     struct nebula_error *error);
+
+/* object_bulk.c */
 enum nebula_status object_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
                                     void *argument, struct nebula_error *error);
 

@@ -1,4 +1,4 @@
-/* Reading ranges, in parallel where there are many. All of them are of one content: the ETag of the first is the condition of the others. */
+/* Reading one range. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "store/object/object.h"
-#include "store/http/lanes.h"
 
 /* "bytes 0-9/100", "bytes *\/100". False: the answer does not say it. *ret_first is written for the former only. */
 static bool range_of(const struct http_response *response, uint64_t *ret_first, uint64_t *ret_whole)
@@ -41,13 +40,14 @@ static enum nebula_status too_short(struct object_store *store, const char *key,
                          whole, wanted);
 }
 
-/* One range; size > 0. `stamp` "": of whatever is there, which it becomes. `sums`: NULL, or of each chunk of it. */
-static enum nebula_status read_range(struct object_store *store, const char *key, void *data, uint64_t offset, uint64_t size,
-                                     struct store_stamp *stamp, uint64_t *sums, uint64_t chunk_bytes, const atomic_bool *stop,
+enum nebula_status object_read_range(struct object_store *store, const struct object_reading *wanted, struct store_stamp *stamp,
                                      struct nebula_error *error)
 {
-        struct object_call call = { .method = "GET", .key = key, .into = data, .into_size = size, .into_sums = sums, .into_chunk = chunk_bytes,
-                                    .stop = stop };
+        const char *key = wanted->key;
+        uint64_t offset = wanted->offset, size = wanted->size;
+        struct object_call call = { .method = "GET", .key = key, .into = wanted->data, .into_size = size, .into_sums = wanted->sums,
+                                    .into_chunk = wanted->chunk_bytes, .stop = wanted->stop, .stop_too = wanted->stop_too,
+                                    .watch = wanted->watch };
         char range[64], quoted[OBJECT_QUOTED_SIZE];
         struct http_response response;
         uint64_t first = 0, whole;
@@ -80,95 +80,17 @@ enum nebula_status object_read(struct store *base, const char *key, void *data, 
 {
         struct object_store *store = (struct object_store *)base;
         enum nebula_status status = object_check_key(store, key, error);
+        struct object_reading range = { .key = key, .data = data, .offset = offset, .size = size };
         struct store_stamp stamp = { 0 };
         struct store_entry entry;
 
         if (status)
                 return status;
         if (size)
-                return read_range(store, key, data, offset, size, &stamp, NULL, 0, NULL, error);
+                return object_read_range(store, &range, &stamp, error);
         status = object_look(store, key, &entry, NULL, error);
         if (!status && offset > entry.size)
                 status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", base->root, key,
                                    entry.size, offset);
-        return status;
-}
-
-struct reading {
-        struct object_store *store;
-        const char *key;
-        char *data;
-        uint64_t size, piece_bytes;
-        uint32_t chunk_bytes;
-        store_check *check;
-        void *argument;
-        struct store_stamp stamp;
-        size_t first; /* index of lanes_run's first piece */
-};
-
-/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. `sums`: of the chunks behind *done. */
-static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, const uint64_t *sums, uint64_t *done,
-                                       struct nebula_error *error)
-{
-        for (; *done < size; sums++) {
-                uint64_t left = size - *done, chunk = left < reading->chunk_bytes ? left : reading->chunk_bytes;
-                enum nebula_status status = NEBULA_OK;
-
-                if (reading->check)
-                        status = reading->check(reading->argument, reading->data + offset + *done, offset + *done, chunk, sums, error);
-                if (status)
-                        return status;
-                *done += chunk;
-        }
-        return NEBULA_OK;
-}
-
-/*
- * Bytes that were changed on the way are right the second time; those that are wrong in the store are not. Chunks that were right are not read
- * again: an upload of the same memory may be sending them.
- */
-static enum nebula_status read_piece(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
-{
-        struct reading *reading = argument;
-        uint64_t offset = (index + reading->first) * reading->piece_bytes, left = reading->size - offset;
-        uint64_t size = left < reading->piece_bytes ? left : reading->piece_bytes;
-        struct store_stamp stamp = reading->stamp;
-        uint64_t *sums = calloc((size_t)(size / reading->chunk_bytes + 1), sizeof *sums), done = 0;
-        enum nebula_status status = sums ? NEBULA_OK : object_no_memory(reading->store, error);
-
-        for (int tries = 0; tries < 2 && !status; tries++) {
-                status = read_range(reading->store, reading->key, reading->data + offset + done, offset + done, size - done, &stamp, reading->check ? sums : NULL,
-                                    reading->chunk_bytes, stop, error);
-                if (status)
-                        break;
-                if (index + reading->first == 0)
-                        reading->stamp = stamp; /* no other piece is read before the first */
-                status = check_chunks(reading, offset, size, sums, &done, error);
-                if (status != NEBULA_CORRUPT || tries)
-                        break;
-                status = NEBULA_OK;
-        }
-        free(sums);
-        return status;
-}
-
-enum nebula_status object_read_bulk(struct store *base, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
-                                   void *argument, struct nebula_error *error)
-{
-        struct object_store *store = (struct object_store *)base;
-        enum nebula_status status = object_check_key(store, key, error);
-        struct reading reading = { store, key, data, size, 0, chunk_bytes, check, argument, { "" }, 0 };
-
-        if (!status && !chunk_bytes)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", base->root, key);
-        if (status)
-                return status;
-        if (!size)
-                return object_read(base, key, data, 0, 0, error);
-        reading.piece_bytes = chunk_bytes >= store->service->limits->read_bytes ? chunk_bytes : store->service->limits->read_bytes / chunk_bytes * chunk_bytes;
-        status = read_piece(&reading, 0, NULL, error);
-        reading.first = 1;
-        if (!status && size > reading.piece_bytes)
-                status = lanes_run((size_t)((size - 1) / reading.piece_bytes), http_width(), read_piece, &reading, error);
         return status;
 }

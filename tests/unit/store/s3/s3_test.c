@@ -50,6 +50,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
         settings.pause_ms = 2;
         settings.pause_max_ms = 20;
         settings.halve_ms = 20;
+        settings.hedge_ms = 60000; /* a slow machine sends no request more */
         http_settings_set(&settings);
         s3_limits = limits;
         s3_limits.part_bytes = s3_limits.part_bytes_good = s3_limits.read_bytes = PIECE;

@@ -1,0 +1,295 @@
+/*
+ * Reading a large object, in pieces that are on their way at the same time. All of them are of one content: the stamp of the first is the
+ * condition of the others.
+ *
+ * When no piece is left to be taken, one thread looks after those that are on their way. If one takes twice as long as 95 of 100 took, the
+ * thread asks for it a second time (a hedge), into memory of its own. The first answer counts:
+ *
+ *      RUNS ---> TAKEN   its own thread has it, and checks it; the hedge is stopped
+ *        `-----> HEDGED  the hedge has it: the own thread is stopped, and once it has left the piece, the bytes are put in place and checked
+ *
+ * So one thread at a time writes to a piece, and none after its chunks were right. No more than one hedge is on its way per read.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "os/os.h"
+#include "store/http/lanes.h"
+#include "store/object/object.h"
+
+#define MS_NS INT64_C(1000000)
+#define LOOK_MS 5        /* between two looks at the pieces on their way */
+#define LIMIT_LOOKS 20   /* after so many the limit is computed again */
+#define SAMPLES_MIN 4u
+
+enum piece_state { PIECE_RUNS, PIECE_TAKEN, PIECE_HEDGED };
+
+struct piece {
+        struct http_watch watch;
+        atomic_int state;
+        atomic_bool stop;    /* the own thread's request is to end */
+        atomic_bool is_done; /* so is the hedge's */
+        atomic_bool is_left; /* the own thread writes no more */
+        bool was_hedged;
+};
+
+struct reading {
+        struct object_store *store;
+        const char *key;
+        char *data;
+        uint64_t size, piece_bytes;
+        uint32_t chunk_bytes;
+        store_check *check;
+        void *argument;
+        struct store_stamp stamp;
+        size_t first; /* index of lanes_run's first piece */
+        size_t count; /* of lanes_run's */
+        struct piece *pieces; /* lanes_run's */
+        atomic_size_t done;
+};
+
+static uint64_t piece_size(const struct reading *reading, size_t index)
+{
+        uint64_t left = reading->size - index * reading->piece_bytes;
+
+        return left < reading->piece_bytes ? left : reading->piece_bytes;
+}
+
+/* NULL: no memory. */
+static uint64_t *make_sums(const struct reading *reading, uint64_t size, struct nebula_error *error)
+{
+        uint64_t *sums = calloc((size_t)(size / reading->chunk_bytes + 1), sizeof *sums);
+
+        if (!sums)
+                object_no_memory(reading->store, error);
+        return sums;
+}
+
+/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. `sums`: of the chunks behind *done. */
+static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, const uint64_t *sums, uint64_t *done,
+                                       struct nebula_error *error)
+{
+        for (; *done < size; sums++) {
+                uint64_t left = size - *done, chunk = left < reading->chunk_bytes ? left : reading->chunk_bytes;
+                enum nebula_status status = NEBULA_OK;
+
+                if (reading->check)
+                        status = reading->check(reading->argument, reading->data + offset + *done, offset + *done, chunk, sums, error);
+                if (status)
+                        return status;
+                *done += chunk;
+        }
+        return NEBULA_OK;
+}
+
+/* Of the bytes behind `done`. */
+static struct object_reading range_of(const struct reading *reading, size_t index, uint64_t done, uint64_t *sums, const atomic_bool *stop)
+{
+        uint64_t offset = index * reading->piece_bytes + done;
+
+        return (struct object_reading){ .key = reading->key, .data = reading->data + offset, .offset = offset, .size = piece_size(reading, index) - done,
+                                      .sums = reading->check ? sums : NULL, .chunk_bytes = reading->chunk_bytes, .stop = stop };
+}
+
+/*
+ * Bytes that were changed on the way are right the second time; those that are wrong in the store are not. Chunks that were right are not read
+ * again: an upload of the same memory may be sending them.
+ */
+static enum nebula_status check_piece(struct reading *reading, size_t index, uint64_t *sums, const atomic_bool *stop, struct nebula_error *error)
+{
+        uint64_t offset = index * reading->piece_bytes, size = piece_size(reading, index), done = 0;
+        struct store_stamp stamp = reading->stamp;
+        struct object_reading range;
+        enum nebula_status status = check_chunks(reading, offset, size, sums, &done, error);
+
+        if (status != NEBULA_CORRUPT)
+                return status;
+        range = range_of(reading, index, done, sums, stop);
+        status = object_read_range(reading->store, &range, &stamp, error);
+        return status ? status : check_chunks(reading, offset, size, sums, &done, error);
+}
+
+static enum nebula_status read_first(struct reading *reading, struct nebula_error *error)
+{
+        uint64_t *sums = make_sums(reading, piece_size(reading, 0), error);
+        struct object_reading range = range_of(reading, 0, 0, sums, NULL);
+        enum nebula_status status = sums ? object_read_range(reading->store, &range, &reading->stamp, error) : NEBULA_NO_MEMORY;
+
+        if (!status)
+                status = check_piece(reading, 0, sums, NULL, error);
+        free(sums);
+        return status;
+}
+
+static bool take(struct piece *piece, enum piece_state state)
+{
+        int runs = PIECE_RUNS;
+
+        return atomic_compare_exchange_strong(&piece->state, &runs, state);
+}
+
+static enum nebula_status read_piece(struct reading *reading, size_t turn, const atomic_bool *stop, struct nebula_error *error)
+{
+        size_t index = turn + reading->first;
+        struct piece *piece = &reading->pieces[turn];
+        struct store_stamp stamp = reading->stamp;
+        uint64_t *sums = make_sums(reading, piece_size(reading, index), error);
+        struct object_reading range = range_of(reading, index, 0, sums, stop);
+        enum nebula_status status = NEBULA_NO_MEMORY;
+
+        range.stop_too = &piece->stop;
+        range.watch = &piece->watch;
+        if (sums)
+                status = object_read_range(reading->store, &range, &stamp, error);
+        if (!take(piece, PIECE_TAKEN)) {
+                atomic_store(&piece->is_left, true);
+                free(sums);
+                return NEBULA_OK; /* what becomes of the hedge's bytes is the result */
+        }
+        atomic_store(&piece->is_done, true);
+        if (!status)
+                status = check_piece(reading, index, sums, stop, error);
+        atomic_fetch_add(&reading->done, 1);
+        free(sums);
+        return status;
+}
+
+static int by_time(const void *a, const void *b)
+{
+        int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+        return (x > y) - (x < y);
+}
+
+/* How long a piece may take before it is asked for again; INT64_MAX: it is not known yet. */
+static int64_t hedge_after_ns(const struct reading *reading)
+{
+        int64_t limit_ns = http_settings_now().hedge_ms * MS_NS, *times = calloc(reading->count, sizeof *times), found;
+        size_t count = 0;
+
+        for (size_t i = 0; times && i < reading->count; i++)
+                if (atomic_load(&reading->pieces[i].is_done) && (times[count] = atomic_load(&reading->pieces[i].watch.took_ns)))
+                        count++;
+        if (count < SAMPLES_MIN) {
+                free(times);
+                return INT64_MAX;
+        }
+        qsort(times, count, sizeof *times, by_time);
+        found = 2 * times[(count - 1) * 95 / 100];
+        free(times);
+        return found > limit_ns ? found : limit_ns;
+}
+
+/* The one that has been on its way for longest. NULL: none for so long. */
+static struct piece *slowest(const struct reading *reading, int64_t after_ns)
+{
+        int64_t now_ns = os->now_ns(), since_ns, most_ns = after_ns;
+        struct piece *found = NULL;
+
+        for (size_t i = 0; i < reading->count; i++) {
+                struct piece *piece = &reading->pieces[i];
+
+                since_ns = atomic_load(&piece->watch.since_ns);
+                if (!since_ns || piece->was_hedged || now_ns - since_ns <= most_ns)
+                        continue;
+                most_ns = now_ns - since_ns;
+                found = piece;
+        }
+        return found;
+}
+
+/* Reads the piece into `room`. A failure is none of the read: the piece is on its way in any case. */
+static enum nebula_status hedge(struct reading *reading, struct piece *piece, char *room, const atomic_bool *stop, struct nebula_error *error)
+{
+        size_t index = (size_t)(piece - reading->pieces) + reading->first;
+        uint64_t *sums = make_sums(reading, piece_size(reading, index), NULL);
+        struct object_reading range = range_of(reading, index, 0, sums, stop);
+        struct store_stamp stamp = reading->stamp;
+        char *to = range.data;
+        enum nebula_status status = NEBULA_OK;
+
+        piece->was_hedged = true;
+        range.data = room;
+        range.stop_too = &piece->is_done;
+        if (sums && !object_read_range(reading->store, &range, &stamp, NULL) && take(piece, PIECE_HEDGED)) {
+                atomic_store(&piece->stop, true);
+                while (!atomic_load(&piece->is_left))
+                        os->sleep_ms(1);
+                memcpy(to, room, (size_t)range.size);
+                status = check_piece(reading, index, sums, stop, error);
+                atomic_fetch_add(&reading->done, 1);
+                log_event(LOG_LEVEL_DEBUG, "%s/%s: a range was slow, and a second request for it came first", reading->store->store.root, reading->key);
+        }
+        free(sums);
+        return status;
+}
+
+/* Until all pieces are there, or the read has failed. */
+static enum nebula_status look_after(struct reading *reading, const atomic_bool *stop, struct nebula_error *error)
+{
+        int64_t after_ns = INT64_MAX;
+        enum nebula_status status = NEBULA_OK;
+        char *room = NULL;
+
+        for (unsigned look = 0; !status && !atomic_load(stop) && atomic_load(&reading->done) < reading->count; look++) {
+                struct piece *piece;
+
+                if (look % LIMIT_LOOKS == 0)
+                        after_ns = hedge_after_ns(reading);
+                piece = slowest(reading, after_ns);
+                if (piece && !room)
+                        room = malloc((size_t)reading->piece_bytes);
+                if (piece && room)
+                        status = hedge(reading, piece, room, stop, error);
+                else
+                        os->sleep_ms(LOOK_MS);
+        }
+        free(room);
+        return status;
+}
+
+static enum nebula_status run_turn(void *argument, size_t turn, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct reading *reading = argument;
+
+        return turn < reading->count ? read_piece(reading, turn, stop, error) : look_after(reading, stop, error);
+}
+
+static enum nebula_status read_others(struct reading *reading, struct nebula_error *error)
+{
+        bool may_hedge = http_settings_now().megabytes_per_s <= 0; /* a limit of our own makes nothing faster */
+        enum nebula_status status;
+
+        reading->first = 1;
+        reading->count = (size_t)((reading->size - 1) / reading->piece_bytes);
+        reading->pieces = calloc(reading->count + 1, sizeof *reading->pieces);
+        if (!reading->pieces)
+                return object_no_memory(reading->store, error);
+        /* The last turn comes when all pieces are taken. */
+        status = lanes_run(reading->count + (may_hedge && reading->count > SAMPLES_MIN), http_width(), run_turn, reading, error);
+        free(reading->pieces);
+        return status;
+}
+
+enum nebula_status object_read_bulk(struct store *base, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
+                                   void *argument, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct reading reading = { .store = store, .key = key, .data = data, .size = size, .chunk_bytes = chunk_bytes, .check = check, .argument = argument };
+        uint64_t most = store->service->limits->read_bytes;
+        enum nebula_status status = object_check_key(store, key, error);
+
+        if (!status && !chunk_bytes)
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", base->root, key);
+        if (status)
+                return status;
+        if (!size)
+                return object_read(base, key, data, 0, 0, error);
+        reading.piece_bytes = chunk_bytes >= most ? chunk_bytes : most / chunk_bytes * chunk_bytes;
+        status = read_first(&reading, error);
+        if (!status && size > reading.piece_bytes)
+                status = read_others(&reading, error);
+        return status;
+}
