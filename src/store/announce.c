@@ -110,7 +110,7 @@ static void parse_head(struct document_reader *reader, const json_t *body, struc
                 document_wrong(reader, "writing", "is 0");
 }
 
-/* One rank of the list: a whole number, above the one before it and below the world. */
+/* Reads one rank of the list: an integer above the rank before it and below the world. */
 static uint32_t parse_rank(struct document_reader *reader, const json_t *value, uint32_t world, int64_t before)
 {
         json_int_t rank = json_integer_value(value);
@@ -188,7 +188,7 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
                 return status;
         parse_head(&reader, body, &committed.of, &committed.generation, &committed.sequence);
         line_parse(&reader, body, &committed.line);
-        if (!reader.status && line_began(&committed.line) > committed.sequence) /* no reader would take a manifest that says so */
+        if (!reader.status && line_began(&committed.line) > committed.sequence) /* such a manifest could not be read */
                 document_wrong(&reader, "line", "began after this version");
         committed.persist = json_is_true(json_object_get(body, "persist"));
         committed.node_count = (size_t)document_u64(&reader, body, "nodes", DOCUMENT_WORLD_MAX);

@@ -1,13 +1,13 @@
 /*
- * announce.h - what the agents of different nodes tell each other about one
- * version on its way, as small documents in <tag>/.nebula/ (docs/protocol.md):
+ * announce.h - the node documents of one version that is being saved: small
+ * documents of the agents in <tag>/.nebula/ (docs/protocol.md):
  *
  *      captured-00004[.w2].json   an agent: my ranks of this writing have captured
  *      committed.json             one agent: the captured documents cover the version
  *
- * A document counts only together with others of the same job, run and
- * writing. Reading accepts hostile bytes, as manifest.h does; _done frees and is
- * fine on a zeroed struct. No shared state.
+ * Documents count together only if they are of the same job, run and writing.
+ * Reading accepts hostile bytes, as manifest.h does; _done frees and is fine on
+ * a zeroed struct. No shared state.
  */
 #ifndef NB_STORE_ANNOUNCE_H
 #define NB_STORE_ANNOUNCE_H
@@ -17,7 +17,7 @@
 #include "store/line.h"
 #include "store/store.h"
 
-/* Which writing of a tag: the n-th of that run. */
+/* Identifies the writing of a tag: the n-th of that run. */
 struct announce_of {
         char tag[256], job[256], run[256];
         uint64_t writing;
@@ -29,9 +29,9 @@ struct captured_rank {
 struct captured {
         struct announce_of of;
         char host[256];
-        uint32_t pid;                  /* of the first of its ranks */
-        uint64_t generation, sequence; /* generation: what this agent would number it; sequence: when it captured, ns since 1970 */
-        bool goes_back;                /* to step `after`, by what this node knows: the version begins a new line (line.h) */
+        uint32_t pid;                  /* of the lowest of its ranks */
+        uint64_t generation, sequence; /* generation: that this agent would give it; sequence: when it captured, ns since 1970 */
+        bool goes_back;                /* to step `after`, as far as this node knows: begins a new line (line.h) */
         int64_t after;
         struct captured_rank *ranks;   /* ascending */
         size_t rank_count;
@@ -40,10 +40,10 @@ struct committed {
         struct announce_of of;
         uint64_t generation, sequence;
         struct line line;
-        bool persist;    /* every node is to make it durable; may turn true later */
-        uint32_t *ranks; /* whose records make the version, ascending */
+        bool persist;    /* every node must make it durable; can become true later */
+        uint32_t *ranks; /* the ranks whose records make up the version, ascending */
         size_t rank_count;
-        size_t node_count; /* nodes that write a record; 0: not known */
+        size_t node_count; /* nodes that write a record; 0: unknown */
 };
 
 enum nebula_status captured_format(const struct captured *captured, char **ret_text, size_t *ret_size, struct nebula_error *error);

@@ -49,7 +49,7 @@ static int crc64_from_text(const char *text, uint64_t *ret_crc64)
 
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        /* 16 digits: microseconds of a time since 1970 come back as they were, without a tail of nines. */
+        /* 16 digits preserve the microseconds of a time since 1970, without a tail of nines. */
         const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(16);
         size_t size = json_dumpb(body, NULL, 0, flags);
         uint64_t crc64;
@@ -67,7 +67,7 @@ enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_si
                 free(text);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
         }
-        size--; /* the closing brace gives way to the seal */
+        size--; /* the seal replaces the closing brace */
         crc64 = sum_crc64(0, text, size);
         size += (size_t)snprintf(text + size, SEAL_SIZE + 1, SEAL_KEY "\"%016" PRIx64 "\"}\n", crc64);
         *ret_text = text;

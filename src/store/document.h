@@ -33,22 +33,20 @@
 #define DOCUMENT_VERSION "2.0"
 #define DOCUMENT_TEXT_MAX (32u << 20) /* a record of 1 TiB in chunks of 4 MiB is 5 MB; keeps hostile ones cheap */
 
-/*
- * What a document may say at most. Readers refuse more, so a number that is taken from a document can be counted on and added to
- * without an overflow. Writers go no further either: a version that nobody could read again is not written.
- */
+/* The largest numbers that a document may hold. Readers refuse more, so arithmetic on a number from a document does not overflow.
+ * Writers refuse more, too: they write no version that readers would refuse. */
 #define DOCUMENT_SEQUENCE_MAX UINT64_C(7258118400000000000) /* the year 2200, in ns since 1970 */
 #define DOCUMENT_TIME_MAX 7258118400.0                      /* the same in seconds */
-#define DOCUMENT_GENERATION_MAX (UINT64_C(1) << 48)         /* writings of one tag: one per ms would take 8,900 years */
-#define DOCUMENT_WORLD_MAX (1u << 20)                       /* ranks: 64 times the largest job that docs/scale.md speaks of */
-#define DOCUMENT_SIZE_MAX (UINT64_C(1) << 44)               /* bytes of a file: all that a document can list add up below 2^63 */
+#define DOCUMENT_GENERATION_MAX (UINT64_C(1) << 48)         /* writings of one tag: one per ms takes 8,900 years */
+#define DOCUMENT_WORLD_MAX (1u << 20)                       /* ranks: 64 times the largest job in docs/scale.md */
+#define DOCUMENT_SIZE_MAX (UINT64_C(1) << 44)               /* bytes of a file: the sum over a document stays below 2^63 */
 
-/* An object that holds "nebula" and "version"; NULL when memory is out. */
+/* An object with "nebula" and "version"; NULL: no memory. */
 json_t *document_new(const char *kind);
-/* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: nobody would
- * read one that is so long. */
+/* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: the text is
+ * longer than readers accept. */
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
-/* Before a version gets these numbers: NEBULA_INVALID when nobody would read a document that holds them. */
+/* Call this before a version gets these numbers. NEBULA_INVALID: readers would refuse a document with them. */
 enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error);
 /* The same for the number of an entry in the log of a tag. */
 enum nebula_status document_check_number(const char *tag, uint64_t number, struct nebula_error *error);
@@ -65,7 +63,7 @@ struct document_reader {
         struct nebula_error *error;
 };
 uint64_t document_u64(struct document_reader *reader, const json_t *object, const char *key, uint64_t max);
-/* Those that must be there, within the limits above: "sequence" and "generation" are not 0, a "rank" is below the most ranks. */
+/* Read required numbers, within the limits above: "sequence" and "generation" are not 0, a "rank" is below the most ranks. */
 uint64_t document_sequence(struct document_reader *reader, const json_t *object);
 uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max);
 uint64_t document_number(struct document_reader *reader, const json_t *object); /* of an entry in the log of a tag */
@@ -82,10 +80,10 @@ uint64_t document_crc64(struct document_reader *reader, const json_t *value, con
 /* The array or object at `key`; NULL when the reader failed. */
 json_t *document_array(struct document_reader *reader, const json_t *object, const char *key);
 json_t *document_object(struct document_reader *reader, const json_t *object, const char *key);
-/* Marks the reader as failed: `what` is wrong with field `key`. */
+/* Marks the reader as failed; `what` says what is wrong with field `key`. */
 void document_wrong(struct document_reader *reader, const char *key, const char *what);
 
-/* A checksum or an id as it is written, 16 hex digits; NULL: no memory. */
+/* A checksum or id as 16 hex digits; NULL: no memory. */
 json_t *document_hex(uint64_t value);
 
 #endif

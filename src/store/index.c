@@ -55,7 +55,7 @@ enum nebula_status index_remove(struct store *store, const struct manifest *mani
         return status ? status : store_remove_one(store, key, error);
 }
 
-/* What a key says; false: it is no entry of the index. */
+/* Parses a key of the index; false: it is not an entry. */
 static bool parse_key(const char *key, struct index_entry *ret_entry)
 {
         struct index_entry entry = { 0 };
@@ -108,7 +108,7 @@ static void mark_stale(struct index *index, const struct store_list *tags)
                 index->entries[i].is_stale = name_encode(index->entries[i].tag, directory, NULL) || !store_list_find(tags, directory);
 }
 
-/* Whether each tag of the path has an entry. Entries of tags that are not there are marked. *ret_count: how many tags there are. */
+/* *ret_covers: whether each tag of the path has an entry. Marks the entries of absent tags as stale. *ret_count: the number of tags. */
 static enum nebula_status covers_all(struct store *store, struct index *index, size_t *ret_count, bool *ret_covers, struct nebula_error *error)
 {
         const char **tags = calloc(index->count + 1, sizeof *tags);
@@ -153,7 +153,7 @@ static bool is_newer(const struct index_entry *one, const struct index_entry *be
         return one->sequence > best->sequence;
 }
 
-/* By the rule of manifest_scan_newest. */
+/* The newest entry, by the rule of manifest_scan_newest. */
 static const struct index_entry *choose(const struct index *index, const char *job)
 {
         uint64_t wanted = job ? job_sum(job) : 0;

@@ -10,7 +10,7 @@
 #define LATEST "latest"
 #define LATEST_BYTES_MAX 256 /* an encoded tag and a newline */
 
-/* Whether a directory of this name is there. True also if storage does not tell. */
+/* Whether a directory of this name exists. True also if storage does not answer. */
 static bool has_directory(struct store *store, const char *directory)
 {
         const struct store_entry *entry;
@@ -25,7 +25,8 @@ static bool has_directory(struct store *store, const char *directory)
         return result;
 }
 
-/* A hint names a directory that is there, or a step: the user may have moved that version away. Ends the text before its newline. */
+/* Whether the text is a hint of Nebula's: it names a directory that exists, or a step whose directory the user may have moved away. Cuts
+ * the newline off. */
 static bool is_hint(struct store *store, char *text, size_t size)
 {
         char tag[256];

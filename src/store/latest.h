@@ -1,6 +1,6 @@
 /*
- * latest.h - <root>/latest: one line with the directory of the newest version, for programs that know no manifests. A hint, never the
- * authority. The name is not Nebula's alone: a user's file, directory or link of that name stays.
+ * latest.h - <root>/latest: one line with the directory of the newest version, for programs that do not read manifests. It is only a
+ * hint. A user's own file, directory or link of that name is not replaced.
  *
  * Threads: no shared state. Errors are the store's.
  */
@@ -11,9 +11,10 @@
 
 #define LATEST_DIRECTORY_MAX 256 /* bytes of an encoded tag, its NUL included */
 
-/* NEBULA_BUSY: something is there that Nebula did not write. */
+/* NEBULA_BUSY: the name is taken by something that Nebula did not write. */
 enum nebula_status latest_put(struct store *store, const char *directory, struct nebula_error *error);
-/* The step that the hint names although it is gone; "": it names none such. Another name may be the user's own text. */
+/* The directory of the step that the hint names, if that version no longer exists; else "". A hint that names no step may be a user's
+ * own text. */
 void latest_find_dead(struct store *store, char ret_directory[LATEST_DIRECTORY_MAX]);
 
 #endif

@@ -27,7 +27,7 @@ bool line_is_sound(const struct line *line)
         return true;
 }
 
-/* The two oldest become one: the first line, as it is told from now on. */
+/* Merges the two oldest lines; the result becomes the first line. */
 static void forget_oldest(struct line *line)
 {
         line->count--;
@@ -37,7 +37,7 @@ static void forget_oldest(struct line *line)
 
 void line_fork(struct line *line, uint64_t began, int64_t after)
 {
-        /* Of lines that came from a later step nothing is left in the past of this one. */
+        /* Forks at or behind step `after` are not in the past of the new line. */
         while (line->count && line->forks[line->count - 1].after >= after)
                 line->count--;
         if (line->count == LINE_FORKS_MAX)
@@ -51,7 +51,7 @@ bool line_holds(const struct line *head, const struct line *line, int64_t step)
         uint32_t next = 0, count = head ? head->count : 0;
 
         if (began > line_began(head))
-                return true; /* it is the head, or after it */
+                return true; /* it is the head's line, or a later one */
         if (count && is_first(&head->forks[0]) && began <= head->forks[0].began) {
                 next = 1;
         } else if (began) {

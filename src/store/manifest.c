@@ -23,7 +23,7 @@ static const char *keep_name(struct manifest *manifest, const char *name)
         char *to;
 
         if (!names || names->size - names->used < size) {
-                /* A checkpoint of a few files is common: its block is no larger than it has to be. */
+                /* Many checkpoints have few files: the first block is small. */
                 size_t room = names ? NAMES_BLOCK_BYTES : size * 8;
 
                 names = malloc(sizeof *names + (room < size ? size : room));
@@ -80,7 +80,7 @@ void manifest_done(struct manifest *manifest)
         manifest->file_count = manifest->record_count = 0;
 }
 
-/* Of the files that this writing has made. */
+/* The bytes of the files that this writing made. */
 static uint64_t own_bytes(const struct manifest *manifest)
 {
         uint64_t bytes = 0;
@@ -247,7 +247,7 @@ static void check_files(struct document_reader *reader, const struct manifest *m
         }
 }
 
-/* Every file has its record, and no name or record stands twice. Sorted, so that hostile lists cost n log n. */
+/* Checks that every file has its record, and that no name or record occurs twice. Sorts, so that hostile lists cost n log n. */
 static void check_links(struct document_reader *reader, struct manifest *manifest)
 {
         const struct manifest_record **records = calloc(manifest->record_count + 1, sizeof *records);

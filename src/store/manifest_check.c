@@ -1,4 +1,4 @@
-/* Whether all that a manifest names stands, from one listing of the tag's objects. */
+/* Checks with one listing of the tag's objects that all objects of a manifest exist. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ struct checking {
         const struct manifest *manifest;
         char directory[256];
         struct store_list objects;
-        int64_t written_ns; /* when the first of its own records was */
+        int64_t written_ns; /* when the first of its own records was written */
 };
 
 static enum nebula_status find_object(const struct checking *checking, const char *key, uint64_t size, int64_t *ret_time_ns,
@@ -73,8 +73,8 @@ static enum nebula_status check_files(const struct checking *checking, struct ne
         return status;
 }
 
-/* A sweep lists first, then says so, and then looks for new entries of the log. One that began after the first record was there
- * may have listed these objects as debris before their manifest was made, and removes them yet. */
+/* A sweep lists the tag, makes its sweep object, and then looks for new entries of the log. If that object is younger than the version's
+ * first record, the listing may contain these objects before their manifest existed, and the sweep may still remove them. */
 static enum nebula_status check_sweeps(const struct checking *checking, struct nebula_error *error)
 {
         for (size_t i = 0; i < checking->objects.count; i++) {

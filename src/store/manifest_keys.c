@@ -1,4 +1,4 @@
-/* Where the objects of a version lie, and what an object is by its key. */
+/* Keys of the objects of a version, and the kind of an object by its key. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static bool has_digits(const char **text, size_t least, size_t most, const char 
         return true;
 }
 
-/* Length of the name of a writing that `text` begins with; 0: it does not. */
+/* Length of the name of a writing at the start of `text`; 0: there is none. */
 static size_t writing_length(const char *text)
 {
         const char *at = text, *hex = "0123456789abcdef", *decimal = "0123456789";
@@ -56,7 +56,7 @@ bool writing_is_sound(const char *name)
         return length && !name[length];
 }
 
-/* Of "<digits>.json" behind `name`; false: it is not that. 18 digits stay below INT64_MAX. */
+/* Parses "<digits>.json" behind `name`; false: it is something else. 18 digits stay below INT64_MAX. */
 static bool number_of(const char *name, uint64_t *ret_number)
 {
         size_t digits = strspn(name, "0123456789");

@@ -114,7 +114,7 @@ const struct manifest_file *manifest_find_file(const struct manifest *manifest, 
 uint32_t *manifest_files_by_record(const struct manifest *manifest)
 {
         uint32_t *order = calloc(manifest->file_count + 1, sizeof *order);
-        size_t *place = calloc(manifest->record_count + 1, sizeof *place); /* where the next file of a record goes */
+        size_t *place = calloc(manifest->record_count + 1, sizeof *place); /* index for the next file of each record */
 
         for (size_t i = 0; order && place && i < manifest->file_count; i++)
                 place[manifest->files[i].record + 1]++;
@@ -154,7 +154,7 @@ enum nebula_status record_take_file(struct record *record, const struct manifest
 {
         struct record_file *found = find_recorded(record, file->name);
 
-        if (!found || !found->chunk_bytes) /* it is not there, or was taken */
+        if (!found || !found->chunk_bytes) /* absent, or taken by record_take_file */
                 return error_set(error, NEBULA_CORRUPT, 0, "the record of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\" does not hold \"%s\"",
                                  file->rank, file->generation, record->tag, file->name);
         if (found->size != file->size || found->is_apart != file->is_apart || found->rank != file->rank)

@@ -8,16 +8,16 @@
 
 #define MANIFEST_CHUNK_MAX (64u << 20) /* a reader holds one chunk per thread */
 
-/* What an object below <tag>/.nebula/ is, by its name. */
+/* The kinds of objects below <tag>/.nebula/, by their names. */
 enum manifest_entry_kind {
         ENTRY_FOREIGN,
         ENTRY_MANIFEST,   /* manifest-<n>.json */
         ENTRY_RECORD,     /* <writing>.record-<rank>.json */
-        ENTRY_CLAIM,      /* <writing>.claim-<rank>.json: a record whose files are not all in place */
+        ENTRY_CLAIM,      /* <writing>.claim-<rank>.json: a record; not all of its files are in place */
         ENTRY_APART,      /* <writing>/<name> */
-        ENTRY_TEMPORARY,  /* of the driver's (store_is_temporary) */
-        ENTRY_COMMITTING, /* captured-<rank>[.w<n>].json, committed.json: what agents told each other on the way */
-        ENTRY_SWEEP,      /* sweep-<hex>.json: somebody removes debris of this tag */
+        ENTRY_TEMPORARY,  /* of the driver (store_is_temporary) */
+        ENTRY_COMMITTING, /* captured-<rank>[.w<n>].json, committed.json: node documents */
+        ENTRY_SWEEP,      /* sweep-<hex>.json: a sweep is removing debris of this tag */
 };
 struct manifest_entry {
         enum manifest_entry_kind kind;
@@ -26,13 +26,13 @@ struct manifest_entry {
         uint32_t rank;             /* of a record or claim */
 };
 bool writing_is_sound(const char *name);
-/* `name`: what follows <tag>/.nebula/ in the key. */
+/* `name`: the key behind <tag>/.nebula/. */
 struct manifest_entry manifest_entry(const char *name);
-/* Whether it is a document of format 1: the manifest, a record or a claim. Nothing but a removal of the tag looks at them, or takes them. */
+/* Whether it is a document of format 1: a manifest, record or claim. Only a removal of the tag reads and removes these. */
 bool manifest_is_format_1(const char *name);
-/* The part of a key behind "<directory>/"; NULL: it has another beginning. */
+/* The part of a key behind "<directory>/"; NULL: the key is elsewhere. */
 const char *manifest_behind(const char *key, const char *directory);
-/* The part of a key behind "<directory>/.nebula/"; NULL: it has another beginning. */
+/* The part of a key behind "<directory>/.nebula/"; NULL: the key is elsewhere. */
 const char *manifest_behind_private(const char *key, const char *directory);
 
 /* Whether a manifest (NULL: none) names this object below .nebula: a record, or a file that lies apart. */
@@ -41,24 +41,23 @@ bool manifest_names(const struct manifest *manifest, const struct manifest_entry
 /* Joins an encoded tag and a path into a key; NEBULA_INVALID when it is too long. */
 enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,
                                 struct nebula_error *error);
-/* The tag whose objects begin with this entry of the root's listing; false: no tag is encoded so. */
+/* The tag of an entry of the root's listing; false: no tag has that encoded name. */
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
 
-/* Victims of one removal; their keys are copies. */
+/* The objects that one removal removes; their keys are copies. */
 struct victims {
         struct store_victim *list;
         size_t count, capacity;
 };
 enum nebula_status victims_add(struct victims *victims, const struct store_entry *entry, struct nebula_error *error);
-/* Records and claims last: if the removal does not end, whoever ends it knows the files in place by them. */
+/* Removes records and claims last: if the removal is interrupted, they still name the files in place. */
 enum nebula_status victims_remove(struct victims *victims, struct store *store, struct nebula_error *error);
 void victims_done(struct victims *victims);
-/* The objects in place that a record or claim names and that look like its files join the victims, but for the names that one of the
- * manifests in `keep` has. */
+/* Adds the objects in place that a record or claim names, if their sizes fit. Skips names that a manifest in `keep` has. */
 enum nebula_status victims_add_recorded(struct victims *victims, struct store *store, const char *tag, const char *record_key,
                                         const struct manifest *keep, size_t keep_count, const struct store_list *objects,
                                         struct nebula_error *error);
-/* manifest_remove; without a manifest, what a removal has left that did not end. */
+/* manifest_remove; without a manifest, completes a removal that was interrupted. */
 enum nebula_status manifest_remove_tag(struct store *store, const char *tag, const struct manifest *manifest, struct nebula_error *error);
 
 #endif

@@ -1,25 +1,24 @@
-/*
- * What follows a commit: <tag>/<name> becomes a view of each file that lies apart, for programs that know no manifests, and what only
- * earlier entries of the log named goes. The version is durable before, and readers follow the manifest, so a failure costs no data.
- */
+/* The work after a commit: <tag>/<name> becomes a view of each file that lies apart, for programs that do not read manifests, and
+ * objects that only earlier entries of the log named are removed. The version is durable before, and readers follow the manifest, so a
+ * failure loses no data. */
 #include <string.h>
 
 #include "base/error.h"
 #include "store/manifest_private.h"
 #include "store/tag_log.h"
 
-#define LOOKS_MAX 20 /* at a log that goes on each time before its views are made */
+#define LOOKS_MAX 20 /* if each time the log has a new entry before its views are made */
 
 struct publishing {
         struct store *store;
         const struct manifest *manifest, *before;
         char directory[256];
-        uint64_t kept_count; /* entries before it that stay */
+        uint64_t kept_count; /* entries before it that are not removed */
         struct store_list objects;
         struct victims victims;
 };
 
-/* Nothing is done for a version that another entry has followed: the writer of that one does it for its own. */
+/* Fails if another entry has followed: its writer does this work for its own version. */
 static enum nebula_status check_newest(const struct publishing *publishing, struct nebula_error *error)
 {
         uint64_t newest;
@@ -30,7 +29,7 @@ static enum nebula_status check_newest(const struct publishing *publishing, stru
         return status;
 }
 
-/* `all`: also of files that carry over. Their views were made with their own writing. */
+/* `all`: also of carried-over files, whose views the writing that saved them made. */
 static enum nebula_status refresh_views(const struct publishing *publishing, const struct manifest *manifest, bool all, struct nebula_error *error)
 {
         struct store *store = publishing->store;
@@ -53,7 +52,7 @@ static enum nebula_status refresh_views(const struct publishing *publishing, con
         return status;
 }
 
-/* If an entry has come since this version's views were begun, then some of them may have been put over that entry's. Its views are made again. */
+/* A newer entry may have made its views while this call made older ones over them. Makes the views of the newest entry again. */
 static enum nebula_status show_newest(const struct publishing *publishing, struct nebula_error *error)
 {
         const char *tag = publishing->manifest->tag;
@@ -72,7 +71,8 @@ static enum nebula_status show_newest(const struct publishing *publishing, struc
         return status ? status : check_newest(publishing, error);
 }
 
-/* A program that knows no manifests would take the file of a rank that is no more for a part of this version. */
+/* Adds files of the version before that this version lacks: a program that does not read manifests would take the file of a rank that no
+ * longer exists for a part of this version. */
 static enum nebula_status add_dropped(struct publishing *publishing, struct nebula_error *error)
 {
         const struct manifest *before = publishing->before;
@@ -101,7 +101,7 @@ static bool names_writing(const struct manifest *manifest, const struct manifest
         return false;
 }
 
-/* Only what belonged to the version before, and the tries of this writing that failed: other objects may be of a writing that goes on. */
+/* Whether the object belonged to the version before, or to a failed try of this writing. Other objects may belong to a running writing. */
 static bool is_superseded(const struct publishing *publishing, const struct store_entry *object)
 {
         const struct manifest *manifest = publishing->manifest, *before = publishing->before;
@@ -135,7 +135,8 @@ enum nebula_status manifest_publish(struct store *store, const struct manifest *
         char prefix[MANIFEST_KEY_MAX];
         enum nebula_status status = name_encode(manifest->tag, publishing.directory, error);
 
-        /* A program whose lists do not show this entry must find the number taken that follows what they show. */
+        /* A program with a stale list takes the number behind the newest entry that it sees. That entry stays, so that the number is
+         * taken. */
         publishing.kept_count = store->ops->features(store) & STORE_LISTS_FRESH ? 0 : 1;
         if (!status)
                 status = manifest_key(prefix, publishing.directory, "", error);

@@ -1,7 +1,5 @@
-/*
- * A version goes: the removal is an entry of the tag's log, so that every writer of the tag learns of it, and each object goes only
- * while it is the one that was there before that entry. The order is that of tests/model/storage_model.py.
- */
+/* Removes a version. The removal is an entry of the tag's log, so that every writer of the tag sees it. Each object is removed only if
+ * it is the one that was there before that entry. The order of the steps is that of tests/model/storage_model.py. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,16 +9,16 @@
 #include "store/manifest_private.h"
 #include "store/tag_log.h"
 
-#define IN_PROGRESS_NS (INT64_C(60) * 1000000000) /* a younger temporary object may be of a write that goes on; a sweep takes what stays */
+#define IN_PROGRESS_NS (INT64_C(60) * 1000000000) /* a younger temporary object may belong to a running write; a sweep removes it later */
 
 struct removing {
         struct store *store;
         const char *tag;
-        const struct manifest *manifest; /* that the tag holds; NULL: only what was left of a removal */
-        const struct manifest *indexed;  /* whose entry in the index goes; NULL: none is known */
+        const struct manifest *manifest; /* of the tag; NULL: only the rest of an interrupted removal */
+        const struct manifest *indexed;  /* its entry in the index is removed; NULL: none is known */
         char directory[256];
-        struct store_list objects; /* as they were before the entry */
-        uint64_t listed_number;    /* the largest of an entry among them */
+        struct store_list objects; /* listed before the entry is made */
+        uint64_t listed_number;    /* the largest number of an entry in that listing */
         uint64_t number;           /* of the entry */
         int64_t now_ns;            /* the store's */
         struct victims victims, entries;
@@ -31,7 +29,7 @@ static enum nebula_status add_private(struct removing *removing, const struct st
         struct manifest_entry entry = manifest_entry(name);
         enum nebula_status status = NEBULA_OK;
 
-        /* A tag of format 1 that was written again: its manifest would call what is gone a checkpoint. */
+        /* A tag of format 1 that was written again: a removal that leaves its manifest would leave a checkpoint without its files. */
         if (entry.kind == ENTRY_FOREIGN && manifest_is_format_1(name) && !object->is_foreign)
                 return victims_add(&removing->victims, object, error);
         if (object->is_foreign || entry.kind == ENTRY_FOREIGN ||
@@ -41,7 +39,7 @@ static enum nebula_status add_private(struct removing *removing, const struct st
                 removing->listed_number = entry.number;
         if (entry.kind == ENTRY_MANIFEST)
                 return victims_add(&removing->entries, object, error);
-        /* Another writing of the tag has files in place, perhaps. */
+        /* Another writing of the tag may have files in place. */
         if ((entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM) && !manifest_names_record(removing->manifest, &entry))
                 status = victims_add_recorded(&removing->victims, removing->store, removing->tag, object->key, removing->manifest,
                                               removing->manifest ? 1 : 0, &removing->objects, error);
@@ -74,7 +72,7 @@ static enum nebula_status choose_victims(struct removing *removing, struct nebul
         return status;
 }
 
-/* What is known by name joins, although a listing that is old does not show it. */
+/* Adds an object that is known by its key, if a stale listing lacks it. */
 static enum nebula_status add_unlisted(struct removing *removing, struct victims *victims, const char *key, struct nebula_error *error)
 {
         struct store_entry object = { 0 };
@@ -144,14 +142,14 @@ static enum nebula_status remove_all(struct removing *removing, struct nebula_er
                 status = tag_log_set_removed(store, removing->directory, removing->number, error);
         if (!status && removing->indexed)
                 index_remove(store, removing->indexed, NULL);
-        /* Until the last entry is gone the removal is the newest. */
+        /* The entries last: the removal stays the newest until they are gone. */
         if (!status)
                 status = victims_remove(&removing->entries, store, error);
         return status;
 }
 
-/* Another removal may have ended since the log was read, with this number or a later one. Then the version is gone, this entry is dead, and
- * what was listed may be a later writer's by now. */
+/* Another removal, with this number or a later one, may have ended since the log was read. Then the version is gone, this entry is dead,
+ * and the listed names may belong to a later writer. */
 static enum nebula_status carry_out(struct removing *removing, uint64_t newest, struct nebula_error *error)
 {
         uint64_t removed = 0;
@@ -168,7 +166,7 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
         return status ? status : tag_log_take_back(removing->store, removing->tag, removing->number, error);
 }
 
-/* Whether the newest entry is the version that the caller has seen; or a removal that did not end. */
+/* Checks that the newest entry is the version that the caller has seen, or an interrupted removal. */
 static enum nebula_status check_head(const struct removing *removing, const struct tag_log *log, struct nebula_error *error)
 {
         const struct manifest *manifest = removing->manifest;
@@ -203,11 +201,11 @@ enum nebula_status manifest_remove_tag(struct store *store, const char *tag, con
         status = tag_log_head(store, tag, &log, error);
         if (!status)
                 status = check_head(&removing, &log, error);
-        if (log.is_removal) /* what has these names by now, and is in no record, is not the version's any more */
+        if (log.is_removal) /* objects in place that no record names may belong to a later writer */
                 removing.manifest = NULL;
         if (!status)
                 status = tag_log_next(store, tag, log.number, &removing.number, error);
-        if (!status && log.number) /* an empty log: the version is gone, and all of it */
+        if (!status && log.number) /* the log is empty: the whole version is gone */
                 status = carry_out(&removing, log.number, error);
         tag_log_done(&log);
         victims_done(&removing.victims);

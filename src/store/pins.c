@@ -70,7 +70,7 @@ enum nebula_status pin_remove(struct store *store, const char *tag, bool *ret_wa
         return store_remove_one(store, key, error);
 }
 
-/* The tag that an object pins; false: it pins none. */
+/* The tag that an object pins; false: it is not a pin. */
 static bool tag_of(const struct store_entry *entry, char ret_tag[256])
 {
         const char *name = entry->key + strlen(PREFIX);
@@ -84,7 +84,7 @@ static bool tag_of(const struct store_entry *entry, char ret_tag[256])
         return !name_decode(directory, ret_tag, NULL) && !name_encode(ret_tag, again, NULL) && !strcmp(directory, again);
 }
 
-/* The checksum is not compared: earlier pins have none, and any document pins. */
+/* Reads a pin without comparing the checksum: earlier pins have none, and a pin with an unreadable document still counts. */
 static enum nebula_status read_one(struct store *store, const char *key, struct pin *pin, struct nebula_error *error)
 {
         const char *reason;

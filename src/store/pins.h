@@ -1,9 +1,9 @@
 /*
  * pins.h - versions that no rule removes: <root>/.nebula/pins/<tag>.json, one small document each. The name of the object pins the tag.
- * The document says why and since when; one that cannot be read pins all the same.
+ * The document holds the reason and the time. A pin counts even if its document cannot be read.
  *
- * A pin is of a tag, and stays when the tag is written again. Retention and `nebula prune` keep pinned versions. They load the pins before
- * they remove: a pin that is made meanwhile may come too late.
+ * A pin belongs to a tag, and stays when the tag is written again. Retention and `nebula prune` keep pinned versions. They load the pins
+ * before they remove, so a pin that is made during a removal may come too late.
  *
  * Threads: no shared state. Errors are the store's.
  */
@@ -24,13 +24,13 @@ struct pins {
 
 #define PIN_REASON_MAX 1000 /* bytes */
 
-/* Pins a tag, or gives another reason. */
+/* Pins a tag, or replaces the reason of its pin. */
 enum nebula_status pin_put(struct store *store, const char *tag, const char *reason, struct nebula_error *error);
-/* An absent one is fine. *ret_was_there may be NULL. */
+/* Succeeds also if there was no pin. *ret_was_there may be NULL. */
 enum nebula_status pin_remove(struct store *store, const char *tag, bool *ret_was_there, struct nebula_error *error);
-/* `reads`: also the reasons and times, with a request each. */
+/* `reads`: also loads the reasons and times, with one request each. */
 enum nebula_status pins_load(struct store *store, bool reads, struct pins *ret_pins, struct nebula_error *error);
-/* NULL: the tag is not pinned. */
+/* The pin of the tag; NULL: it is not pinned. */
 const struct pin *pins_find(const struct pins *pins, const char *tag);
 void pins_done(struct pins *pins);
 

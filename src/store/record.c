@@ -62,7 +62,7 @@ enum nebula_status record_format(const struct record *record, char **ret_text, s
         return status;
 }
 
-/* `file` becomes the caller's to free also if the reader fails in the middle. */
+/* The caller frees `file`, also if the reader fails. */
 static void parse_file(struct document_reader *reader, const json_t *object, struct record_file *file)
 {
         char format[8] = "", encoded[256];
@@ -185,7 +185,7 @@ static int compare_names(const void *a, const void *b)
         return strcmp((*(const struct record_file *const *)a)->name, (*(const struct record_file *const *)b)->name);
 }
 
-/* No name stands twice. Sorted, so that hostile lists cost n log n. */
+/* Checks that no name occurs twice. Sorts, so that hostile lists cost n log n. */
 static void sort_files(struct document_reader *reader, struct record *record)
 {
         const struct record_file **files;

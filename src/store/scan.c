@@ -10,16 +10,16 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
-#define SCAN_ROUNDS 20 /* where versions always come and go faster than they are read */
+#define SCAN_ROUNDS 20 /* if versions come and go faster than a scan reads them */
 
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
 {
         char again[256];
 
-        /* Root's, at each mount point: a user that may not enter it would have a checkpoint there that cannot be read. */
+        /* root owns one at each mount point. A user cannot enter it, so it would count as an unreadable checkpoint. */
         if (entry->is_foreign && !strcmp(entry->key, "lost+found"))
                 return false;
-        /* A directory that some other program named: even if it decodes, it is not where that tag lives. */
+        /* Skips a directory that another program named: it may decode, but that tag is encoded differently. */
         return entry->is_prefix && !entry->is_link && !name_decode(entry->key, ret_tag, NULL) && !name_encode(ret_tag, again, NULL) &&
                !strcmp(again, entry->key);
 }
@@ -59,7 +59,7 @@ static int compare_sequences(const void *a, const void *b)
         return strcmp(x->tag, y->tag);
 }
 
-/* The tags, by name; and how many links there are, behind which nothing is looked for. */
+/* Lists the tags by name, and counts the links, which are not followed. */
 static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
 {
         struct store_list list;
@@ -98,7 +98,7 @@ static bool same_names(const struct store_list *a, const struct store_list *b)
         return true;
 }
 
-/* Nebula's own objects of a tag. */
+/* Lists Nebula's own objects of a tag. */
 static bool list_private(struct store *store, const char *directory, struct store_list *ret_list)
 {
         char prefix[MANIFEST_KEY_MAX];
@@ -106,7 +106,7 @@ static bool list_private(struct store *store, const char *directory, struct stor
         return !manifest_key(prefix, directory, MANIFEST_DIRECTORY "/", NULL) && !store_list_all(store, prefix, true, ret_list, NULL);
 }
 
-/* A tag without a version, but with something of Nebula's: it is being written or removed, or an agent has died at that. */
+/* Whether a tag without a version has objects of Nebula's: it is being written or removed, or its agent died meanwhile. */
 static bool is_open(struct store *store, const char *directory)
 {
         struct store_list list;
@@ -119,7 +119,7 @@ static bool is_open(struct store *store, const char *directory)
         return result;
 }
 
-/* Nebula's objects of a tag are records, and nothing says that a writing of the tag goes on. */
+/* Whether a tag has records and no sign of a running writing. */
 static bool has_records_alone(const struct store_list *list, const char *directory)
 {
         bool has_record = false;
@@ -169,7 +169,7 @@ bool manifest_is_bare(struct store *store, const char *tag, struct manifest_brok
         return true;
 }
 
-/* *ret_has_open: some were neither whole nor foreign. */
+/* *ret_has_open: some tags were neither complete nor another program's. */
 static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
                                       bool *ret_has_open, struct nebula_error *error)
 {
@@ -188,7 +188,7 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
                 case NEBULA_OK:
                         scan.count++;
                         break;
-                case NEBULA_NOT_FOUND: /* of other programs, not complete, or gone */
+                case NEBULA_NOT_FOUND: /* another program's, incomplete, or gone */
                         *ret_has_open = *ret_has_open || is_open(store, list->entries[i].key);
                         note_bare(&scan, tag);
                         break;
@@ -196,7 +196,7 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
                         status = failure.status;
                         break;
                 default:
-                        if (store_class(&failure) == STORE_AGAIN) /* which says nothing about the checkpoint */
+                        if (store_class(&failure) == STORE_AGAIN) /* this says nothing about the checkpoint */
                                 status = failure.status;
                         else
                                 note_broken(&scan, tag, &failure);
@@ -212,11 +212,9 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
         return status;
 }
 
-/*
- * Versions come and go meanwhile. The newest of the listing may be removed before its turn, and the version that followed it is in no listing
- * that this scan has read. So the root is listed again afterwards: a difference forces another pass. Two equal listings can hide a
- * replacement by a tag that was there already and not yet complete, so an unfinished tag forces a second pass.
- */
+/* Versions come and go during a scan. The newest of the listing may be removed before it is read, and its successor may be in no listing
+ * of this scan. So the root is listed again afterwards, and a difference forces another pass. Two equal listings can hide a replacement
+ * by a tag that existed but was not complete yet, so an unfinished tag forces a second pass. */
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 }, links = { 0 };
@@ -260,7 +258,7 @@ void manifest_scan_done(struct manifest_scan *scan)
         scan->count = 0;
 }
 
-/* Of two that come by their steps; of equals the later one, and the list begins with the oldest. */
+/* Whether `one` is newer than `best`, both named after a step. If both are equal, `one` wins: the list begins with the oldest. */
 static bool follows(const struct manifest *one, const struct manifest *best)
 {
         uint64_t began = line_began(&one->line), best_began = line_began(&best->line);
@@ -311,7 +309,7 @@ int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
         for (size_t i = 0; i < scan->count; i++) {
                 const struct manifest *one = &scan->manifests[i];
 
-                /* Oldest first, so that of equals the later one wins. */
+                /* The list begins with the oldest, so of equal ones the later wins. */
                 if ((!job || !strcmp(one->job, job)) && !one->is_damaged && !name_follows_step(one->tag))
                         other = one;
         }

@@ -1,4 +1,4 @@
-/* Opening a store, and what every driver has in common. */
+/* Opens a store, and holds the code that all drivers share. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,12 +19,12 @@ static size_t offer_count;
 void store_offer(const struct store_ops *ops, bool (*takes)(const char *url))
 {
         if (offer_count == OFFERS_MAX)
-                abort(); /* the drivers are known when this is compiled */
+                abort(); /* unreachable: the drivers are known at compile time */
         offers[offer_count].ops = ops;
         offers[offer_count++].takes = takes;
 }
 
-/* How much of a URL may be shown: a query may hold a signature, and what stands before an '@' a password. */
+/* Length of the start of a URL that may be shown: a query may hold a signature, and the text before an '@' a password. */
 static int harmless_length(const char *url)
 {
         const char *host = strstr(url, "://"), *at;
@@ -166,7 +166,7 @@ enum nebula_status store_list_all(struct store *store, const char *prefix, bool 
         return status;
 }
 
-/* A prefix stands in a list where the keys behind its '/' are. */
+/* Compares places in a list: a prefix stands where the keys behind its '/' are. */
 static int compare_places(const struct store_entry *entry, const char *key, const char *end)
 {
         const char *entry_end = entry->is_prefix ? "/" : "";
@@ -238,13 +238,13 @@ void store_entry_done(struct store_entry *entry)
         *entry = (struct store_entry){ 0 };
 }
 
-/* What a server answers when it has too much to do, or is just starting again. */
+/* Whether a server answers so when it is overloaded or restarting. */
 static bool is_passing(int http_status)
 {
         return http_status == 408 || http_status == 429 || (http_status >= 500 && http_status != 501 && http_status != 505 && http_status != 507);
 }
 
-/* What a file system says until somebody changes a right, a name or a mount. */
+/* Whether a file system keeps failing so until a person changes a right, a name or a mount. */
 static bool is_lasting(int number)
 {
         switch (number) {

@@ -2,64 +2,65 @@
  * store.h - storage behind one table of operations.
  *
  * A store is opened from a path or URL (store_open). Objects have keys: texts with '/' between components that are encoded already
- * (name_encode). No component is empty, "." or "..", so no key leads out of the store. What a driver keeps beyond the promises below
- * is told by feature bits.
+ * (name_encode). No component is empty, "." or "..", so no key leads out of the store. Feature bits tell which further promises a
+ * driver keeps.
  *
  *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
  *      features  may probe the storage at the first call. The answer does not change afterwards.
- *      put       writes a small object. On return the object is whole and durable, or not there at all. NEBULA_BUSY: the condition does not
- *                hold, and nothing was written. The object that has the key is durable then. Of several that put one key STORE_IF_ABSENT at
- *                the same time, one succeeds.
+ *      put       writes a small object. On return the object is whole and durable, or absent. NEBULA_BUSY: the condition does not hold, and
+ *                nothing was written; the object that has the key is durable. Of several concurrent puts of one key with STORE_IF_ABSENT,
+ *                one succeeds.
  *      get       reads all of a small object as one put left it, NUL-terminated. NEBULA_CORRUPT: it has more than `limit` bytes.
- *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) the bytes leave while others are still being
- *                made. On return the objects are durable, and no operation sees them.
- *                An object with a source (STORE_REFERS): what its feed tells to be the same as in the source (bulk_feed_tell_same) need not
- *                pass this machine. The driver takes these bytes from the source while it is the very object that its mark names. Any
- *                failure of that only means that the bytes are sent. Its store makes a whole object of its own in either case.
+ *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) final bytes are sent while others are still
+ *                being made. On return the objects are durable, and no operation sees them.
+ *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_tell_same). The
+ *                driver takes these bytes from the source while the source has the expected mark. If that fails, it sends them. The
+ *                result is a whole object of its own in both cases.
  *      publish   makes the objects of an upload visible, each STORE_IF_ABSENT, and frees the upload in every case. NEBULA_BUSY: a key was
  *                taken. After a failure some of the objects may be visible, each of them whole.
- *      abort     takes the place of publish and drops the objects. NULL is fine.
- *      read      reads exactly the bytes that are asked for, or fails.
- *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Each chunk that has arrived is handed to `check`, on worker
- *                threads, while others are on their way, with its CRC-64 if the driver has computed that on the way. The bytes of a chunk that `check` found right do not change any more.
- *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: it wants whole pages (O_DIRECT).
+ *      abort     drops the objects of an upload, in place of publish. NULL is fine.
+ *      read      reads exactly the requested bytes, or fails.
+ *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Worker threads pass each arrived chunk to `check` while others
+ *                are read, with its CRC-64 if the driver has computed it. The driver does not write again to a chunk that `check` accepted.
+ *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: reads need whole pages (O_DIRECT).
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
- *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), whose place
- *                in the order is that of its key with '/' behind it. `from` is NULL, or `next` of the page before. A page may be empty while `next` is set. Where nothing is, the page is empty and the
- *                call succeeds; this includes a root that does not exist. An object that appears or goes during a listing may be in it or not.
+ *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), which is
+ *                sorted as if its key ended with '/'. `from` is NULL, or `next` of the page before. A page may be empty although `next` is
+ *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. An object that
+ *                appears or goes during a listing may be in it or not.
  *      stat      gives the entry of one object. A key that only others begin with is NEBULA_NOT_FOUND.
- *      remove    removes objects, durably. A victim with a stamp is removed only while it is the object with that stamp: any other
- *                stays, and this is no failure. An absent one is fine. Where objects are files, directories that become empty go too.
- *                After a failure some victims may be gone.
+ *      remove    removes objects, durably. If a victim has a stamp, an object with another stamp stays, and this is no failure. An absent
+ *                object is no failure. If objects are files, directories that become empty are removed, too. After a failure some
+ *                victims may be gone.
  *      clock     gives the store's time, to compare with time_ns of entries. Never compare those with this machine's clock. Some stores
  *                count in whole seconds.
  *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
- *      free_bytes fails with NEBULA_NOT_FOUND where a store has no such number.
- *      reach     says for people how the store is reached, without a secret. It asks nobody. NULL: a file system.
+ *      free_bytes fails with NEBULA_NOT_FOUND if the store has no such number.
+ *      reach     describes to a person the route to the store, without a secret. It sends no request. NULL: a file system.
  *
  * Errors: NEBULA_NOT_FOUND; NEBULA_BUSY, a condition does not hold; NEBULA_NO_SPACE; NEBULA_CORRUPT; NEBULA_INVALID, a key or size that this
  * store can never take; NEBULA_STORAGE, with sys_errno or http_status; NEBULA_TIMEOUT and NEBULA_UNAVAILABLE, of the transport;
  * NEBULA_NO_MEMORY. The message names the object and holds no secret of a URL. A driver retries faults of its transport by itself.
- * store_class says whether a caller should try again. When the answer to a write gets lost, the driver reads back what is there
- * before it answers NEBULA_BUSY or success.
+ * store_class says whether a caller should try again. If the answer to a write gets lost, the driver reads the object back before it
+ * returns NEBULA_BUSY or success.
  *
- * Links: no operation follows a link below the root. The root itself may be reached through some. A removal takes the link itself.
+ * Links: no operation follows a link below the root. The path of the root may contain links. A removal removes the link itself.
  * Ownership: the caller frees what an operation returns (free, store_entry_done, store_page_done). Outputs are written only on success.
- * ret_stamp and ret_size may be NULL. Arguments are read during the call and not kept, but for the bytes of an
- * upload: they stay as they are until the upload has returned.
+ * ret_stamp and ret_size may be NULL. Arguments are not kept after the call. The caller must not change the bytes of an upload until the
+ * upload has returned.
  * Threads: all operations may run at the same time on one store.
  *
- * Where objects are files (STORE_PATHS) a caller also has to know:
+ * If objects are files (STORE_PATHS), callers must also know:
  *   - A list shows temporary files of writers (store_is_temporary), for a sweep to find, and links. A folded entry may be an empty directory.
  *   - Two writes of equal size within one tick of the file system's clock (some ms) can get one stamp if they also get one inode.
  *   - A file system cannot compare and remove in one step. A removal with a stamp compares, moves the file aside, and compares again. If another
- *     process has put another object there between the two, that object is moved back: for that moment it is not found, and if a third process
- *     takes the key in that moment, the object stays aside under a temporary name, and the log says so.
- *   - STORE_IF_ABSENT is safe where the file system has links or a rename that replaces nothing. Where it has neither (some FUSE), two writers at
- *     the same moment can both succeed, and the later one's object stays.
- *   - A copy shares blocks where the file system can (xfs, btrfs): then programs may write over it. Elsewhere (ext4, NFS) it is a second name of
- *     the same file: a program that replaces it leaves the object alone, and one that writes over it in place damages the object. Where there is
- *     neither, the bytes are copied.
+ *     process has replaced the object between the two comparisons, the new object is moved back; meanwhile it is not found. If a third process
+ *     takes the key meanwhile, the object stays aside under a temporary name, and a log line says so.
+ *   - STORE_IF_ABSENT is safe if the file system has hard links or a rename that replaces nothing. If it has neither (some FUSE), two writers
+ *     at the same moment can both succeed, and the later one's object stays.
+ *   - A copy shares blocks if the file system can (xfs, btrfs): then programs may write over it. Else (ext4, NFS) the copy is a second name of
+ *     the same file: a program that replaces it does not change the object, but one that writes over it in place damages the object. If the
+ *     file system has neither, the bytes are copied.
  */
 #ifndef NB_STORE_STORE_H
 #define NB_STORE_STORE_H
@@ -76,20 +77,20 @@ enum store_feature {
         STORE_PATHS = 1 << 0,         /* objects are files below `root`: other programs read them there */
         STORE_LENDS_FD = 1 << 1,      /* open_read works */
         STORE_OWNERS = 1 << 2,        /* entries say whether they are another user's (is_foreign) */
-        STORE_LISTS_FRESH = 1 << 3,   /* a list that begins after a write has returned shows it */
-        STORE_COPIES = 1 << 4,        /* copy works, without the bytes passing through this machine */
+        STORE_LISTS_FRESH = 1 << 3,   /* a list that begins after a write has returned contains it */
+        STORE_COPIES = 1 << 4,        /* copy works, without sending the bytes through this machine */
         STORE_PUTS_IF_SAME = 1 << 5,  /* STORE_IF_SAME works */
-        STORE_VIEW_IS_FREE = 1 << 6,  /* copy shares the bytes (reflink, link) and costs no time per byte */
-        STORE_REFERS = 1 << 7,        /* upload takes bytes from a source that is in the store already */
+        STORE_VIEW_IS_FREE = 1 << 6,  /* copy shares the bytes (reflink, link): its time does not depend on the size */
+        STORE_REFERS = 1 << 7,        /* upload can take bytes from a source that is in the store */
 };
 
 enum store_condition {
-        STORE_ALWAYS,    /* what is there is replaced */
-        STORE_IF_ABSENT, /* NEBULA_BUSY when something has the key */
-        STORE_IF_SAME,   /* NEBULA_BUSY when it is not the object with that stamp, or not any more */
+        STORE_ALWAYS,    /* replaces what is there */
+        STORE_IF_ABSENT, /* NEBULA_BUSY if something has the key */
+        STORE_IF_SAME,   /* NEBULA_BUSY if the object does not have that stamp, or no longer */
 };
 
-/* Names one content of one key: another write gives another stamp. Opaque; "" means none. */
+/* Identifies the content of a key: each write gives another stamp. Opaque; "" means none. */
 struct store_stamp {
         char text[96];
 };
@@ -99,9 +100,9 @@ struct store_entry {
         uint64_t size;           /* bytes */
         int64_t time_ns;         /* when it was written, by the store's clock */
         struct store_stamp stamp;
-        bool is_prefix;          /* in shallow lists: the keys that go on with '/' behind this one, which has no '/' at its end. size and time are 0 */
-        bool is_link;            /* in lists: no operation follows it, so what it leads to is not part of the store */
-        bool is_foreign;         /* another user's, as far as the driver can tell: not to be swept */
+        bool is_prefix;          /* in shallow lists: some keys continue with '/' behind this one. size and time are 0 */
+        bool is_link;            /* in lists: no operation follows it, so its target is not part of the store */
+        bool is_foreign;         /* another user's, as far as the driver knows: a sweep must leave it */
 };
 struct store_page {
         struct store_entry *entries;
@@ -118,51 +119,51 @@ struct store_victim {
         struct store_stamp stamp; /* "": whatever is there */
 };
 
-/* Whether a failure can be mended by trying again. */
+/* Whether trying again can help after a failure. */
 enum store_class {
-        STORE_AGAIN, /* by the transport, at once */
-        STORE_LATER, /* by the caller, later */
-        STORE_NEVER, /* only by somebody who changes the storage or the request */
+        STORE_AGAIN, /* yes, at once: the transport failed */
+        STORE_LATER, /* yes, by the caller, later */
+        STORE_NEVER, /* no, until a person changes the storage or the request */
 };
 
-/* Names the one object that an upload makes; known as soon as the upload has returned. Opaque; "" means none. */
+/* Identifies the one object that an upload makes; known once the upload has returned. Opaque; "" means none. */
 struct store_mark {
         char text[96];
 };
 
-/* An object of the store that has some of the bytes of another one that is uploaded, at the same offsets. */
+/* An object in the store that has some bytes of an object being uploaded, at the same offsets. */
 struct store_source {
         const char *key;
         uint64_t size;
         struct store_mark mark; /* of the upload that made it */
 };
 
-/* What an upload has written of one object. */
+/* The result of an upload for one object. */
 struct store_written {
         struct store_mark mark;
-        uint64_t referred; /* bytes that were taken from the source; all others were sent */
+        uint64_t referred; /* bytes taken from the source; all others were sent */
 };
 
-/* One of several that are uploaded together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
+/* One of the objects of an upload. `feed`: says which of its bytes are final (bulk.h); NULL: all are. */
 struct store_object {
         const char *key;
         const void *data;
         uint64_t size;
         struct bulk_feed *feed;
-        const struct store_source *source;  /* NULL: all bytes are sent. It needs a feed */
+        const struct store_source *source;  /* NULL: send all bytes. A source needs a feed */
         struct store_written *ret_written; /* may be NULL */
 };
 
-/* Checks one chunk; a failure stops the read and is its result. May run on several threads. `crc64`: the sum of the bytes as they arrived;
- * NULL: the driver has not computed it (store_chunk_sum). */
+/* Checks one chunk; a failure stops the read and is its result. May run on several threads. `crc64`: the sum of the bytes as they
+ * arrived; NULL: the driver did not compute it (store_chunk_sum). */
 typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
                                        struct nebula_error *error);
 
 /* For people. */
 struct store_reach {
-        char credential[240]; /* which one, and where it comes from */
+        char credential[240]; /* which one is used, and its origin */
         char transport[240];  /* "https, ..." or "http, ..." */
-        bool is_expired;      /* the credential says so itself */
+        bool is_expired;      /* by its own expiry time */
 };
 
 struct store_ops {
@@ -200,9 +201,10 @@ struct store {
 };
 
 extern const struct store_ops store_file;
-extern const struct store_ops store_mem; /* the reference, for tests (store_mem.h) */
+extern const struct store_ops store_mem; /* the reference driver, for tests (store_mem.h) */
 
-/* For a driver that only some programs link (cloud.h), before threads start: store_open calls its `open` for URLs that it takes. */
+/* Registers a driver that only some programs link (cloud.h): store_open calls its `open` for URLs that `takes` accepts. Call it before
+ * threads start. */
 void store_offer(const struct store_ops *ops, bool (*takes)(const char *url));
 /* Picks the driver from the URL: a plain absolute path or file:// is store_file. */
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error);
@@ -210,19 +212,19 @@ void store_close(struct store *store);
 
 /* All pages of a list. */
 enum nebula_status store_list_all(struct store *store, const char *prefix, bool deep, struct store_list *ret_list, struct nebula_error *error);
-/* The entry with that key, or NULL: lists are sorted. */
+/* The entry with that key, or NULL. Binary search: lists are sorted. */
 const struct store_entry *store_list_find(const struct store_list *list, const char *key);
 enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
                                   struct nebula_error *error);
 enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error); /* whatever is there */
-/* These are fine with zeroed ones, and zero what they free. */
+/* These accept zeroed structs, and zero the struct they free. */
 void store_page_done(struct store_page *page);
 void store_list_done(struct store_list *list);
 void store_entry_done(struct store_entry *entry);
 
-/* A file driver's own unfinished file: in lists for a sweep to find, and no object. */
+/* Whether the key is that of an unfinished file of the file driver: no object, listed for a sweep to remove. */
 bool store_is_temporary(const char *key);
-/* The CRC-64 of a chunk that a store_check was handed. */
+/* The CRC-64 of a chunk that a store_check got. */
 uint64_t store_chunk_sum(const void *data, uint64_t size, const uint64_t *crc64);
 /* Of a failed operation. */
 enum store_class store_class(const struct nebula_error *error);

@@ -1,7 +1,5 @@
-/*
- * Storage in a directory: local disks and what is mounted, NFS included.
- * Nothing here depends on O_DIRECT, fallocate or a fresh cached listing.
- */
+/* Storage in a directory: local disks and mounted file systems, NFS included. This driver does not need O_DIRECT, fallocate or fresh
+ * listings. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,7 +24,7 @@ enum nebula_status file_error(const struct store *store, const char *what, const
 {
         char text[400];
 
-        /* What is read there is no part of the store; what is to be written can be, once the link has been moved away. */
+        /* A link's target is not part of the store, so it is not read. A write can succeed after the user has moved the link away. */
         if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find")))
                 return error_set(error, NEBULA_CORRUPT, ELOOP,
                                  "can't %s %.300s: a part of it is a symbolic link, and none is followed below %.300s: put there what it leads to",
@@ -36,7 +34,7 @@ enum nebula_status file_error(const struct store *store, const char *what, const
         if (result == -ENODEV)
                 return error_set(error, NEBULA_STORAGE, ENODEV, "can't %s %s: %s is gone, and with it its file system",
                                  what, path, store->root);
-        /* Of what is looked for and not there nothing is to be explained. */
+        /* A missing object is explained only for a write: absence is a normal answer to the other operations. */
         if (error && (result != -ENOENT || !strcmp(what, "write")) && file_obstacle(path, result, text, sizeof text))
                 return error_set(error, error_status_of_errno(-result), -result, "can't %s %.200s: %s", what, path, text);
         return error_set(error, error_status_of_errno(-result), -result, "can't %s %s", what, path);
@@ -82,7 +80,7 @@ static enum nebula_status file_open(const char *url, struct store **ret_store, s
         file->dirs = file_dirs_new();
         if (!file->store.root || !file->dirs)
                 goto no_memory;
-        /* Another node may have our pid and share this directory. */
+        /* Another node may have our pid and share this directory, so the first number is random. */
         os->random(&first, sizeof first);
         atomic_init(&file->temp_count, first);
         lock_init(&file->clock.lock, LOCK_STORE_CLOCK);
@@ -107,7 +105,7 @@ static void file_close(struct store *store)
         free(file);
 }
 
-/* f_type of file systems that do not keep a promise of the others: some clients remember directories, some have no second names. */
+/* f_type of file systems that lack a feature of the others: some clients cache directories, some have no hard links. */
 static const struct {
         uint64_t type;
         unsigned lacks;
@@ -123,7 +121,8 @@ static const struct {
         { 0x2011bab0, STORE_VIEW_IS_FREE },                    /* exFAT */
 };
 
-/* f_type of file systems that can share the blocks of a range of a file. Some of them are made without this ability: store_file_refer.c finds out. */
+/* f_type of file systems that can share blocks of part of a file. Some volumes were formatted without this ability: store_file_refer.c
+ * tries. */
 static const uint64_t sharing[] = {
         0x58465342, /* XFS */
         0x9123683e, /* btrfs */
@@ -135,7 +134,7 @@ static const uint64_t sharing[] = {
         0xfe534d42, /* SMB 3: as the server's */
 };
 
-/* Of the nearest directory that exists: the first write makes the rest. */
+/* The space at the nearest directory that exists: the first write makes the missing ones. */
 static int space_at_root(const struct store *store, struct os_space *ret_space)
 {
         char path[STORE_PATH_MAX];
@@ -150,7 +149,7 @@ static int space_at_root(const struct store *store, struct os_space *ret_space)
         return result;
 }
 
-/* A root that cannot be looked at has none of the features that depend on it. */
+/* Without access to the root, the store has none of the features that depend on it. */
 static unsigned probe(const struct store *store)
 {
         unsigned always = STORE_PATHS | STORE_LENDS_FD | STORE_OWNERS | STORE_COPIES, depends = STORE_LISTS_FRESH | STORE_VIEW_IS_FREE;

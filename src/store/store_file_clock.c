@@ -1,7 +1,5 @@
-/*
- * The store's time: that of the file system, which may be a server's. A new file tells it. An answer serves for some seconds, in which this
- * machine's clock counts on.
- */
+/* The store's time: the clock of the file system, which may be a server's. A new file shows it. For some seconds after that, this
+ * machine's clock continues it. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -10,7 +8,8 @@
 
 #define ANSWER_LASTS_NS (INT64_C(5) * 1000000000)
 
-/* A byte is written, because some clients set the time of a new file by their own clock. On a full disk the file alone has to do. */
+/* Writes a byte, because some clients set the time of an empty new file by their own clock. If the disk is full, the time of the empty
+ * file is used. */
 static int time_of_new(struct store *store, int64_t *ret_ns)
 {
         char temp[FILE_TEMP_MAX];
@@ -31,7 +30,7 @@ static int time_of_new(struct store *store, int64_t *ret_ns)
         return result;
 }
 
-/* Where no root exists there is nothing to compare with, and the root is not made to tell the time. */
+/* Without a root there are no objects whose times it could be compared with: this machine's time serves, and the root is not created. */
 static int read_time(struct store *store, struct file_clock *clock, int64_t *ret_ns)
 {
         int64_t now_ns = os->now_ns();

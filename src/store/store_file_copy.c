@@ -1,8 +1,6 @@
-/*
- * Copies. A file system that can shares the blocks (reflink): then a program that writes over the copy leaves the object alone. Others get a
- * second name for the file (hard link), with the same time and stamp: a program that writes over the copy in place damages the object, and
- * one that replaces the copy does not. Where there is neither, the bytes are copied.
- */
+/* Copies. If the file system can share blocks (reflink), a program that writes over the copy does not change the object. Else the copy
+ * is a second name of the file (hard link), with the same time and stamp: a program that writes over the copy in place damages the
+ * object, and one that replaces the copy does not. If neither works, the bytes are copied. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -11,7 +9,7 @@
 
 #define COPY_BYTES (1u << 20)
 
-/* The answers of file systems that cannot do it. */
+/* Whether the file system lacks the operation. */
 static bool is_missing(int result)
 {
         return result == -EOPNOTSUPP || result == -ENOTTY || result == -EINVAL || result == -EXDEV || result == -ENOSYS || result == -EPERM ||
@@ -44,7 +42,7 @@ static int share_blocks(int fd, int from)
         return result;
 }
 
-/* A temporary file of its own. `size`: by bytes; UINT64_MAX: only by sharing blocks. */
+/* Makes a temporary file with its own bytes. `size`: copies so many bytes; UINT64_MAX: shares blocks or fails. */
 static int copy_to_new(struct store *store, int from, uint64_t size, const char *to, char ret_temp[FILE_TEMP_MAX], struct os_stat *ret_made)
 {
         int fd = file_temp_open(store, to, 0, ret_temp), result, closed;
@@ -60,7 +58,7 @@ static int copy_to_new(struct store *store, int from, uint64_t size, const char 
         return result;
 }
 
-/* The file's bytes may not be durable: another program may have written them. */
+/* Syncs the file: another program may have written it without that. */
 static int link_to_new(struct store *store, const char *from, const char *to, char ret_temp[FILE_TEMP_MAX], struct os_stat *ret_made)
 {
         int result = file_temp_link(store, to, from, ret_temp), fd;
@@ -93,7 +91,7 @@ static int copy_to_temp(struct store *store, const char *key, int from, uint64_t
         return is_missing(result) ? copy_to_new(store, from, size, to, ret_temp, ret_made) : result;
 }
 
-/* The caller's file `from` stays open, so that it is one file that is copied. */
+/* The caller keeps `from` open, so that all steps copy the same file. */
 static enum nebula_status copy_from(struct store *store, const char *key, int from, const char *to, enum store_condition condition,
                                     struct nebula_error *error)
 {
@@ -111,7 +109,7 @@ static enum nebula_status copy_from(struct store *store, const char *key, int fr
                 result = file_place(store, &placing, condition);
                 if (!result)
                         result = file_place_sync(store, &placing, 1, &at);
-                os->unlink_below(store->root, temp); /* a rename between two names of one file leaves both, and a link always does */
+                os->unlink_below(store->root, temp); /* a rename between two names of one file leaves both, as a link does */
         }
         if (result == -EEXIST && condition == STORE_IF_ABSENT)
                 return error_set(error, NEBULA_BUSY, EEXIST, "%s/%s is there already", store->root, to);

@@ -1,8 +1,5 @@
-/*
- * A file is not durable before each directory on its way is. A directory that
- * is already there proves nothing: whoever made it may have died before the
- * sync. So a store syncs the way to each directory once, and remembers it.
- */
+/* A file is durable only when each directory on its path is. An existing directory is no proof: the process that made it may have died
+ * before the sync. So a store syncs the path to each directory once, and remembers that. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +7,7 @@
 
 #include "store/store_file_private.h"
 
-#define DIRECTORY_MODE 0777 /* as the umask allows: others read checkpoints */
+#define DIRECTORY_MODE 0777 /* less the umask: other users may read checkpoints */
 
 struct known_dir {
         char *path; /* absolute; NULL: none */
@@ -23,8 +20,8 @@ struct file_dirs {
         struct known_dir known[FILE_DIRS_KEPT]; /* the oldest is replaced */
         size_t next;
         bool has_device;
-        uint64_t device;            /* of the root, when it was there last */
-        bool is_mount;              /* it was on another file system than what lies above it */
+        uint64_t device;            /* of the root, when it last existed */
+        bool is_mount;              /* it was on another file system than its parent */
 };
 
 struct file_dirs *file_dirs_new(void)
@@ -79,7 +76,7 @@ static const struct known_dir *find_known(const struct file_dirs *dirs, const ch
         return NULL;
 }
 
-/* Without memory it is synced again the next time. */
+/* Without memory the directory is synced again the next time. */
 static void remember(struct file_dirs *dirs, const char *path, const struct os_stat *found)
 {
         struct known_dir *known = &dirs->known[dirs->next];
@@ -89,7 +86,7 @@ static void remember(struct file_dirs *dirs, const char *path, const struct os_s
         dirs->next = (dirs->next + 1) % FILE_DIRS_KEPT;
 }
 
-/* The device of the nearest directory that is there, at or above `path`. */
+/* The device of the nearest directory that exists, at or above `path`. */
 static int nearest_device(const char *path, uint64_t *ret_device, bool *ret_is_itself)
 {
         char above[STORE_PATH_MAX];
@@ -109,10 +106,8 @@ static int nearest_device(const char *path, uint64_t *ret_device, bool *ret_is_i
         return result;
 }
 
-/*
- * A root that was a mount point and is an empty directory now: what is written there would fill the disk below, and be
- * hidden when the file system comes back. That it is another one then, as an automounter's is each time, is no matter.
- */
+/* Fails if the root was a mount point and is now a directory of the file system below. Files written there would fill the disk below,
+ * and be hidden when the mount comes back. If another file system is mounted there, as an automounter does, that is fine. */
 static int check_mount(struct file_dirs *dirs, const char *root)
 {
         char above[STORE_PATH_MAX + 4];
@@ -128,10 +123,7 @@ static int check_mount(struct file_dirs *dirs, const char *root)
         return 0;
 }
 
-/*
- * A root whose mount has gone must not be made anew on the file system below.
- * One that was removed is.
- */
+/* Makes the root, unless its mount has gone: then it would be made on the file system below. A root that was removed is made again. */
 static int make_root(struct file_dirs *dirs, const char *root)
 {
         uint64_t device = 0;
@@ -151,7 +143,7 @@ static int make_root(struct file_dirs *dirs, const char *root)
         return 0;
 }
 
-/* Syncs the entry of the root in the directory above it, which may be closed to us, and isn't ours. */
+/* Syncs the entry of the root in its parent directory, which may belong to another user and be closed to us. */
 static int sync_above_root(const char *root)
 {
         char above[STORE_PATH_MAX];
@@ -165,7 +157,7 @@ static int sync_above_root(const char *root)
         return result == -EACCES || result == -EPERM || result == -EROFS ? 0 : result;
 }
 
-/* The directory above it exists, or existed: then -ENOENT, and nothing is made in its place. */
+/* Makes one directory, if it is missing. -ENOENT: its parent has gone, and is not made again. */
 static int make_below(const char *root, const char *key, struct os_stat *ret_found)
 {
         int result = os->stat_below(root, key, ret_found);
@@ -241,7 +233,7 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
         return result;
 }
 
-/* A file system that does not tell when a directory was made may give the new one the old one's number: then it goes unnoticed. */
+/* Without a creation time, a directory that was removed and made again with the same inode number goes unnoticed. */
 int file_dirs_confirm(struct file_dirs *dirs, const char *root, const char *directory)
 {
         char path[STORE_PATH_MAX];

@@ -1,7 +1,5 @@
-/*
- * Lists: directories are read in the order of their keys, one page at a time. A page reads the directories above its first key
- * again, and nothing before it.
- */
+/* Lists: reads directories in the order of their keys, one page at a time. A page reads the directories above its first key again, but
+ * nothing before that key. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,11 +25,11 @@ struct walk {
         const char *from;  /* "": the beginning */
         bool is_deep;
         struct store_page page;
-        char key[STORE_KEY_MAX];  /* of the directory that is read; then also of the item */
+        char key[STORE_KEY_MAX];  /* of the directory being read; later also of the item */
         char last[STORE_KEY_MAX]; /* the place of the last entry of the page */
 };
 
-/* A server may give our files to another user (root_squash): then what it gave the last one to is ours as well. */
+/* A server may map our user to another (root_squash): files of the user that owns our last written file are ours, too. */
 bool file_is_foreign(const struct store *store, const struct os_stat *found)
 {
         uint64_t given = atomic_load(&((const struct file_store *)store)->given_uid);
@@ -39,7 +37,7 @@ bool file_is_foreign(const struct store *store, const struct os_stat *found)
         return found->uid != os->uid() && found->uid + UINT64_C(1) != given;
 }
 
-/* Where a key belongs in the order of keys: a directory stands for keys that go on behind a '/'. */
+/* The order of keys: a directory stands for keys that continue with '/'. */
 static int by_place(const void *a, const void *b)
 {
         const struct listed *x = a, *y = b;
@@ -61,13 +59,13 @@ static void listing_done(struct listing *listing)
         *listing = (struct listing){ 0 };
 }
 
-/* Whether `place` and all that begins with it comes before the first key of the page. */
+/* Whether `place` and all keys that begin with it come before the first key of the page. */
 static bool is_before(const struct walk *walk, const char *place)
 {
         return strcmp(place, walk->from) < 0 && strncmp(place, walk->from, strlen(place));
 }
 
-/* Whether the page ended with it, or behind it. */
+/* Whether an earlier page listed the item: that page ended with it, or behind it. */
 static bool is_listed(const struct walk *walk, const char *place)
 {
         return *walk->from && strcmp(place, walk->from) <= 0;
@@ -87,7 +85,7 @@ static int add_item(struct listing *listing, const char *name, const struct os_s
         return 0;
 }
 
-/* Goes on with the item of that name in the directory walk->key. False: too long to be a key. */
+/* Appends the name of an item to walk->key. False: the key would be too long. */
 static bool descend(struct walk *walk, const char *name, size_t *ret_length)
 {
         size_t length = strlen(walk->key), room = sizeof walk->key - length;
@@ -99,7 +97,7 @@ static bool descend(struct walk *walk, const char *name, size_t *ret_length)
         return true;
 }
 
-/* What has gone since is left out. A directory that may not be searched must not look like an empty one. */
+/* Skips an entry that has gone since. Fails for a directory without search permission, which must not look empty. */
 static int read_one(struct walk *walk, struct os_dir *dir, const char *name, struct listing *listing)
 {
         struct os_stat found;
@@ -114,7 +112,7 @@ static int read_one(struct walk *walk, struct os_dir *dir, const char *name, str
         return result ? (result == -ENOENT ? 0 : result) : add_item(listing, name, &found);
 }
 
-/* The entries of the directory walk->key whose names begin with `start`. */
+/* Reads the entries of the directory walk->key whose names begin with `start`. */
 static int read_directory(struct walk *walk, const char *start, struct listing *ret_listing)
 {
         struct listing listing = { 0 };
@@ -140,7 +138,7 @@ static int read_directory(struct walk *walk, const char *start, struct listing *
         return 0;
 }
 
-/* 1: the page was full before it. walk->key is its place. */
+/* Adds the entry walk->key. 1: the page was full already. */
 static int add_entry(struct walk *walk, const struct os_stat *found)
 {
         struct store_entry entry = { .key = walk->key };
@@ -200,7 +198,7 @@ static int walk_directory(struct walk *walk, const char *start)
         return result;
 }
 
-/* Where nothing is, nothing is listed. But a root that is no directory must not look like an empty one. */
+/* A directory that does not exist gives an empty list. A root that is not a directory is an error. */
 static int walk_from(struct walk *walk, const char *prefix)
 {
         const char *slash = strrchr(prefix, '/');

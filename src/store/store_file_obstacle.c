@@ -1,4 +1,4 @@
-/* What lies in the way of an object, and what to do about it: errno alone says neither. */
+/* Finds the file or directory that blocks an object, and tells the user how to remove it: errno alone does not. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@ static bool is_denied(int result)
         return result == -EACCES || result == -EPERM;
 }
 
-/* `is_last`: it is the object itself, and not a directory on the way to it. False: it is not in the way. */
+/* `is_last`: `path` is the object itself, not a directory above it. False: it is not the obstacle. */
 static bool describe(const char *path, struct os_stat *found, bool is_last, int result, char *text, size_t size)
 {
         struct os_stat target;

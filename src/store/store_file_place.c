@@ -1,4 +1,4 @@
-/* A temporary file gets its key, and the key becomes durable. */
+/* Gives a temporary file its key, and makes the key durable. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "store/store_file_private.h"
 
-/* A server that did it may have been asked again, because its answer got lost. */
+/* Whether the key already has our file: the server did the operation, lost the answer, and was asked again. */
 static bool is_ours(const struct store *store, const char *key, const struct os_stat *made, uint32_t more_names)
 {
         struct os_stat there;
@@ -16,7 +16,7 @@ static bool is_ours(const struct store *store, const char *key, const struct os_
                there.link_count >= made->link_count + more_names;
 }
 
-/* Only here two writers can both succeed, and the later one's object stays: the file system has no call that prevents it. */
+/* The file system has no call that prevents a race here: two writers can both succeed, and the later one's object stays. */
 static int look_and_rename(const struct store *store, const char *temp, const char *key)
 {
         struct os_stat there;
@@ -35,7 +35,7 @@ int file_place_new(const struct store *store, const char *temp, const char *key,
                 return 0;
         if (result != -EPERM && result != -EOPNOTSUPP && result != -ENOSYS && result != -ELOOP)
                 return result;
-        /* A file system without second names. Or it is a link that is moved: it gets none. */
+        /* The file system has no hard links, or the file is a symbolic link, which gets none. */
         result = os->rename_new_below(store->root, temp, key);
         return result == -EINVAL || result == -ENOSYS ? look_and_rename(store, temp, key) : result;
 }
@@ -56,7 +56,7 @@ static int place_once(const struct store *store, const struct file_placing *plac
                 return place_over(store, placing);
         result = file_place_new(store, placing->temp, placing->key, &placing->made);
         if (result == -EEXIST && !os->stat_below(store->root, placing->key, &there) && there.kind == OS_KIND_DIRECTORY)
-                return -EISDIR; /* no object, so it will never be another writer's */
+                return -EISDIR; /* a directory is not an object: another writer cannot have succeeded */
         return result;
 }
 
@@ -68,7 +68,7 @@ int file_place(struct store *store, struct file_placing *placing, enum store_con
         int result = place_once(store, placing, condition);
 
         file_parent(placing->key, parent);
-        /* A removal has taken the directory away, which was empty. */
+        /* A removal has removed the empty directory. */
         for (int i = 1; i < FILE_TRIES && result == -ENOENT && !os->stat_below(store->root, placing->temp, &temp); i++) {
                 file_dirs_forget(dirs);
                 result = file_dirs_ensure(dirs, store->root, parent);
@@ -78,7 +78,8 @@ int file_place(struct store *store, struct file_placing *placing, enum store_con
         return result;
 }
 
-/* -ENOENT: the directory has gone. If the object has gone too, another process has removed it since: then there is nothing to sync. */
+/* -ENOENT: the directory has gone, but not the object. If the object has gone, too, another process has removed it, and there is nothing
+ * to sync. */
 static int look_for_removed(const struct store *store, const struct file_placing *placing)
 {
         struct os_stat there;

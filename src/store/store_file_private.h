@@ -1,6 +1,5 @@
-/*
- * store_file_private.h - what the files of the driver `file` share. Functions that return an int return 0 or a negative errno.
- */
+/* store_file_private.h - declarations that the files of the driver `file` share. Functions that return an int return 0 or a negative
+ * errno. */
 #ifndef NB_STORE_STORE_FILE_PRIVATE_H
 #define NB_STORE_STORE_FILE_PRIVATE_H
 
@@ -11,76 +10,74 @@
 #include "store/store_private.h"
 
 #define FILE_BULK_MIN (1u << 20) /* below it, threads and O_DIRECT cost more than they save */
-#define FILE_TRIES 8 /* of a write whose directories are removed meanwhile */
+#define FILE_TRIES 8 /* of a write while other processes remove its empty directories */
 #define FILE_TEMP_MAX (STORE_KEY_MAX + 32)
 
-/* The store's time was asked for at `read_ns` (os->now_ns); 0: never. */
+/* The last answer of the store's clock, read at `read_ns` (os->now_ns); 0: never. */
 struct file_clock {
         struct lock lock; /* guards the rest */
         int64_t read_ns, time_ns;
 };
 
 struct file_store {
-        struct store store; /* first: a struct store of this driver is one of these */
+        struct store store; /* must be first: the driver casts between the two */
         struct file_dirs *dirs;
         atomic_uint temp_count;
-        _Atomic uint64_t given_uid; /* 1 + whose the last file that was written became; 0: none yet */
+        _Atomic uint64_t given_uid; /* 1 + owner of the last file that was written; 0: none yet */
         atomic_uint features;       /* 0: not probed */
         atomic_bool cannot_clone;   /* the file system cannot share blocks */
         struct file_clock clock;
 };
 
-/* store_file.c: the path of a key, and the meaning of a failed call. */
+/* store_file.c: paths of keys, and errors of failed calls. */
 enum nebula_status file_path(const struct store *store, const char *key, char ret_path[STORE_PATH_MAX], struct nebula_error *error);
 /* `what` is a verb: "write", "remove". */
 enum nebula_status file_error(const struct store *store, const char *what, const char *path, int result, struct nebula_error *error);
-/* The directory that holds `key`, relative to the root; "" at the top. */
+/* The directory of `key`, relative to the root; "" at the top. */
 void file_parent(const char *key, char ret_directory[STORE_KEY_MAX]);
 bool file_same_parent(const char *one, const char *other);
 
-/* store_file_obstacle.c: the thing on the way to `path` that explains a failure, and how to remove it. False: nothing that can be seen. */
+/* store_file_obstacle.c: describes the thing on the path that explains a failure, and how to remove it. False: none was found. */
 bool file_obstacle(const char *path, int result, char *text, size_t size);
 
-/* store_file_dirs.c: directories that exist, and are durable. */
+/* store_file_dirs.c: directories that exist and are durable. */
 #define FILE_DIRS_KEPT 64
 
 struct file_dirs;
 struct file_dirs *file_dirs_new(void);
 void file_dirs_free(struct file_dirs *dirs);
-/*
- * Makes <root>/<directory> ("": the root itself) and what is missing above it,
- * and syncs every entry on the way, once. -ENODEV: the file system that held the root has gone.
- */
+/* Makes <root>/<directory> ("": the root itself) and its missing parents, and syncs every entry on the path, once. -ENODEV: the file
+ * system that held the root has gone. */
 int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory);
-/* The same, and syncs again if another process has removed the directory and made it anew since. Call it after an entry was added: as
- * long as the entry exists nobody removes the directory. */
+/* The same, and syncs again if another process has removed and remade the directory. Call it after adding an entry: while the entry
+ * exists, no process removes the directory. */
 int file_dirs_confirm(struct file_dirs *dirs, const char *root, const char *directory);
-/* After a failure nothing is taken for granted. */
+/* Forgets all directories. Call it after a failure. */
 void file_dirs_forget(struct file_dirs *dirs);
-/* That one, and what is below it: it is about to be removed. */
+/* Forgets one directory and those below it. Call it before removing the directory. */
 void file_dirs_forget_one(struct file_dirs *dirs, const char *path);
 
-/* store_file_temp.c: temporary files, <tag>/.nebula/tmp-* and .nebula-tmp-*, in both of which places a sweep knows them as ours. */
+/* store_file_temp.c: temporary files, <tag>/.nebula/tmp-* and .nebula-tmp-*. A sweep recognizes them by these names. */
 void file_temp_parent(const char *key, char ret_directory[STORE_KEY_MAX]);
-/* Another name at each call. `parent` is from file_temp_parent. */
+/* Another name at each call. `parent` comes from file_temp_parent. */
 void file_temp_name(struct store *store, const char *parent, char ret_temp[FILE_TEMP_MAX]);
 /* Makes the directories for the temporary file and for `key`, and the file. Returns its descriptor. */
 int file_temp_open(struct store *store, const char *key, int flags, char ret_temp[FILE_TEMP_MAX]);
-/* The same for another name of the file `source`. Returns 0. */
+/* The same, but makes the temporary file as a hard link to `source`. Returns 0. */
 int file_temp_link(struct store *store, const char *key, const char *source, char ret_temp[FILE_TEMP_MAX]);
 /* Syncs and closes it. */
 int file_temp_close(struct store *store, int fd, struct os_stat *ret_made);
 
 /* store_file_place.c: from a temporary file to its key. */
 struct file_placing {
-        char *temp, *key;    /* temp NULL: nothing is left there */
+        char *temp, *key;    /* temp NULL: the file has only its key */
         struct os_stat made; /* the temporary file */
 };
-/* With STORE_IF_ABSENT -EEXIST: something is there. Not durable before file_place_sync. */
+/* With STORE_IF_ABSENT -EEXIST: the key is taken. Call file_place_sync to make the key durable. */
 int file_place(struct store *store, struct file_placing *placing, enum store_condition condition);
-/* The same without making directories, and with another name for `key` only if nothing is there. */
+/* The same, but makes no directories; gives the file `key` as a second name only if `key` is free. */
 int file_place_new(const struct store *store, const char *temp, const char *key, const struct os_stat *made);
-/* *ret_at: the one that a failure is about. */
+/* *ret_at: the index that a failure concerns. */
 int file_place_sync(struct store *store, const struct file_placing *placings, size_t count, size_t *ret_at);
 struct store_stamp file_stamp(const struct os_stat *stat);
 
@@ -91,15 +88,15 @@ struct store_upload {
 };
 enum nebula_status file_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
                                struct nebula_error *error);
-/* Removes what is left of the temporary files, and frees it. */
+/* Removes the remaining temporary files, and frees the upload. */
 void file_end_upload(struct store *store, struct store_upload *upload);
 void file_abort(struct store *store, struct store_upload *upload);
 enum nebula_status file_write_error(const struct store *store, const char *key, uint64_t size, int result, struct nebula_error *error);
 
 /* store_file_refer.c */
-/* The object's source to read, if it is the one that is meant and this file system may share its blocks. -1: all bytes are to be written. */
+/* Opens the object's source, if it has the expected mark and this file system may share its blocks. -1: all bytes must be written. */
 int file_open_source(struct store *store, const struct store_object *object);
-/* Fills `fd`: shares the blocks of `source` where the feed says that they are the same, or writes all. */
+/* Fills `fd`: shares the blocks of `source` for bytes that the feed says are the same, and writes the others. */
 int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_referred);
 
 /* store_file_publish.c */
@@ -126,7 +123,7 @@ enum nebula_status file_stat(struct store *store, const char *key, struct store_
 
 /* store_file_remove.c, store_file_copy.c, store_file_clock.c */
 enum nebula_status file_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
-/* The directories on the way to `key`, and to its temporary file, as far as they are empty. */
+/* Removes the empty directories on the paths of `key` and of its temporary file. */
 void file_remove_empty(struct store *store, const char *key);
 enum nebula_status file_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
                              struct nebula_error *error);

@@ -1,14 +1,12 @@
-/*
- * Objects become visible: each temporary file gets its key by a link, which replaces nothing, or by a rename, which replaces an older
- * object. Then each directory is synced once. In the end the temporary names go.
- */
+/* Makes objects visible. Each temporary file gets its key by a link, which replaces nothing, or by a rename, which replaces an older
+ * object. Then each directory is synced once. Last, the temporary names are removed. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "store/store_file_private.h"
 
-/* The temporary name is gone after a rename. After a link it stays until file_end_upload. */
+/* A rename removes the temporary name. After a link it stays until file_end_upload. */
 static int place_all(struct store *store, struct store_upload *upload, enum store_condition condition, size_t *ret_at)
 {
         for (size_t i = 0; i < upload->count; i++) {
@@ -26,7 +24,7 @@ static int place_all(struct store *store, struct store_upload *upload, enum stor
         return file_place_sync(store, upload->files, upload->count, ret_at);
 }
 
-/* A writer may put its object again, because it was told of a failure. What it finds is durable. */
+/* Makes the object that has the key durable: a writer that was told of a failure may put its object again and find it. */
 static int sync_taken(struct store *store, const struct file_placing *file)
 {
         size_t at;

@@ -1,4 +1,4 @@
-/* Reading objects: exactly the asked bytes, or an error that says what is there instead. */
+/* Reads objects: exactly the requested bytes, or an error that describes what is there instead. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "os/bulk.h"
 #include "store/store_file_private.h"
 
-/* A directory is no object. */
+/* Fails for a directory: it is not an object. */
 int file_open_to_read(const struct store *store, const char *key, int flags)
 {
         struct os_stat found;
@@ -81,7 +81,8 @@ static enum nebula_status get_from(const char *path, const struct store *store, 
         return NEBULA_OK;
 }
 
-/* Size and bytes come from one descriptor. By name they could come from two files, or NFS could remember the size of an older one. */
+/* Reads size and bytes from one descriptor. By name they could come from two files, and NFS could return the cached size of an older
+ * one. */
 enum nebula_status file_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                             struct store_stamp *ret_stamp, struct nebula_error *error)
 {
@@ -107,7 +108,7 @@ enum nebula_status file_get(struct store *store, const char *key, size_t limit, 
         return NEBULA_OK;
 }
 
-/* For bulk_read, which computes no sums. */
+/* The argument of bulk_read, which computes no sums. */
 struct checking {
         store_check *check;
         void *argument;
@@ -136,11 +137,11 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
                         os->close(fd);
-                fd = file_open_to_read(store, key, 0); /* a file system without O_DIRECT */
+                fd = file_open_to_read(store, key, 0); /* the file system has no O_DIRECT */
                 result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check ? check_chunk : NULL, &checking, error);
         }
         if (result > 0)
-                status = (enum nebula_status)result; /* the check's, and so is the error */
+                status = (enum nebula_status)result; /* `check` failed, and has set the error */
         else if (result < 0)
                 status = read_error(store, path, fd, size, result, error);
         if (fd >= 0)

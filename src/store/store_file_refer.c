@@ -1,8 +1,6 @@
-/*
- * An object that has bytes of another file of the store. The two files share the blocks of these bytes, so they are neither written nor take
- * space. A hard link of a file that is the same as a whole would do so on more file systems, and is not used: a program that writes over one
- * version in place would damage the other one, too.
- */
+/* Makes an object that shares blocks with another file of the store. These bytes are not written and take no space. A hard link would do
+ * so for identical files on more file systems, but a program that writes over one version in place would then damage the other version,
+ * too. */
 #include <errno.h>
 #include <string.h>
 
@@ -45,7 +43,7 @@ static int share_range(struct store *store, int fd, int source, uint64_t offset,
         return result;
 }
 
-/* Chunks that follow each other go in one call. */
+/* Shares the blocks of the same chunks. Neighbouring chunks take one call. */
 static int share_same(struct store *store, const struct store_object *object, int source, int fd, uint64_t *ret_shared)
 {
         uint64_t chunk_bytes = object->feed->chunk_bytes, begin = 0;

@@ -1,7 +1,5 @@
-/*
- * Removal. A victim with a stamp is compared, moved aside, and compared again. If it is another object by then, it is moved back. What
- * others can see of this is in store.h.
- */
+/* Removal. A victim with a stamp is compared, moved aside, and compared again. If it is another object by then, it is moved back.
+ * store.h describes what other processes can see meanwhile. */
 #include <errno.h>
 #include <string.h>
 
@@ -14,7 +12,7 @@ static bool is_victim(const struct store_victim *victim, const struct os_stat *t
         return there->kind != OS_KIND_DIRECTORY && !strcmp(file_stamp(there).text, victim->stamp.text);
 }
 
-/* To a temporary name that does not exist yet. */
+/* Renames the object to a temporary name that is free. */
 static int move_once(struct store *store, const char *key, const char *parent, char ret_temp[FILE_TEMP_MAX])
 {
         struct os_stat there;
@@ -29,7 +27,7 @@ static int move_once(struct store *store, const char *key, const char *parent, c
         return result == -ENOENT ? os->rename_below(store->root, key, ret_temp) : result;
 }
 
-/* -ENOENT: `key` has gone. */
+/* -ENOENT: `key` does not exist. */
 static int move_aside(struct store *store, const char *key, char ret_temp[FILE_TEMP_MAX])
 {
         char parent[STORE_KEY_MAX];
@@ -39,7 +37,7 @@ static int move_aside(struct store *store, const char *key, char ret_temp[FILE_T
         file_temp_parent(key, parent);
         for (int i = 0; i < FILE_TRIES && result == -ENOENT; i++) {
                 if (i)
-                        file_dirs_forget(((struct file_store *)store)->dirs); /* another removal took the directory away */
+                        file_dirs_forget(((struct file_store *)store)->dirs); /* another removal has removed the directory */
                 result = move_once(store, key, parent, ret_temp);
                 if (result == -ENOENT && os->stat_below(store->root, key, &there))
                         break;
@@ -74,7 +72,7 @@ static int remove_stamped(struct store *store, const struct store_victim *victim
         return is_victim(victim, &moved) ? os->unlink_below(store->root, temp) : move_back(store, temp, victim->key, &moved);
 }
 
-/* A directory is no object: there is nothing to remove. */
+/* A directory is not an object, so there is nothing to remove. */
 static int remove_one(struct store *store, const struct store_victim *victim)
 {
         int result = victim->stamp.text[0] ? remove_stamped(store, victim) : os->unlink_below(store->root, victim->key);
@@ -82,7 +80,7 @@ static int remove_one(struct store *store, const struct store_victim *victim)
         return result == -ENOENT || result == -ENOTDIR || result == -EISDIR ? 0 : result;
 }
 
-/* Also where nothing was removed: whoever removed it may have died before the sync. */
+/* Needed even if nothing was removed: the process that removed the object may have died before the sync. */
 static int sync_parent(const struct store *store, const char *parent)
 {
         int result = os_sync_dir_below(store->root, parent);
@@ -90,7 +88,8 @@ static int sync_parent(const struct store *store, const char *parent)
         return result == -ENOENT || result == -ENOTDIR ? 0 : result;
 }
 
-/* From that one upwards, without the root, as far as they are empty. It is no failure if one stays, or returns after a power loss. */
+/* Removes the directory and its parents below the root, while they are empty. A directory that stays, or returns after a power loss, is
+ * no failure. */
 static void remove_empty(struct store *store, const char *directory)
 {
         char key[STORE_KEY_MAX], path[STORE_PATH_MAX];
@@ -120,7 +119,7 @@ void file_remove_empty(struct store *store, const char *key)
         remove_empty(store, directory);
 }
 
-/* Whether a victim before that one has the same parent. */
+/* Whether an earlier victim has the same parent. */
 static bool is_known_parent(const struct store_victim *victims, size_t at, const char *parent)
 {
         char other[STORE_KEY_MAX];

@@ -1,4 +1,4 @@
-/* Temporary files: where an object is written before it has its key. */
+/* Temporary files: an object is written to one before it gets its key. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +24,7 @@ void file_temp_name(struct store *store, const char *parent, char ret_temp[FILE_
         snprintf(ret_temp, FILE_TEMP_MAX, "%s%s%u-%u", parent, *parent ? "/tmp-" : STORE_TEMP_TOP, os->pid(), atomic_fetch_add(&file->temp_count, 1));
 }
 
-/* `source`: NULL, or the key of the file that gets the temporary name. */
+/* `source`: the key of the file to link; NULL: makes a new file. */
 static int make_new(struct store *store, const char *parent, const char *source, int flags, char ret_temp[FILE_TEMP_MAX])
 {
         int result = -EEXIST;
@@ -37,7 +37,7 @@ static int make_new(struct store *store, const char *parent, const char *source,
         return result;
 }
 
-/* A removal, here or on another node, may take directories away that are empty, and that we know. */
+/* Retries: a removal, here or on another node, may remove empty directories that this store remembers. */
 static int make_with_parents(struct store *store, const char *key, const char *source, int flags, char ret_temp[FILE_TEMP_MAX])
 {
         struct file_dirs *dirs = ((struct file_store *)store)->dirs;

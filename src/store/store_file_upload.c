@@ -1,7 +1,5 @@
-/*
- * Large objects on their way: a temporary file for each, the bytes, fsync of each. No key is touched, so wherever it
- * stops only temporary files are left.
- */
+/* Uploads large objects: makes a temporary file for each, writes its bytes, and syncs it. No key changes, so an interruption leaves only
+ * temporary files. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,20 +13,20 @@
 #include "store/store_file_private.h"
 
 #define SLOW_MOST_MS ((int64_t)86400000)
-#define TOGETHER_MAX 16 /* objects under way: as many open files */
+#define TOGETHER_MAX 16 /* objects at the same time: that many open files */
 
 struct file_writing {
         struct store *store;
         const struct store_object *object;
         int fd;               /* of `temp`; -1: closed */
-        int source;           /* of the object's source, which is the one that is meant; -1: all bytes are written */
+        int source;           /* of the object's source, checked; -1: all bytes are written */
         bool is_direct, is_made; /* is_made: `temp` exists */
         uint64_t referred; /* bytes of the source */
         struct os_stat made;
         char temp[FILE_TEMP_MAX]; /* its key */
 };
 
-/* Space is asked for first: a full disk is found out before gigabytes are written, and blocks lie together. */
+/* Reserves the space first: a full disk fails before gigabytes are written, and the blocks are contiguous. */
 static int reserve(int fd, uint64_t size)
 {
         int result;
@@ -75,7 +73,7 @@ static int fill_temp(struct file_writing *writing)
         if (result)
                 return result;
         writing->referred = 0;
-        if (writing->source >= 0) /* most of it may need no space */
+        if (writing->source >= 0) /* most of the bytes may need no space */
                 return file_refer(writing->store, object, writing->source, writing->fd, writing->is_direct, &writing->referred);
         if (object->size < FILE_BULK_MIN)
                 return object->feed && !bulk_feed_wait(object->feed) ? -ECANCELED
@@ -92,7 +90,7 @@ static int fill(struct file_writing *writing)
         writing->is_direct = object->size >= FILE_BULK_MIN && !((uintptr_t)object->data % BULK_PAGE_BYTES);
         writing->source = file_open_source(writing->store, object);
         result = fill_temp(writing);
-        if (result == -EINVAL && writing->is_direct) { /* a file system without O_DIRECT */
+        if (result == -EINVAL && writing->is_direct) { /* the file system has no O_DIRECT */
                 drop_temp(writing);
                 writing->is_direct = false;
                 result = fill_temp(writing);
@@ -109,7 +107,7 @@ static int sync_temp(struct file_writing *writing)
         return file_temp_close(writing->store, fd, &writing->made);
 }
 
-/* Its bytes are durable; `upload` has it from now on. */
+/* Moves the durable temporary file to `upload`. */
 static int hand_over(struct file_writing *writing, struct store_upload *upload)
 {
         struct file_placing *file = &upload->files[upload->count];
@@ -131,7 +129,7 @@ static int hand_over(struct file_writing *writing, struct store_upload *upload)
         return 0;
 }
 
-/* *ret_at: which one a failure is about. */
+/* *ret_at: the index that a failure concerns. */
 static int upload_all(struct file_writing *writings, size_t count, struct store_upload *upload, size_t *ret_at)
 {
         int (*const steps[])(struct file_writing *writing) = { fill, sync_temp };
@@ -163,7 +161,7 @@ enum nebula_status file_write_error(const struct store *store, const char *key, 
         return file_error(store, "write", path, result, error);
 }
 
-/* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
+/* NEBULA_STORE_MBPS simulates a slow disk: for tests, and for users who measure its effect on training. */
 static void be_slow(const struct file_writing *writings, size_t count, int64_t begun_ns)
 {
         const char *text = conf_env("NEBULA_STORE_MBPS");
@@ -184,7 +182,7 @@ static void be_slow(const struct file_writing *writings, size_t count, int64_t b
                 os->sleep_ms(left_ms);
 }
 
-/* The obstacle may lie where the temporary file goes. */
+/* Describes a failure; the obstacle may be on the path of the temporary file. */
 static enum nebula_status upload_error(struct file_writing *writing, int result, struct nebula_error *error)
 {
         const struct store *store = writing->store;

@@ -1,4 +1,4 @@
-/* The reference driver (store_mem.h): what a store has to do, in the simplest way that is right. */
+/* The reference driver (store_mem.h): the promises of a store, in the simplest correct way. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static bool holds(const struct mem_object *there, enum store_condition condition
         return there && !strcmp(mem_stamp(there).text, seen->text);
 }
 
-/* *data becomes NULL when it was taken over. */
+/* *data becomes NULL when the store has taken it. */
 static enum nebula_status write_locked(struct store *store, const char *key, char **data, uint64_t size, uint64_t mark,
                                        enum store_condition condition, const struct store_stamp *seen, struct store_stamp *ret_stamp,
                                        struct nebula_error *error)

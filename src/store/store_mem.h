@@ -18,22 +18,23 @@
  * something. Both are counted from store_mem_faults on. */
 struct mem_faults {
         int64_t latency_ms;      /* of each call */
-        uint64_t throttle_every; /* the calls with these numbers fail with http_status 503, and do nothing; 0: none */
-        uint64_t fail_at;        /* this call fails with http_status 500, and does nothing; 0: none */
-        bool goes_on;            /* so do the calls after it */
-        uint64_t lose_at;        /* this write is done, and answered with NEBULA_TIMEOUT; 0: none */
-        uint64_t stale_writes;   /* lists show the state before that many of the last writes, STORE_MEM_STALE_MAX at most; set it before
-                                  * the first call of features, from which it takes STORE_LISTS_FRESH */
+        uint64_t throttle_every; /* the calls with these numbers fail with http_status 503 and have no effect; 0: none */
+        uint64_t fail_at;        /* this call fails with http_status 500 and has no effect; 0: none */
+        bool goes_on;            /* the later calls fail, too */
+        uint64_t lose_at;        /* this write succeeds, but is answered with NEBULA_TIMEOUT; 0: none */
+        /* Lists do not show that many of the last writes, STORE_MEM_STALE_MAX at most. Set it before the first call of features, which
+         * then lacks STORE_LISTS_FRESH. */
+        uint64_t stale_writes;
         size_t page_entries;     /* 0: 3 */
 };
 
-/* From now on store_open takes mem:// URLs, which a user's settings must not name. store_mem.open does so without. */
+/* Lets store_open open mem:// URLs, which user settings must not name. store_mem.open always works. */
 void store_mem_allow(void);
 /* Removes all objects of the URL, and its faults. */
 void store_mem_forget(const char *url);
 /* NULL: none. */
 void store_mem_faults(struct store *store, const struct mem_faults *faults);
-/* How many there were, with those that failed. */
+/* The number of calls, failed ones included. */
 uint64_t store_mem_calls(struct store *store);
 uint64_t store_mem_writes(struct store *store);
 

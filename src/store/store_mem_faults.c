@@ -1,4 +1,4 @@
-/* How the driver `mem` fails. */
+/* The faults of the driver `mem`. */
 #include <inttypes.h>
 
 #include "base/error.h"
@@ -37,7 +37,7 @@ uint64_t store_mem_writes(struct store *store)
         return count;
 }
 
-/* The status of the call, as a server would give it; 0: it goes through. */
+/* The HTTP status of the call; 0: it succeeds. */
 static int answer_of(const struct mem_faults *faults, uint64_t call)
 {
         if (faults->fail_at && (call == faults->fail_at || (faults->goes_on && call > faults->fail_at)))

@@ -6,9 +6,9 @@
 #include "store/store_mem_private.h"
 
 #define PAGE_ENTRIES 3
-#define AT_THE_FIRST "\n" /* `from` of the page behind the empty first one: no key sorts before it */
+#define AT_THE_FIRST "\n" /* `from` of the page after the empty first one: it sorts before every key */
 
-/* What a list sees: objects by key. */
+/* The objects that a list shows, by key. */
 struct view {
         const struct mem_object **objects;
         size_t count;
@@ -27,7 +27,7 @@ static void add_seen(struct view *view, const struct mem_object *object, const c
                 view->objects[view->count++] = object;
 }
 
-/* `time` is a number of changes. */
+/* `time`: a change count. */
 static bool see(const struct mem_volume *volume, const char *prefix, uint64_t time, struct view *view)
 {
         *view = (struct view){ malloc((volume->count + STORE_MEM_STALE_MAX) * sizeof *view->objects), 0 };
@@ -41,7 +41,7 @@ static bool see(const struct mem_volume *volume, const char *prefix, uint64_t ti
         return true;
 }
 
-/* The key as the list shows it: cut behind the first '/' after the prefix, unless the list is deep. True: it was cut. */
+/* The key as the list shows it: cut at the first '/' after the prefix, unless the list is deep. True: it was cut. */
 static bool cut(const char *key, const char *prefix, bool deep, char ret_key[STORE_KEY_MAX])
 {
         const char *slash = deep ? NULL : strchr(key + strlen(prefix), '/');
@@ -61,7 +61,7 @@ static enum nebula_status add_entry(struct store_page *page, const struct mem_ob
         return store_page_add(page, &entry);
 }
 
-/* Keys behind `from`, which is the last one of the page before. */
+/* Adds the keys behind `from`, the last key of the page before. */
 static enum nebula_status fill_page(const struct view *view, const char *prefix, bool deep, const char *from, size_t most, struct store_page *page)
 {
         char key[STORE_KEY_MAX], last[STORE_KEY_MAX];

@@ -1,4 +1,4 @@
-/* What lies in the driver `mem`: a volume for each URL, in it objects, sorted by key. */
+/* The contents of the driver `mem`: one volume per URL, which holds objects sorted by key. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -69,7 +69,7 @@ struct mem_volume *mem_volume_of(const struct store *store)
         return ((const struct mem_store *)store)->volume;
 }
 
-/* Where the key is, or belongs. */
+/* The index of the key, or where it would be inserted. */
 static size_t place_of(const struct mem_volume *volume, const char *key)
 {
         size_t low = 0, high = volume->count;
@@ -92,7 +92,7 @@ struct mem_object *mem_find(struct mem_volume *volume, const char *key)
         return at < volume->count && !strcmp(volume->objects[at].key, key) ? &volume->objects[at] : NULL;
 }
 
-/* Takes the object's key over. */
+/* Keeps a removed object without its data for stale lists. Takes over its key. */
 static void bury(struct mem_volume *volume, struct mem_object object)
 {
         struct mem_object *ghost = &volume->ghosts[volume->next_ghost];

@@ -1,4 +1,4 @@
-/* Large objects of the driver `mem`: the bytes first, their keys later. */
+/* Large objects of the driver `mem`: the bytes first, the keys later. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "store/store_mem_private.h"
 
-/* The bytes of the source's range, if it is still the object that the upload with that mark has made. */
+/* Copies a range of the source, if the source still has the expected mark. */
 static enum nebula_status refer(struct store *store, const struct store_source *source, void *to, uint64_t offset, uint64_t size)
 {
         struct mem_volume *volume = mem_volume_of(store);
@@ -30,7 +30,7 @@ static enum nebula_status refer(struct store *store, const struct store_source *
         return status;
 }
 
-/* Returns how many bytes the source had. */
+/* Returns the number of bytes taken from the source. */
 static uint64_t fill(struct store *store, const struct store_object *object, char *to)
 {
         uint64_t referred = 0, chunk_bytes = object->source && object->feed ? object->feed->chunk_bytes : object->size + 1;

@@ -1,6 +1,4 @@
-/*
- * store_private.h - what drivers share. Only drivers include it.
- */
+/* store_private.h - declarations that drivers share. Only drivers include it. */
 #ifndef NB_STORE_STORE_PRIVATE_H
 #define NB_STORE_STORE_PRIVATE_H
 
@@ -9,17 +7,17 @@
 #define STORE_KEY_MAX 2048
 #define STORE_PATH_MAX 4096
 
-/* A relative path with no empty, "." or ".." component: a key can't lead out of the store. */
+/* Whether the key is a relative path without empty, "." or ".." components: it can't lead out of the store. */
 bool store_key_sound(const char *key);
-/* A text that such a path can begin with; "": any. */
+/* Whether such a path can begin with the text; "" begins all of them. */
 bool store_prefix_sound(const char *prefix);
 /* store_mem.c: whether store_open may open it. */
 bool store_mem_is_allowed(void);
-/* The keys of temporary files begin like this at the top, and below a tag like that. */
+/* The beginnings of keys of temporary files: at the top, and below a tag. */
 #define STORE_TEMP_TOP ".nebula-tmp-"
 #define STORE_TEMP_BELOW ".nebula/tmp-"
-/* Room for one more in an array that only this function makes longer: it grows at powers of two, so nobody keeps its capacity.
- * False: no memory. */
+/* Makes room for one more entry in an array that only this function extends. It grows at powers of two, so no caller stores its
+ * capacity. False: no memory. */
 bool store_make_room(void **entries, size_t count, size_t size);
 /* Adds a copy of the entry and its key. NEBULA_OK or NEBULA_NO_MEMORY. */
 enum nebula_status store_page_add(struct store_page *page, const struct store_entry *entry);

@@ -1,10 +1,10 @@
 /*
- * Debris of interrupted writings: objects that only Nebula can have made, and that no entry of a log names. All entries back to the last
- * removal count: the writer of the newest may still find that its version is not whole, and take that entry back.
+ * Removes the debris of interrupted writings: objects that only Nebula can have made, and that no entry of a log names. All entries back
+ * to the last removal count: the writer of the newest may still find its version incomplete, and take that entry back.
  *
- * A writer may have slept for long between its files and its manifest. So a sweep lists, says so (<tag>/.nebula/sweep-<hex>.json), and then
- * looks whether the log is as it was; a writer makes its entry, and then looks for such an object (manifest_check_all). Whichever comes
- * second sees the other.
+ * A writer may pause for long between its files and its manifest. So a sweep lists the tag, makes <tag>/.nebula/sweep-<hex>.json, and then
+ * checks that the log has not changed. A writer makes its entry, and then looks for such an object (manifest_check_all). The second of the
+ * two sees the first.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,20 +20,20 @@
 struct sweeping {
         struct store *store;
         char tag[256], directory[256];
-        int64_t before_ns; /* by the store's clock; what is younger stays, and all else with it */
+        int64_t before_ns; /* by the store's clock; if an object is younger, nothing of the tag is removed */
         struct store_list objects;
         uint64_t number;        /* of the newest entry */
-        struct manifest *named; /* the versions of the log that may become the newest again, and the newest */
+        struct manifest *named; /* the newest version of the log, and the older ones that may become the newest again */
         size_t named_count;
         struct victims victims;
-        bool is_removed; /* the newest entry is a removal, which may not have ended */
+        bool is_removed; /* the newest entry is a removal, which may have been interrupted */
         bool is_young, is_foreign;
 };
 
 static bool is_named(const struct sweeping *sweeping, const struct manifest_entry *entry, const char *key)
 {
         if (entry->kind == ENTRY_MANIFEST)
-                return !sweeping->is_removed; /* the writer of the newest removes those before it, once its own version is durable */
+                return !sweeping->is_removed; /* the writer of the newest entry removes the older ones, once its version is durable */
         for (size_t i = 0; i < sweeping->named_count; i++)
                 if (manifest_names(&sweeping->named[i], entry, key))
                         return true;
@@ -93,7 +93,7 @@ static enum nebula_status sweep_objects(struct sweeping *sweeping, size_t *remov
         return status == NEBULA_BUSY ? NEBULA_OK : status;
 }
 
-/* Takes over the version of an entry. */
+/* Adds the version of an entry to `named`, which takes it over. */
 static void add_named(struct sweeping *sweeping, struct tag_log *log, uint64_t *removed_until)
 {
         if (log->is_removal && log->number > *removed_until)
@@ -102,7 +102,7 @@ static void add_named(struct sweeping *sweeping, struct tag_log *log, uint64_t *
                 sweeping->named[sweeping->named_count++] = log->manifest;
 }
 
-/* The other entries. One that is gone by now was taken back, or what came after it is durable. */
+/* Loads the older entries. If an entry is gone by now, its writer took it back or a later version became durable. */
 static enum nebula_status load_older(struct sweeping *sweeping, const struct store_list *entries, uint64_t *removed_until, bool *ret_is_sound,
                                      struct nebula_error *error)
 {
@@ -125,7 +125,7 @@ static enum nebula_status load_older(struct sweeping *sweeping, const struct sto
         return status;
 }
 
-/* The versions before a removal are removed, or will be. */
+/* Drops the versions before a removal: they are removed, or will be. */
 static void drop_removed(struct sweeping *sweeping, uint64_t removed_until)
 {
         size_t kept = 0;
@@ -139,7 +139,7 @@ static void drop_removed(struct sweeping *sweeping, uint64_t removed_until)
         sweeping->named_count = kept;
 }
 
-/* The newest entry comes first, and then a list: when an entry is made, those before it are there. */
+/* Loads the newest entry first and lists the others afterwards: an entry is made only after those before it. */
 static enum nebula_status load_log(struct sweeping *sweeping, bool *ret_is_sound, struct nebula_error *error)
 {
         struct tag_log log = { 0 };
@@ -173,8 +173,8 @@ static enum nebula_status load_log(struct sweeping *sweeping, bool *ret_is_sound
         return status;
 }
 
-/* The common cases, told from one listing: nothing of Nebula's, or one entry, one record that is not younger (an entry that is a removal may have
- * a younger one beside it), and files apart of that record's writing. */
+/* Recognizes the two common cases in one listing: no objects of Nebula's; or one entry, one record that is not younger, and files apart
+ * of that record's writing. If the record is younger, the entry may be a removal. */
 static bool looks_clean(const struct store_list *list, const char *directory)
 {
         struct manifest_entry first = { 0 };
@@ -217,7 +217,7 @@ static bool has_debris(struct store *store, const char *directory)
         return result;
 }
 
-/* Nothing is done where the log cannot be read, since a person may still want what is there; nor in directories of other programs. */
+/* Skips a tag whose log cannot be read, because a person may still want its files, and directories of other programs. */
 static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_t before_ns, size_t *removed,
                                     struct nebula_error *error)
 {
@@ -231,7 +231,7 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
         snprintf(sweeping.tag, sizeof sweeping.tag, "%s", tag);
         snprintf(prefix, sizeof prefix, "%s/", sweeping.directory);
         status = store_list_all(store, prefix, true, &sweeping.objects, error);
-        if (!status) /* the listing comes before the log */
+        if (!status) /* the objects must be listed before the log is read */
                 status = load_log(&sweeping, &is_sound, error);
         if (!status && is_sound)
                 status = sweep_objects(&sweeping, removed, error);

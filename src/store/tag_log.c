@@ -10,7 +10,7 @@
 #include "store/document.h"
 #include "store/manifest_private.h"
 
-#define LOOKS_MAX 20 /* at a log whose newest entry goes each time before it is read */
+#define LOOKS_MAX 20 /* if each time the newest entry is removed before it is read */
 #define REMOVED_DIRECTORY MANIFEST_DIRECTORY "/removed"
 #define FORMAT_1_MANIFEST MANIFEST_DIRECTORY "/manifest.json"
 
@@ -96,7 +96,7 @@ enum nebula_status tag_log_number(struct store *store, const char *tag, uint64_t
         return status ? status : newest_number(store, directory, ret_number, error);
 }
 
-/* Of a finished removal, from the last component of its key; 0: it is not the name of one. */
+/* The number of a finished removal from the last component of its key; 0: it is another name. */
 static uint64_t removed_number(const char *text)
 {
         uint64_t number = strspn(text, "0123456789") == strlen(text) && strlen(text) <= 18 ? strtoull(text, NULL, 10) : 0;
@@ -125,7 +125,7 @@ enum nebula_status tag_log_removed(struct store *store, const char *directory, u
         return NEBULA_OK;
 }
 
-/* Says of an entry that it cannot be read, and where it lies. */
+/* Records that an entry cannot be read, with its key. */
 static void note_unsound(struct store *store, const char *key, struct tag_log *log)
 {
         error_prefix(&log->unsound, "%s/%s", store->root, key);
@@ -148,7 +148,7 @@ static void parse_entry(struct store *store, const char *tag, const char *key, c
                 status = manifest_parse(text, size, &log->manifest, &log->unsound);
                 number = log->manifest.number;
         }
-        if (!status && strcmp(of, tag)) /* a copied or renamed directory: its keys would lead into another checkpoint */
+        if (!status && strcmp(of, tag)) /* the directory was copied or renamed: the keys would lead to another checkpoint */
                 status = error_set(&log->unsound, NEBULA_CORRUPT, 0,
                                    "the manifest belongs to \"%s\": the directory was renamed or copied, give it back its name", of);
         else if (!status && number != log->number)
@@ -160,7 +160,7 @@ static void parse_entry(struct store *store, const char *tag, const char *key, c
         note_unsound(store, key, log);
 }
 
-/* A checkpoint that Nebula 0.1 wrote is no debris, and is not taken for one that is there. */
+/* Marks a checkpoint of Nebula 0.1 as unsound: it is not debris, and this version cannot read it. */
 static void look_for_format_1(struct store *store, const char *directory, struct tag_log *log)
 {
         struct nebula_error absent;
@@ -193,7 +193,7 @@ enum nebula_status tag_log_entry(struct store *store, const char *tag, uint64_t 
         if (!status) {
                 parse_entry(store, tag, key, text, size, &log);
                 free(text);
-        } else if (status == NEBULA_CORRUPT) { /* longer than any that a reader takes */
+        } else if (status == NEBULA_CORRUPT) { /* longer than readers accept */
                 log.unsound = failure;
                 log.is_unsound = true;
         } else {
@@ -267,7 +267,7 @@ enum nebula_status tag_log_take_back(struct store *store, const char *tag, uint6
         return status ? status : store_remove_one(store, key, error);
 }
 
-/* Another remover may have ended later: the markers of those before go, and the largest number stays. */
+/* Another removal may have ended later: removes the markers with smaller numbers, so that the largest stays. */
 enum nebula_status tag_log_set_removed(struct store *store, const char *directory, uint64_t number, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX], prefix[MANIFEST_KEY_MAX];

@@ -7,8 +7,9 @@
  *      tag_log_create     makes that entry, if its number is free
  *      tag_log_take_back  removes the caller's own entry
  *
- * An entry is created and never replaced: compare-and-swap by name. After an empty log the numbers go on where a finished
- * removal ended: that left <root>/.nebula/removed/<tag>/<n>. An entry whose number is not above the largest such n is dead.
+ * An entry is created and never replaced: compare-and-swap by name. A finished removal with number n leaves the object
+ * <root>/.nebula/removed/<tag>/<n>, and the numbers of later entries follow n. An entry is dead if its number is not above
+ * the largest such n.
  * tests/model/storage_model.py shows that each of these rules is needed.
  *
  * Threads: no shared state. Errors are the store's.
@@ -20,20 +21,21 @@
 
 struct tag_log {
         uint64_t number;     /* of the entry; 0: there is none */
-        bool is_removal;     /* that entry says that the tag is gone */
-        bool is_unsound;     /* that entry cannot be read: `unsound` says why */
+        bool is_removal;     /* the entry is a removal: the tag has no version */
+        bool is_unsound;     /* the entry cannot be read: `unsound` says why */
         struct nebula_error unsound;
-        struct manifest manifest; /* otherwise: the version */
+        struct manifest manifest; /* else: the version */
 };
 
-/* Reads the newest entry of a tag's log. An entry that is not sound is no failure. NEBULA_STORAGE: the list is older than the log, try later. */
+/* Reads the newest entry of a tag's log. An unsound entry is no failure. NEBULA_STORAGE: the listing is older than the log; try again
+ * later. */
 enum nebula_status tag_log_head(struct store *store, const char *tag, struct tag_log *ret_log, struct nebula_error *error);
 void tag_log_done(struct tag_log *log);
-/* Reads any entry of it. NEBULA_NOT_FOUND: there is none with that number. */
+/* Reads any entry of the log. NEBULA_NOT_FOUND: it has none with that number. */
 enum nebula_status tag_log_entry(struct store *store, const char *tag, uint64_t number, struct tag_log *ret_log, struct nebula_error *error);
 /* The newest number, without reading that entry; 0: the log is empty. */
 enum nebula_status tag_log_number(struct store *store, const char *tag, uint64_t *ret_number, struct nebula_error *error);
-/* The number that follows `newest`, and the last removal. */
+/* The next number: above `newest` and above the last removal. */
 enum nebula_status tag_log_next(struct store *store, const char *tag, uint64_t newest, uint64_t *ret_number, struct nebula_error *error);
 /* NEBULA_BUSY: the number is taken. */
 enum nebula_status tag_log_create(struct store *store, const char *tag, uint64_t number, const char *text, size_t size,
@@ -41,7 +43,7 @@ enum nebula_status tag_log_create(struct store *store, const char *tag, uint64_t
 enum nebula_status tag_log_take_back(struct store *store, const char *tag, uint64_t number, struct nebula_error *error);
 enum nebula_status tag_log_key(const char *directory, uint64_t number, char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error);
 
-/* The number of the last finished removal of an encoded tag; 0: none is known. */
+/* The number of the last finished removal of an encoded tag; 0: none. */
 enum nebula_status tag_log_removed(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error);
 enum nebula_status tag_log_set_removed(struct store *store, const char *directory, uint64_t number, struct nebula_error *error);
 

@@ -17,15 +17,15 @@
 #include "sum/sum.h"
 
 #define TRIES_MAX 5
-#define BEAT_NS (300 * INT64_C(1000000000)) /* a sweep takes what is 15 minutes old */
+#define BEAT_NS (300 * INT64_C(1000000000)) /* a sweep removes objects that are 15 minutes old */
 
 /* One record of the copy. */
 struct part {
-        struct record record;        /* the copy's; its texts and chunks are its own */
-        const struct manifest_file **files; /* the source's, in the order of record.files */
+        struct record record;        /* of the copy; it owns its texts and chunks */
+        const struct manifest_file **files; /* of the source, in the order of record.files */
         char *text;
         size_t size;
-        bool is_found; /* an earlier call has made its claim or record */
+        bool is_found; /* an earlier call made its claim or record */
 };
 
 struct copying {
@@ -39,7 +39,7 @@ struct copying {
         _Atomic int64_t beat_ns;
 };
 
-/* The contents of a version as one number, whichever order its files have. */
+/* A checksum of the contents of a version that does not depend on the order of its files. */
 static enum nebula_status fingerprint(struct store *store, const struct manifest *manifest, uint64_t *ret_sum, struct nebula_error *error)
 {
         uint32_t *order = manifest_files_by_record(manifest);
@@ -129,7 +129,7 @@ enum nebula_status transfer_look(const struct transfer *transfer, const struct m
         return status;
 }
 
-/* The name that each call gives it that finds the same source and the same log. */
+/* The name of the copy's writing. Calls that find the same source and the same log choose the same name. */
 static void name_writing(const struct copying *copying, const char *writing, unsigned attempt, char ret_name[WRITING_MAX])
 {
         char run[512];
@@ -179,7 +179,7 @@ static enum nebula_status make_part(struct copying *copying, size_t index, unsig
         return status;
 }
 
-/* Only the first entry of a log names files in place, and only where the name is free: as an agent's (persist_plan.c). */
+/* As for an agent (persist_plan.c): only the first entry of a log has files in place, and only where the names are free. */
 static enum nebula_status find_places(struct copying *copying, struct nebula_error *error)
 {
         struct store_list taken = { 0 };
@@ -206,7 +206,7 @@ static enum nebula_status part_key(const struct copying *copying, const struct p
         return (is_claim ? claim_key : record_key)(copying->directory, part->record.writing, part->record.ranks[0].rank, ret_key, error);
 }
 
-/* Takes over the places of the files from the claim or record of an earlier call. */
+/* Takes the places of the files from the claim or record of an earlier call. */
 static enum nebula_status adopt(const struct copying *copying, struct part *part, bool is_claim, struct nebula_error *error)
 {
         struct record found = { 0 };
@@ -248,7 +248,7 @@ static enum nebula_status claim(struct copying *copying, struct part *part, stru
         return status;
 }
 
-/* The claim is as new as ever. */
+/* Writes the claim again from time to time, so that it stays young. */
 static void beat(void *argument)
 {
         struct copying *copying = argument;
@@ -270,7 +270,7 @@ static void on_verified(void *argument, uint64_t bytes)
                 transfer->progress(transfer->argument, bytes);
 }
 
-/* NEBULA_OK: the object is this file. Otherwise it is absent, or is not. */
+/* NEBULA_OK: the object is this file. Otherwise it is absent or different. */
 static enum nebula_status check_there(const struct copying *copying, const char *key, const struct record_file *file)
 {
         const struct verify_watch watch = { .argument = (void *)copying->transfer, .progress = on_verified };
@@ -282,7 +282,7 @@ static enum nebula_status check_there(const struct copying *copying, const char 
         return verify_file(copying->transfer->to, key, file, &watch, NULL);
 }
 
-/* A try of this writing that was cut off has left something else there. */
+/* Removes a different object, which an interrupted try of this writing left. */
 static void clear_apart(const struct copying *copying, const char *key, const struct record_file *file)
 {
         if (file->is_apart)
@@ -322,7 +322,7 @@ static enum nebula_status copy_files(struct copying *copying, struct nebula_erro
         return status;
 }
 
-/* The files are in place: claims become records. */
+/* The files are complete: replaces claims by records. */
 static enum nebula_status show_records(const struct copying *copying, struct nebula_error *error)
 {
         struct store *to = copying->transfer->to;
@@ -335,7 +335,7 @@ static enum nebula_status show_records(const struct copying *copying, struct neb
                 status = part_key(copying, part, false, key, error);
                 if (!status)
                         status = to->ops->put(to, key, part->text, part->size, STORE_IF_ABSENT, NULL, NULL, error);
-                if (status == NEBULA_BUSY) /* an earlier call's, which was compared */
+                if (status == NEBULA_BUSY) /* an earlier call's record, which adopt has compared */
                         status = NEBULA_OK;
                 if (!status)
                         status = part_key(copying, part, true, key, error);
@@ -387,7 +387,7 @@ static enum nebula_status enter(struct copying *copying, const struct manifest *
 
         if (status)
                 return status;
-        status = index_put(to, manifest, error); /* first, as an agent does */
+        status = index_put(to, manifest, error); /* before the entry, as an agent does */
         if (!status)
                 status = tag_log_create(to, manifest->tag, manifest->number, text, size, error);
         if (status)
@@ -396,7 +396,7 @@ static enum nebula_status enter(struct copying *copying, const struct manifest *
         return status;
 }
 
-/* All is there, and stays. Otherwise the entry is taken back: NEBULA_BUSY. */
+/* Checks that all objects exist and that no sweep removes them. Otherwise takes the entry back: NEBULA_BUSY. */
 static enum nebula_status look_last(const struct copying *copying, const struct manifest *manifest, struct nebula_error *error)
 {
         struct store *to = copying->transfer->to;
@@ -436,7 +436,7 @@ static enum nebula_status commit(struct copying *copying, struct nebula_error *e
         return status;
 }
 
-/* The copy goes on after what is there, as a job's next writing of the tag would. */
+/* Continues the numbers of the destination's log, as a job's next writing of the tag would. */
 static enum nebula_status choose_numbers(struct copying *copying, struct nebula_error *error)
 {
         const struct manifest *source = copying->source, *before = &copying->log.manifest;
@@ -479,7 +479,7 @@ static void parts_done(struct copying *copying)
         free(copying->parts);
 }
 
-/* NEBULA_BUSY: another try may succeed, since something came in the way of this one. */
+/* NEBULA_BUSY: this try met a conflict; another one may succeed. */
 static enum nebula_status attempt(const struct transfer *transfer, const struct manifest *source, unsigned number, enum transfer_state *ret_state,
                                   bool *ret_refused, struct nebula_error *error)
 {

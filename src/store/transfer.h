@@ -4,16 +4,16 @@
  *      transfer_look      what the destination has of this tag
  *      transfer_version   copies the version, unless the destination has it
  *
- * Each chunk is compared with its checksum before it is sent. The copy is a writing of its own: the destination gets records of its own,
- * and the next entry of the tag's log, which is the commit. Job, run, step, line of history and times stay as they are. All files count
- * as written by the copy's generation.
+ * Each chunk is compared with its checksum before it is sent. The copy is a writing of its own: the destination gets new records and the
+ * next entry of the tag's log, which is the commit. Job, run, step, line of history and times do not change. All files count as written
+ * by the copy's generation.
  *
- * Restart: the names of the copy's writings follow from the source version and from the number of the entry that the copy will be. Claims are
- * made first. A later call finds them, checks the files that are there, and copies the others. A call that runs at the same time shares
- * the work in the same way.
+ * Restart: the names of the copy's writings follow from the source version and from the number that the copy's entry will have. Claims
+ * are made first. A later call finds them, checks the files that exist, and copies the others. A concurrent call shares the work in the
+ * same way.
  *
- * Memory: a file of a store that lends descriptors is mapped. Any other is fetched whole, into memory if it takes no more than a quarter
- * of the free memory, else into an unnamed file in $TMPDIR or /var/tmp.
+ * Memory: if the source store lends descriptors, the file is mapped. Otherwise the whole file is fetched: into memory if it takes no more
+ * than a quarter of the free memory, else into an unnamed file in $TMPDIR or /var/tmp.
  *
  * Threads: `progress` is called from several threads at once.
  */
@@ -23,21 +23,22 @@
 #include "store/manifest.h"
 
 enum transfer_state {
-        TRANSFER_ABSENT,  /* the destination has no version of that tag */
-        TRANSFER_PRESENT, /* it has this one: files of these names and sizes are there, and its records have the same checksums */
-        TRANSFER_OTHER,   /* it has another one, or a damaged one */
+        TRANSFER_ABSENT,  /* the destination has no version of the tag */
+        TRANSFER_PRESENT, /* it has this version: the same names, sizes and checksums */
+        TRANSFER_OTHER,   /* it has a different or damaged version */
 };
 
 struct transfer {
         struct store *from, *to;
-        bool replaces;                                    /* another version of the tag gives way */
-        void (*progress)(void *argument, uint64_t bytes); /* that many more bytes are at the destination; may be NULL */
+        bool replaces;                                    /* replace another version of the tag */
+        void (*progress)(void *argument, uint64_t bytes); /* `bytes` more bytes are at the destination; may be NULL */
         void *argument;
 };
 
 enum nebula_status transfer_look(const struct transfer *transfer, const struct manifest *source, enum transfer_state *ret_state,
                                  struct nebula_error *error);
-/* *ret_state: what the destination had before. NEBULA_BUSY: it has another version, and `replaces` is false. NEBULA_CORRUPT: the source is damaged. */
+/* *ret_state: what the destination had before. NEBULA_BUSY: it has another version, and `replaces` is false. NEBULA_CORRUPT: the source
+ * is damaged. */
 enum nebula_status transfer_version(const struct transfer *transfer, const struct manifest *source, enum transfer_state *ret_state,
                                     struct nebula_error *error);
 

@@ -1,4 +1,4 @@
-/* The bytes of one file: read and compared on one thread, uploaded by the caller's meanwhile. */
+/* Moves the bytes of one file: one thread reads and compares them, the caller's thread uploads them meanwhile. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -20,16 +20,16 @@ struct moving {
         const struct transfer_pulse *pulse;
         const char *key; /* at the source */
         char *data;
-        bool is_mapped;  /* the bytes are the source's own */
+        bool is_mapped;  /* `data` maps the source */
         struct bulk_feed feed;
-        atomic_uint *missing; /* per piece of the feed: bytes that are not compared yet */
+        atomic_uint *missing; /* per piece of the feed: bytes not compared yet */
         atomic_bool stop;     /* the upload has failed */
-        atomic_bool is_late;  /* so the reader has stopped */
+        atomic_bool is_late;  /* the reader has stopped because of `stop` */
         enum nebula_status status;
         struct nebula_error error;
 };
 
-/* The feed is told of a piece when the last of its bytes is compared. */
+/* Tells the feed of a piece once all of its bytes are compared. */
 static void tell(struct moving *moving, uint64_t offset, uint64_t size)
 {
         while (size) {
@@ -67,7 +67,8 @@ static enum nebula_status check(void *argument, const void *data, uint64_t offse
         return NEBULA_OK;
 }
 
-/* Sums are some ten times as fast as storage. They stay a little ahead of it, so that the progress is that of the bytes that have left. */
+/* Checksums are some ten times as fast as storage. This loop stays only a little ahead of the upload, so that the progress counts bytes
+ * that were sent. */
 static enum nebula_status check_mapped(struct moving *moving)
 {
         enum nebula_status status = NEBULA_OK;
@@ -182,7 +183,7 @@ static enum nebula_status start(struct moving *moving, pthread_t *ret_thread, st
         return NEBULA_OK;
 }
 
-/* If both fail, the one that failed first is the cause: the feed ends when the reader fails, and the reader stops when the upload has failed. */
+/* If both fail, the one that failed first is the cause: a failed reader ends the feed, and a failed upload stops the reader. */
 static enum nebula_status move(struct moving *moving, const char *to_key, struct store_upload **ret_upload, struct nebula_error *error)
 {
         struct store *to = moving->transfer->to;

@@ -1,18 +1,16 @@
-/*
- * transfer_private.h - what the files of the transfer module share. Only they include it.
- */
+/* transfer_private.h - declarations that the files of the transfer module share. Only they include it. */
 #ifndef NB_STORE_TRANSFER_PRIVATE_H
 #define NB_STORE_TRANSFER_PRIVATE_H
 
 #include "store/transfer.h"
 
-/* Is called between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */
+/* Called between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */
 struct transfer_pulse {
         void (*beat)(void *argument);
         void *argument;
 };
 
-/* Copies the object `from_key` to `to_key`, which must be free, and compares each chunk. NEBULA_BUSY: the key was taken. */
+/* Copies the object `from_key` to `to_key`, which must be free, and compares each chunk. NEBULA_BUSY: the key is taken. */
 enum nebula_status transfer_object(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
                                    const struct transfer_pulse *pulse, struct nebula_error *error);
 

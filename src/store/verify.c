@@ -18,10 +18,10 @@ struct verify {
         const char *key;
         const struct record_file *file;
         const struct verify_watch *watch;
-        uint64_t readable; /* bytes that are there, at most file->size */
+        uint64_t readable; /* bytes that exist, at most file->size */
 
         struct lock lock; /* guards everything below */
-        size_t next;          /* chunk that nobody has taken yet */
+        size_t next;          /* the next chunk that no thread has taken */
         uint64_t first_offset;
         enum nebula_status status;
         struct nebula_error error;
@@ -73,7 +73,7 @@ static void *work(void *argument)
                 enum nebula_status status;
 
                 if (offset + size > verify->readable)
-                        break; /* cut off: what is missing was noted before */
+                        break; /* the file is cut off here, which is noted already */
                 lock_give(&verify->lock);
                 if (buffer)
                         status = check_chunk(verify, index, buffer, offset, size, &failure);
@@ -93,7 +93,7 @@ static void *work(void *argument)
 static void run_threads(struct verify *verify)
 {
         pthread_t threads[THREADS_MAX];
-        uint32_t wanted = os->cpu_count() + 1, count = 0; /* one more than CPUs: somebody always waits for the disk */
+        uint32_t wanted = os->cpu_count() + 1, count = 0; /* one more than CPUs, because one thread usually waits for the disk */
 
         if (wanted > THREADS_MAX)
                 wanted = THREADS_MAX;
@@ -166,7 +166,7 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
 
         if (!order)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to verify %zu files", manifest->file_count);
-        /* Record by record, so that each is loaded once. manifest_parse saw that every file has one. */
+        /* Record by record, so that each is loaded once. manifest_parse has checked that every file has one. */
         for (size_t r = 0; r < manifest->record_count; r++) {
                 struct nebula_error lost = { 0 }, failure;
                 struct record record = { 0 };

@@ -1,7 +1,7 @@
 /*
- * verify.h - every byte of a stored file against the checksums of its record,
- * without keeping it: a few threads read a chunk each and check it while
- * others read. Unlike a load, it goes on after damage and tells all of it.
+ * verify.h - checks every byte of a stored file against the checksums of its
+ * record, without keeping the bytes: a few threads read a chunk each and check
+ * it while others read. Unlike a load, it goes on after damage and reports all.
  *
  * The functions of `verify_watch` are called from the reading threads, one at
  * a time except `chunk`, which runs on all of them at once.
@@ -13,15 +13,15 @@
 
 struct verify_watch {
         void *argument;
-        /* That many more bytes were read. May be NULL. */
+        /* `bytes` more bytes were read. May be NULL. */
         void (*progress)(void *argument, uint64_t bytes);
-        /* A damaged or unreadable place; size 0: the file as a whole. May be NULL. */
+        /* A damaged or unreadable range; size 0: the whole file. May be NULL. */
         void (*damage)(void *argument, uint64_t offset, uint64_t size, const struct nebula_error *error);
-        /* A chunk as it was read, sound or not. May be NULL. */
+        /* A chunk as read, sound or not. May be NULL. */
         void (*chunk)(void *argument, const void *data, uint64_t offset, uint64_t size);
 };
 
-/* Checks the object `key` against `file`. Returns the failure with the lowest offset, after the whole was read. */
+/* Checks the object `key` against `file`. Reads to the end; returns the failure with the lowest offset. */
 enum nebula_status verify_file(struct store *store, const char *key, const struct record_file *file,
                                const struct verify_watch *watch, struct nebula_error *error);
 

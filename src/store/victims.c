@@ -1,4 +1,4 @@
-/* The objects that a removal or a sweep is about to remove: each only while it is the one that was seen. */
+/* The objects that a removal or a sweep is about to remove, each only if it is still the object that was listed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +69,7 @@ void victims_done(struct victims *victims)
         *victims = (struct victims){ 0 };
 }
 
-/* An object of another size is some other program's by now. */
+/* Skips an object of another size: another program has written it. */
 static enum nebula_status add_file(struct victims *victims, const char *directory, const struct record_file *file,
                                    const struct store_list *objects, struct nebula_error *error)
 {
@@ -93,7 +93,7 @@ static bool is_kept(const struct manifest *keep, size_t keep_count, const char *
         return false;
 }
 
-/* Without one that is sound, nobody knows which files were its. */
+/* Succeeds without a record if none can be read: then its files are unknown. */
 static enum nebula_status load_record(struct store *store, const char *key, struct record *ret_record, struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
