@@ -1,7 +1,7 @@
-"""The entry points of torchrun: ``--rdzv-backend=nebula-store`` and ``nebula-azure-table``.
+"""The entry points of torchrun for ``--rdzv-backend=nebula-store`` and ``nebula-azure-table``.
 
-torch loads this module in every process that imports its rendezvous, such as a trainer with DeepSpeed. So nothing of
-nebulaml is imported before torchrun makes a handler.
+torch loads this module in every process that imports its rendezvous, for example a trainer with DeepSpeed. So this
+module imports nothing of nebulaml until torchrun makes a handler.
 """
 
 from __future__ import annotations

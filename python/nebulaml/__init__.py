@@ -6,7 +6,7 @@ checkpoint = nm.Checkpoint("global_step500")
 checkpoint.save("model.pt", model.state_dict())
 checkpoint.commit()
 
-See docs/python.md. Importing this imports no framework; torch is imported when something is saved or loaded.
+See docs/python.md. Importing this package imports no framework; the first save or load imports torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .tensors import huge
 try:
     from . import _nebula
 except ImportError as _failure:
-    # An ImportError would make DeepSpeed fall back to torch.save without a word that anybody reads.
+    # Not an ImportError: DeepSpeed would silently fall back to torch.save.
     raise NebulaUnavailable(
         f"the C library of nebulaml cannot be loaded ({_failure}); install the package again for this Python, from its source "
         "tree: pip install --force-reinstall . (a package of that name on PyPI is not this one)"
@@ -86,7 +86,7 @@ __all__ = [
     "unpublish",
 ]
 
-# Name -> module that defines it, imported at first use: each needs a framework that may not be there.
+# Name -> module that defines it, imported at first use, because its framework may not be installed.
 _LAZY: dict[str, str] = {
     "Best": ".manager.policy",
     "ElasticSampler": ".elastic.sampler",
@@ -116,6 +116,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # help() and inspect load all that is listed, and end with the error of what cannot be.
+    # help() and inspect load every listed name, and fail with the error of a name that cannot be loaded.
     found = any(importlib.util.find_spec(package) for package in ("lightning", "pytorch_lightning"))
     return sorted({*globals(), *(name for name, module in _LAZY.items() if found or module != ".integrations.lightning")})

@@ -1,4 +1,4 @@
-"""``python -m nebulaml`` is the command ``nebula`` of this installation."""
+"""``python -m nebulaml`` runs the command ``nebula`` of this installation."""
 
 from __future__ import annotations
 

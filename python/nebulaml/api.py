@@ -1,4 +1,4 @@
-"""The functions of the package: those of its default session; see docs/python.md."""
+"""The functions of the package: methods of its default session. See docs/python.md."""
 
 from __future__ import annotations
 
@@ -54,24 +54,25 @@ def init(
     job: str | None = None,
     world: int | None = None,
 ) -> None:
-    """Says where checkpoints go, and connects to this node's agent, starting it if there is none.
+    """Sets where checkpoints go, and connects to this node's agent. If there is no agent, it starts one.
 
-    persistent_storage_path: directory that need not exist; without one, or with "", checkpoints live in memory only.
-        Environment: NEBULA_PERSISTENT_STORAGE_PATH.
-    persistent_time_interval: seconds (or text such as "15m") between two starts of persisting, 100 by default; 0 persists every version.
+    persistent_storage_path: a directory, which need not exist, or a URL. Without one, or with "", checkpoints live in
+        memory only. Environment: NEBULA_PERSISTENT_STORAGE_PATH.
+    persistent_time_interval: seconds (or text such as "15m") between two starts of persisting, 100 by default. 0 persists every version.
         Environment: NEBULA_PERSISTENT_TIME_INTERVAL.
-    num_of_version_in_retention: versions kept in memory, 2 by default.
-    on_full: when memory is full, "wait" until something durable can go, "stream" straight to storage, or "skip".
-    on_error: "warn": a failure of Nebula is logged, and save() and commit() return False; "raise": it is raised.
-    replicas: copies of each version in memory, each on another node; 8 at most.
-    keep_last, keep_every: versions kept in storage: the newest so many, and those whose step is a multiple; all
-        without keep_last, which keep_every needs.
-    job: tells apart two jobs that share a path.
-    world: 1 when only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``):
-        no other rank is then waited for, neither to complete a checkpoint nor to agree on one. 0: all ranks again.
+    num_of_version_in_retention: the number of versions kept in memory, 2 by default.
+    on_full: the action when memory is full. "wait": wait until a durable version can be dropped; "stream": write
+        straight to storage; "skip": skip this save.
+    on_error: "warn": Nebula logs its failures, and save() and commit() return False. "raise": it raises them.
+    replicas: the number of copies of each version in the memory of other nodes, at most 8.
+    keep_last, keep_every: the versions kept in storage: the newest keep_last, and those whose step is a multiple of
+        keep_every. Without keep_last all are kept. keep_every needs keep_last.
+    job: a name that tells apart two jobs that share a path.
+    world: 1 if only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``). Then
+        Nebula waits for no other rank, neither to complete a checkpoint nor to agree on one. 0: all ranks again.
 
-    May be called again: what is not given stays, what is given holds from then on. A call that is refused changes
-    nothing. Numbers may carry K, M or G.
+    init() may be called again. Settings that the new call does not give stay as they are. A call that is refused changes
+    nothing. Numbers may carry K, M or G. Raises NebulaConfigError for a setting that is not allowed.
     """
     default.configure(
         persistent_storage_path,
@@ -88,12 +89,12 @@ def init(
 
 
 def persist_path() -> str | None:
-    """Where checkpoints are persisted: an absolute path or a URL; None: in memory only. Asking settles nothing."""
+    """Returns where checkpoints are persisted: an absolute path, a URL, or None for memory only. It fixes no setting."""
     return default.persist_path
 
 
 def _persist_in(path: str, keep_last: int | None = None) -> None:
-    """The path of an adapter, for a program that has named none, also not by the environment. What it said of other things stays."""
+    """Sets the storage path for an adapter, if neither the program nor the environment has named one. Other settings stay."""
     if persist_path() is not None:
         return
     said = default._engine.settings() if is_initialized() else None
@@ -103,16 +104,16 @@ def _persist_in(path: str, keep_last: int | None = None) -> None:
 
 
 def _save_elsewhere(path: str, tag: str, name: str, obj: Any) -> bool:
-    """One file as a whole checkpoint in another storage path than that of init(). It is durable soon."""
+    """Saves one object as a checkpoint of one file in another storage path than init()'s. It becomes durable at once."""
     checkpoint = default._alone_in(path).checkpoint(tag, 1)
     return checkpoint.save(name, obj) and checkpoint.commit()
 
 
 def _flush_elsewhere(path: str) -> bool:
-    """Returns when what was saved there is durable."""
+    """Waits until all that _save_elsewhere() saved there is durable. Returns False if it is not (and on_error is "warn")."""
     return default._alone_in(path).flush_persistence()
 
 
 def _shutdown() -> None:
-    """Disconnects and forgets all settings. Waits for running copies only: the agent finishes what was committed."""
+    """Disconnects and forgets all settings. It waits only for running copies: the agent finishes committed versions by itself."""
     default._forget()

@@ -1,4 +1,4 @@
-"""Checkpoint: what a training loop saves, commits and loads."""
+"""Checkpoint: the object through which a training loop saves, commits and loads one version."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ log = logging.getLogger("nebulaml")
 
 FOREVER_S = 1e9  # 30 years
 
-_blocks_lock = threading.RLock()  # guards the next; RLock as above
-_blocks: list[tuple[Checkpoint, int]] = []  # in their `with` block, and the thread that it is of
+_blocks_lock = threading.RLock()  # guards _blocks; an RLock, because a signal handler may save while its thread holds it
+_blocks: list[tuple[Checkpoint, int]] = []  # checkpoints inside their `with` block, and the thread of each block
 
 
 def _after_fork() -> None:
-    """In the child: a block that a thread of the parent's is in never ends here."""
+    """Resets the blocks in a forked child: a block of one of the parent's threads never ends here."""
     global _blocks_lock
     _blocks_lock = threading.RLock()
     _blocks.clear()
 
 
 def refuse_within_block(owner: engine.Engine, tag: str) -> None:
-    """Raises NebulaConfigError in a thread that is in a block of this tag: its end alone closes it, and would be waited for here."""
+    """Raises NebulaConfigError if this thread is inside a `with` block of this tag.
+
+    Only the end of the block closes the tag, so a wait inside the block would never return.
+    """
     with _blocks_lock:
         if any(block._is_of(owner, tag) and thread == threading.get_ident() for block, thread in _blocks):
             raise NebulaConfigError(f"checkpoint {tag!r} is whole at the end of its `with` block: flush it after that")
@@ -56,7 +59,10 @@ def _sizes(report: dict[str, Any]) -> dict[str, int]:
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Seconds as the C library takes them; None, or longer than anybody waits: no limit."""
+    """Returns the limit in ms for the C library: -1 (no limit) for None and for anything longer than FOREVER_S.
+
+    timeout: seconds. Raises NebulaConfigError if it is no number.
+    """
     if timeout is None:
         return -1
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (timeout < 0 or timeout >= 0):  # nan is neither
@@ -67,18 +73,21 @@ def milliseconds(timeout: float | None) -> int:
 class Checkpoint:
     """One version of a program's state: a tag and some files.
 
-    tag: any string. ``global_step<n>`` is ordered by n, others by the order of commits. Without one:
-        ``checkpoint-<n>``, counted on from the newest that exists.
-    N: how many files make it complete, over all ranks; -2: complete when every rank has committed; None: this
-        rank's part closes at commit(), at the first save to the next tag, at flush_persistence() or at exit.
+    tag: any string. Tags ``global_step<n>`` are ordered by n, other tags by the time of their commit. Without a tag the
+        checkpoint is named ``checkpoint-<n>``, where n is one more than the largest that exists.
+    N: the number of files, over all ranks, that makes the checkpoint complete. -2: it is complete when every rank has
+        committed. None: this rank's part closes at commit(), at the first save to the next tag, at flush_persistence()
+        or at exit.
+    metrics: numbers by name. metadata: values that JSON can hold, by name. Rank 0 writes both at commit() into a small
+        file of the checkpoint, ``nebula-metadata.json``, which N does not count. Either all ranks give them or none.
+    session: the ``Session`` of the checkpoint; without one, the session of ``init()``.
 
-    A second object for the same tag adds files to the same checkpoint; saving a name again replaces it. Whichever object
-    commits closes it, with what both have saved.
-    metrics: numbers by name; metadata: what JSON can hold, by name. They are a small file of the checkpoint, ``nebula-metadata.json``, which
-        rank 0 writes at commit() and N does not count. All ranks give them, or none.
-    session: the ``Session`` that it is of; without one it is of that of ``init()``.
-    As a context manager it commits on success, and gives the checkpoint up on an exception. Until the block ends
-    nobody else's commit closes this tag; in a job of one process nothing else does either, its death included.
+    A second object for the same tag adds files to the same checkpoint. Saving a name again replaces that file. A commit
+    of either object closes the checkpoint, with the files that both have saved.
+
+    As a context manager the object commits on success, and gives the checkpoint up on an exception. Until the block ends,
+    no commit of another object closes this tag. In a job of one process, neither a save to the next tag nor the death of
+    the process closes it.
     """
 
     def __init__(
@@ -105,24 +114,28 @@ class Checkpoint:
         if count == _nebula.FILES_ALL_RANKS and tag is not None:
             guards.check_tag(tag)
         self._tag = self._engine.own_tags.next() if tag is None else tag
-        self._count = self._goal = count  # _goal: of the next handle
-        self._is_block_over = False  # since the last save: the handle is still that of the block
+        self._count = self._goal = count  # _goal: the count for the next handle
+        self._is_block_over = False  # the block has ended and nothing was saved since: the handle is still the block's
         self._handle: _nebula.Checkpoint | None = None
         self._begun_at: tuple[str | None, str] | None = None  # path and job
-        self._persist_path: str | None = None  # where it is persisted, whatever init() has named since
-        self._failure: NebulaError | None = None  # the last one
-        self._newest: dict[str, object | None] = {}  # the last save of each name, of which alone news counts
-        self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
-        self._late_failure: NebulaError | None = None  # of a save that had returned
-        self._was_durable = False  # when last looked at
-        self._is_silent = False  # the log has said that no agent can tell what became of it
-        self.passed_over: list[tuple[str, str]] = []  # of one that get_latest_checkpoint() found: what may be newer, and why not that
-        _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
+        self._persist_path: str | None = None  # where this checkpoint is persisted, even if init() has named another path since
+        self._failure: NebulaError | None = None  # the newest one
+        self._newest: dict[str, object | None] = {}  # the last save of each name: failures of earlier saves no longer matter
+        self._lost_files: set[str] = set()  # names whose last save failed: with one of them the checkpoint must not count as complete
+        self._late_failure: NebulaError | None = None  # the failure of a save that had already returned
+        self._was_durable = False  # at the last look
+        self._is_silent = False  # the log has said that no agent answers for this checkpoint
+        # (tag, reason) of versions that may be newer, if get_latest_checkpoint() made this object
+        self.passed_over: list[tuple[str, str]] = []
+        _nebula.encode_name(self._tag)  # raises for a tag that storage cannot hold, even if no agent answers
         self._failure = self._engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
 
     @classmethod
     def _found(cls, owner: engine.Engine, handle: _nebula.Checkpoint, persist_path: str | None = None) -> Checkpoint:
-        """persist_path: the one that it was looked for in; None: that of its session."""
+        """Makes the object of a version that a search has found.
+
+        persist_path: the path of the search; None: that of the session.
+        """
         self = cls.__new__(cls)
         self._engine = owner
         self._persist_path = persist_path or self._engine.settings().persist_path
@@ -138,7 +151,7 @@ class Checkpoint:
         return f"<nebulaml.Checkpoint {self._tag!r}>"
 
     def _repr_html_(self) -> str:
-        """In a notebook: its state, and its files. A checkpoint that no agent can tell of is its name."""
+        """Returns the state and the files as HTML, for a notebook. If no agent answers, it returns only the name."""
         try:
             state, report = self._state(), self._report()
         except NebulaError:
@@ -158,7 +171,7 @@ class Checkpoint:
             self._persist_path = settings.persist_path
             self._engine.watch()
             self._engine.agreement.begun_saving()
-        elif self._begun_at not in (None, here):  # its files would be half here and half there
+        elif self._begun_at not in (None, here):  # the checkpoint's files would lie in two places
             raise NebulaError(
                 f"checkpoint {self._tag!r} was begun in {_place(self._begun_at)}, and init() has named {_place(here)} since: begin it again"
             )
@@ -183,12 +196,13 @@ class Checkpoint:
     # -- writing
 
     def save(self, name: str, obj: Any, overlap: bool = False) -> bool:
-        """Fixes the values of anything that torch.save takes as file ``name``.
+        """Saves ``obj``, anything that torch.save takes, as file ``name``.
 
-        When it returns, every tensor may be changed. False: it could not be saved (and on_error is "warn").
-        overlap: tensors on a GPU are still being copied then; the next step of any torch optimizer waits for that, on the
-            device. Until then the program changes no such storage of more than 1 MiB in another way.
-        Raises NebulaPicklingError for what cannot be pickled, NebulaConfigError for an impossible name.
+        When save() returns, the values are fixed: the program may change every tensor. Returns False if the save failed and
+        on_error is "warn".
+        overlap: save() returns while tensors on a GPU are still being copied. The next step of any torch optimizer waits for
+            the copy, on the device. Until then the program must not change a storage of more than 1 MiB in any other way.
+        Raises NebulaPicklingError for an object that cannot be pickled, NebulaConfigError for a name that is not allowed.
         """
         config.check_text("a file name", name)
         try:
@@ -199,14 +213,14 @@ class Checkpoint:
         return self._attempt(name, self._save, taken)
 
     def _attempt(self, name: str, save: Callable[..., None], argument: Any) -> bool:
-        """One try to save a file; a second one that succeeds makes up for the first."""
+        """Tries once to save a file. If a later try for the same name succeeds, the failure of an earlier one no longer counts."""
         newest_before = self._newest.get(name)
         self._lost_files.discard(name)
         self._newest[name] = object()
         failure: BaseException | None = None
         try:
             failure = self._engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", save, name, argument)
-        except BaseException as error:  # Ctrl-C too: then nobody knows whether it was saved
+        except BaseException as error:  # Ctrl-C, too: the file may or may not have been saved
             failure = error
             raise
         finally:
@@ -216,7 +230,7 @@ class Checkpoint:
         return failure is None
 
     def _count_as_lost(self, name: str, failure: BaseException) -> None:
-        """Whoever is to blame: an older file of that name would stand in its place, or none."""
+        """Marks the file as lost, whatever the cause: otherwise an older file of that name, or none, would pass for this save."""
         if isinstance(failure, NebulaError):
             self._failure = failure
         self._lost_files.add(name)
@@ -235,7 +249,7 @@ class Checkpoint:
         self._open_for_save().save_ranges(name, ranges, lost, engine.part("pickling").unprotectable(ranges), filler)
 
     def _lost(self, name: str, save: object, failure: BaseException) -> None:
-        """Called on any thread: the bytes of a save that had returned could not be copied."""
+        """Notes that the bytes of a save that had returned could not be copied. Any thread may call it."""
         if self._newest.get(name) is not save:
             log.info("nebula: a save of %r that a later one has replaced failed: %s", name, failure)
             return
@@ -247,9 +261,9 @@ class Checkpoint:
         self._lost_files.add(name)
 
     def save_bytes(self, name: str, parts: Any, overlap: bool = False) -> bool:
-        """File ``name`` as the concatenation of ``parts``: bytes-like objects and contiguous tensors.
+        """Saves the concatenation of ``parts``, bytes-like objects and contiguous tensors, as file ``name``.
 
-        As save(), ``overlap`` too: the values are fixed on return, and False is a failure. Each part is copied once, by C.
+        The values are fixed on return, False means failure, and ``overlap`` works as in save(). C copies each part once.
         """
         config.check_text("a file name", name)
         try:
@@ -260,18 +274,19 @@ class Checkpoint:
         return self._attempt(name, self._save_ranges, (ranges, overlap))
 
     def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
-        """File ``name`` also appears at ``path``, whole, as soon as the checkpoint is durable: even if this process dies.
+        """Makes file ``name`` appear at ``path`` as soon as the checkpoint is durable, even if this process has died by then.
 
-        The file there is a copy, which shares blocks with the stored one where the file system can do that. To be called
-        after the save. wait("durable") includes it.
+        The file appears whole. It is a copy, which shares blocks with the stored file if the file system supports that. Call
+        this after the save. wait("durable") also waits for the published file. Returns False if it failed and on_error is "warn".
         """
         return self._publish(name, path, None)
 
     def publish_directory(self, staging: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
-        """The whole checkpoint appears as directory ``path``, by one rename, as soon as it is durable.
+        """Makes the whole checkpoint appear as directory ``path``, by one rename, as soon as it is durable.
 
-        All its files, ``sub/x`` as a file in a sub-directory, join what already lies in ``staging`` (same file
-        system), which then becomes ``path``. If ``path`` exists, the files join it one by one.
+        ``staging`` is a directory on the same file system as ``path``. The agent adds all files of the checkpoint to those
+        that already lie in ``staging``, a file ``sub/x`` in a sub-directory, and renames ``staging`` to ``path``. If ``path``
+        exists, the files join it one by one. Returns False if it failed and on_error is "warn".
         """
         return self._publish(None, path, config.local_path("a staging directory", staging))
 
@@ -285,18 +300,18 @@ class Checkpoint:
         return failure is None
 
     def _save_about(self) -> None:
-        """What was said of it, once: the commit looks at whether that could be saved."""
+        """Saves metrics and metadata once. The commit notices a failure, because the save marks the file as lost."""
         if self._about is not None and about.FILE not in self._newest and self._engine.place().rank == 0:
             self.save_bytes(about.FILE, about.encode(self._about))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers that were given with it; a load of the file where another object wrote it. {}: none were."""
+        """The metrics of this checkpoint, by name. If another object wrote them, they are read from its file. {}: it has none."""
         return dict(self._said().metrics)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The values that were given with it, as ``metrics``."""
+        """The metadata of this checkpoint, by name; read like ``metrics``."""
         return dict(self._said().metadata)
 
     def _said(self) -> about.About:
@@ -308,11 +323,11 @@ class Checkpoint:
         return self._about
 
     def commit(self) -> bool:
-        """Closes this rank's part; never waits for another rank. True on success, also when no file was saved.
+        """Closes this rank's part, and never waits for another rank. Returns True on success, also if no file was saved.
 
-        False when a save of this object failed, or raised, and no later one of that name succeeded: then the checkpoint
-        is given up rather than called whole. Within a `with` block of another object of this tag that block's end does
-        it, and closes what both have saved.
+        Returns False if a save of this object failed or raised, and no later save of that name succeeded. Then the
+        checkpoint is given up, because it would not be complete. If another object of this tag is inside its `with` block,
+        commit() leaves the closing to the end of that block, which closes the files of both.
         """
         self._save_about()
         if self._lost_files:
@@ -325,7 +340,7 @@ class Checkpoint:
         with _blocks_lock:
             if _blocks and any(other is not self and other._is_of(self._engine, self._tag) for other, _ in _blocks):
                 return True
-        self._engine.watch()  # again, should the agent be another one since this checkpoint began
+        self._engine.watch()  # the agent may have changed since this checkpoint began
         failure = self._engine.guarded(f"committing checkpoint {self._tag!r}", self._commit)
         self._failure = failure
         self._engine.raise_late()
@@ -344,9 +359,11 @@ class Checkpoint:
             log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
 
     def _begin_block(self) -> None:
-        """The death of the only rank closes an open-ended part, which would make a checkpoint of half a block.
+        """Makes the handle of a block in a job of one process stay open until the block ends.
 
-        Of several ranks one may never enter its block, and the others would wait for it. A handle that has taken files is kept.
+        An open-ended part closes when its only rank dies, and a death inside the block would leave half a checkpoint that
+        looks complete. With several ranks the block keeps an open-ended part: one rank may never enter its block, and the
+        others would wait for it. A handle that already has files is kept.
         """
         is_unused = self._is_block_over or not self._newest
         is_found = self._handle is not None and self._begun_at is None
@@ -366,7 +383,7 @@ class Checkpoint:
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         with _blocks_lock:
-            for block in reversed(_blocks):  # it is not there in a child that was forked inside the block
+            for block in reversed(_blocks):  # the list is empty in a child that was forked inside the block
                 if block[0] is self:
                     _blocks.remove(block)
                     break
@@ -381,14 +398,15 @@ class Checkpoint:
 
     @property
     def tag(self) -> str:
-        """Its name."""
+        """The name of the checkpoint."""
         return self._tag
 
     @property
     def state(self) -> str:
-        """ "capturing", "captured", "committed", "replicated", "durable" or "failed".
+        """The state: "capturing", "captured", "committed", "replicated", "durable" or "failed".
 
-        With on_error="warn" it is "failed", too, while no agent can tell and it was not seen to be durable; ``error`` says why."""
+        With on_error="warn" it is also "failed" while no agent answers, unless this object has already seen it durable; ``error`` says why.
+        """
         try:
             return self._state()
         except NebulaError as failure:
@@ -396,14 +414,14 @@ class Checkpoint:
             return "durable" if self._was_durable else "failed"
 
     def _state(self) -> str:
-        """The same, which raises when no agent can tell."""
+        """Returns the state. Raises if no agent answers."""
         state = "failed" if self._handle is None else self._known().state()
         self._was_durable = state == "durable"
         return state
 
     @property
     def step(self) -> int | None:
-        """The step that the tag names (``global_step<n>``, or a number at its end), or None."""
+        """The step in the tag (``global_step<n>``), or None."""
         step = _nebula.step_of(self._tag)
         return step if step >= 0 else None
 
@@ -413,7 +431,7 @@ class Checkpoint:
         return _sizes(self._report_or_silence())
 
     def all_files(self) -> dict[str, int]:
-        """``files``, those of other nodes among them: where their memory does not tell, once the checkpoint is durable."""
+        """Returns ``files`` with those of other nodes. If their memory does not list its files, it waits until the checkpoint is durable."""
         try:
             return self._all_files()
         except NebulaError as failure:
@@ -421,18 +439,18 @@ class Checkpoint:
             return {}
 
     def _all_files(self) -> dict[str, int]:
-        """For what loads, which raises when no agent can tell: a checkpoint that seems to have no file would not be loaded."""
+        """As all_files(), for loading code. It raises if no agent answers, because a checkpoint without files would not be loaded."""
         if self._lies_elsewhere() and not self._report().get("gathered"):
             self._bring_together("what other nodes have saved")
         return _sizes(self._report())
 
     @property
     def error(self) -> str | None:
-        """Why it failed, or why it is not durable yet; None when all is well."""
+        """The reason why the checkpoint failed, or why it is not durable yet. None: there is no problem."""
         return self._report_or_silence().get("error") or (str(self._failure) if self._failure else None)
 
     def _report_or_silence(self) -> dict[str, Any]:
-        """For the attributes, which a training loop looks at."""
+        """Returns the report, or only an error: a training loop reads the attributes and should not stop."""
         try:
             return self._report()
         except NebulaError as failure:
@@ -440,7 +458,7 @@ class Checkpoint:
             return {"error": str(failure)}
 
     def _note_silence(self, failure: NebulaError) -> None:
-        """No agent can say what became of it: reason enough to raise where the program wants that, and for a line in the log once."""
+        """Raises the failure with on_error="raise". Otherwise it logs once that no agent answers for this checkpoint."""
         refuse_within_save()
         if self._engine.settings().on_error == "raise":
             raise failure
@@ -456,12 +474,12 @@ class Checkpoint:
         except NebulaError as failure:
             if failure.status != "failed":
                 raise
-            return {"error": str(failure)}  # committed once, and lost since
+            return {"error": str(failure)}  # it was committed once, and lost since
 
     def wait(self, state: str = "durable", timeout: float | None = None) -> None:
-        """Returns when ``state`` is reached; waiting for "durable" asks for it. Seconds; None waits for ever.
+        """Waits until ``state`` is reached. Waiting for "durable" also asks the agent to persist the checkpoint now.
 
-        Raises NebulaTimeout, or what made the checkpoint fail.
+        timeout: seconds; None sets no limit. Raises NebulaTimeout, or the error that made the checkpoint fail.
         """
         config.check_text("a state", state)
         if state == "durable" and self._handle is not None and self._persist_path is None and self.state != "durable":
@@ -504,10 +522,10 @@ class Checkpoint:
         return self._known().map_lazily(name) if lazily else self._known().map(name)
 
     def _bring_together(self, name: str) -> str:
-        """Files that no other node's memory gives come through storage. When this returns they have, or what is to be said of them is returned.
+        """Waits until files that no other node's memory can give are in storage. Returns "", or the reason why they are not.
 
-        How long it may take is the agents' to say: they give up a version when storage fails, or a node does not come. Then other
-        nodes are asked in any case.
+        There is no limit of its own: the agents give a version up if storage fails or a node does not come. After that, the
+        caller asks the other nodes once more.
         """
         log.warning("nebula: %r of checkpoint %r is not on this node: waiting for storage to have all files", name, self._tag)
         try:
@@ -517,7 +535,9 @@ class Checkpoint:
         return ""
 
     def _lies_elsewhere(self) -> bool:
-        """Whether other nodes' memory alone may have files of it. What is not complete may wait for this very process."""
+        """True if files of the checkpoint may be in other nodes' memory alone. An incomplete one does not count: it may wait for this
+        process.
+        """
         place = self._engine.place()
         if place.local_world >= place.world or self._engine.settings().persist_path is None:
             return False
@@ -528,30 +548,30 @@ class Checkpoint:
         return bool(report.get("spread")) and report["state"] in WHOLE
 
     def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """The object of file ``name``, verified, from the fastest place that has it.
+        """Loads the object of file ``name``, verified, from the fastest place that has it.
 
-        As torch.load, but ``weights_only`` is False unless told otherwise here or by NEBULA_WEIGHTS_ONLY=1. Tensors
-        are the program's own: they may be written to. Raises NebulaNotFound, which lists the names there are.
+        Works like torch.load, except that ``weights_only`` is False unless this call or NEBULA_WEIGHTS_ONLY=1 says otherwise.
+        The tensors belong to the program, which may write to them. Raises NebulaNotFound, with the names that exist, if
+        there is no such file.
         """
         return engine.part("loading").load(self._map(name), map_location, weights_only, name=name)
 
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:
-        """The verified bytes of file ``name``, read-only, copied nowhere; valid inside the ``with`` block."""
+        """Gives the verified bytes of file ``name``, read-only and without a copy. The view is valid inside the ``with`` block."""
         with memoryview(self._map(name)).toreadonly() as data:
             yield data
 
     def read_bytes(self, name: str) -> bytes:
-        """The verified bytes of file ``name``."""
+        """Returns a copy of the verified bytes of file ``name``."""
         with self.view(name) as data:
             return bytes(data)
 
     def load_into(self, name: str, state_dict: Any, weights_only: bool | None = None) -> Any:
-        """Copies the values of file ``name`` into the tensors of ``state_dict`` (or of a module), in place.
+        """Copies the values of file ``name`` into the tensors of ``state_dict`` (or of a module), in place. Returns ``state_dict``.
 
-        Nothing is changed unless all fits: the same keys, lengths, shapes and dtypes. Values are checked on their way,
-        with no copy of them in between: after an error about damaged or unreadable bytes some have been replaced.
-        Returns ``state_dict``.
+        Keys, lengths, shapes and dtypes must be the same; otherwise it raises and changes nothing. The bytes are verified
+        while they are copied, so after an error about damaged or unreadable bytes some values have already been replaced.
         """
         return engine.part("loading").load_into(self._map(name, lazily=True), state_dict, name, weights_only)
 

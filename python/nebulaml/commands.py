@@ -1,4 +1,4 @@
-"""The sub-commands of ``nebula`` that are Python: the C program starts them (src/cli/cmd_python.c), ``python -m nebulaml`` too."""
+"""The sub-commands of ``nebula`` that are written in Python. The C program (src/cli/cmd_python.c) and ``python -m nebulaml`` start them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .errors import NebulaError
 
 __all__ = ["MODULES", "run"]
 
-# Each module has `main(arguments) -> exit code`, imported at use.
+# Each module has `main(arguments) -> exit code`, and is imported when its command runs.
 MODULES = {"plan": "nebulaml.plan.command", "studio": "nebulaml.studio.command"}
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Runs one sub-command. Returns the exit code, as docs/cli.md lists them."""
+    """Runs one sub-command. Returns the exit code (see docs/cli.md)."""
     try:
         return int(importlib.import_module(MODULES[name]).main(list(arguments)))
     except NebulaError as failure:
@@ -24,6 +24,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return 2 if failure.status == "invalid" else 4
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `nebula plan | head`: what is still buffered has no reader
+    except BrokenPipeError:  # `nebula plan | head`: nothing reads the buffered rest of the output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 4

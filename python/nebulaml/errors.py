@@ -1,7 +1,7 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of the package.
 
-Every message names the object, what was expected, what was found and what to do. ``status`` groups failures by what
-is lost (see ``enum nebula_status`` in ``nebula.h``); ``errno`` and ``http_status`` are 0 when they play no part.
+Each message names the object, the expected value, the found value and the remedy. ``status`` groups failures by what
+is lost (see ``enum nebula_status`` in ``nebula.h``). ``errno`` and ``http_status`` are 0 if they do not apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class NebulaError(RuntimeError):
-    """Anything that Nebula could not do."""
+    """The base class of all failures of Nebula."""
 
     status: str = "failed"
     http_status: int = 0
@@ -36,43 +36,43 @@ class NebulaError(RuntimeError):
 
 
 class NebulaConfigError(NebulaError, ValueError):
-    """A setting, tag or name that cannot be meant."""
+    """A setting, tag or name that is not allowed."""
 
     status = "invalid"
 
 
 class NebulaNotFound(NebulaError, KeyError):
-    """No such file in a checkpoint, or no such checkpoint; the message lists what there is."""
+    """There is no such checkpoint, or no such file in it. The message lists those that exist."""
 
     status = "not-found"
 
 
 class NebulaCorrupt(NebulaError):
-    """Bytes that are not those that were written."""
+    """Bytes differ from those that were written."""
 
     status = "corrupt"
 
 
 class NebulaStorageError(NebulaError, OSError):
-    """Storage refused, failed, or is full."""
+    """Storage refused a request, failed, or is full."""
 
     status = "storage"
 
 
 class NebulaTimeout(NebulaError, TimeoutError):
-    """Not reached within the given time; trying again may succeed."""
+    """A wait ran out of time. Trying again may succeed."""
 
     status = "timeout"
 
 
 class NebulaUnavailable(NebulaError):
-    """No agent answers, or the package is not whole. Not an ImportError: DeepSpeed takes that for "not installed"."""
+    """No agent answers, or the package is not complete. This is no ImportError, which DeepSpeed would take for "not installed"."""
 
     status = "unavailable"
 
 
 class NebulaPicklingError(NebulaError, TypeError, pickle.PicklingError):
-    """An object that cannot be pickled; the message gives the path to the part that cannot."""
+    """An object that cannot be pickled. The message gives the path to the part that cannot."""
 
     status = "invalid"
 
@@ -91,7 +91,7 @@ _CLASSES: dict[str, type[NebulaError]] = {
 
 
 def from_status(status: str, message: str, errno: int, http_status: int) -> NebulaError:
-    """The exception for a failure of the C library."""
+    """Returns the exception for a failure of the C library."""
     status = status.lower().replace("_", "-").replace(" ", "-").removeprefix("nebula-")
     error = _CLASSES.get(status, NebulaError)(message)
     error.status = status

@@ -1,4 +1,4 @@
-"""Event: what became of a checkpoint in the background."""
+"""Event: a report of the agent on a checkpoint in the background."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that has happened.
+    """One event.
 
-    kind: "durable"; "lost": it is not durable and will not be; "storage": storage fails and is tried again; "late": some ranks have
-        not committed it; "other-agent": another agent of this user has checkpoints of this path.
-    tag, step: of the checkpoint; "" and None where it is of none. size: bytes. seconds: that writing it took. text: the reason.
+    kind: "durable": the checkpoint is durable; "lost": it is not durable and will not be; "storage": storage fails, and
+        the agent tries again; "late": some ranks have not committed it; "other-agent": another agent of this user has
+        checkpoints of this path.
+    tag, step: those of the checkpoint; "" and None if the event concerns none. step is None, too, if the tag has none.
+    size: bytes. seconds: the time to write it. text: the reason.
     """
 
     kind: str
@@ -35,6 +37,6 @@ class Event:
 
 
 def of_agent(kind: int, tag: str, size: int, seconds: float, text: str) -> Event:
-    """The event that an agent has told of."""
+    """Returns the Event for an event of the C library."""
     step = _nebula.step_of(tag)
     return Event(_KINDS.get(kind, "other"), tag, step if step >= 0 else None, size, seconds, text)

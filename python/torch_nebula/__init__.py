@@ -1,6 +1,6 @@
-"""The old name of nebulaml: the same modules, the same state.
+"""The old name of nebulaml: the same modules, with the same state.
 
-``import torch_nebula`` gives the module ``nebulaml`` itself, ``import torch_nebula.api`` the module ``nebulaml.api``.
+``import torch_nebula`` gives the module ``nebulaml`` itself, and ``import torch_nebula.api`` the module ``nebulaml.api``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch_nebula.x as nebulaml.x, so that no module is loaded twice."""
+    """Imports nebulaml.x for torch_nebula.x, so that no module is loaded twice."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -33,7 +33,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just replaced the module's own description of itself.
+        # The import system has just replaced the module's own __spec__: restore it.
         spec = module.__spec__
         if spec is not None and spec.loader is self:
             module.__spec__ = spec.loader_state
