@@ -1,0 +1,92 @@
+"""What two versions have in common goes to an object store once: bytes are counted on the way to the server."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+
+import pytest
+from test_object_stores import run_beside
+
+MIB = int(os.environ.get("NEBULA_TEST_UNCHANGED_MIB", 32))  # of a checkpoint; 1024 is the size that the project promises for
+
+# Runs beside the emulator, which the environment describes.
+JOB = """
+import signal, subprocess
+import test_unchanged as unchanged
+test.prepare(sys.argv[2])
+PATH, MIB = test.STORES[sys.argv[2]].path, unchanged.MIB
+counter = unchanged.Counter()
+text = "import os, sys, torch\\nimport nebulaml as nm\\nPATH, MIB = %r, %d\\n" % (PATH, MIB)
+with subprocess.Popen([sys.executable, "-W", "ignore", "-c", text + unchanged.SAVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+    before = 0
+    for line in trainer.stdout:
+        print(line.strip(), "sent", counter.sent - before, flush=True)
+        before = counter.sent
+        trainer.stdin.write("\\n")
+        trainer.stdin.flush()
+assert trainer.returncode == 0
+for words in (["verify", "global_step2"], ["list"]):
+    done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words, "--path", PATH], capture_output=True, text=True, timeout=300)
+    print(words, done.stdout, done.stderr)
+    assert done.returncode == 0
+"""
+
+SAVE = """
+nm.init(PATH, 0, 8, on_error="raise")
+layers = {f"layer{i}": torch.rand(1 << 18) for i in range(MIB)}
+def save(step):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", layers)
+    checkpoint.wait("durable", 600)
+    print("step", step, flush=True)
+    sys.stdin.readline()
+save(1)
+for i in range(MIB // 3, MIB // 3 + max(1, MIB // 100)):  # 1 %
+    layers[f"layer{i}"] += 1
+save(2)
+save(3)
+nm.get_checkpoint("global_step1").load("model.pt")
+"""
+
+
+class Counter:
+    """Passes connections on to the server that the environment names, and counts what goes there."""
+
+    def __init__(self) -> None:
+        name = "AWS_ENDPOINT_URL" if "AWS_ENDPOINT_URL" in os.environ else "AZURE_STORAGE_CONNECTION_STRING"
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", os.environ[name])
+        assert found
+        self.port, self.sent = int(found[1]), 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        os.environ[name] = os.environ[name].replace(found[0], f"http://127.0.0.1:{self.listener.getsockname()[1]}")
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            client, _ = self.listener.accept()
+            server = socket.create_connection(("127.0.0.1", self.port))
+            for pair in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self.copy, args=pair, daemon=True).start()
+
+    def copy(self, source: socket.socket, to: socket.socket, counts: bool) -> None:
+        try:
+            while piece := source.recv(1 << 20):
+                self.sent += len(piece) if counts else 0
+                to.sendall(piece)
+            to.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@pytest.mark.parametrize("name", ["azure", "s3"])
+def test_a_version_of_which_little_changed_sends_little(name, tmp_path):
+    said = run_beside(name, tmp_path, JOB, NEBULA_TEST_UNCHANGED_MIB=str(MIB))
+    first, second, third = (int(sent) for sent in re.findall(r"step \d sent (\d+)", said))
+    assert first > MIB << 20, said
+    # 1 % has changed. A chunk has 4 MiB and a part 5 MiB, so a small checkpoint sends more than 2 %.
+    assert second < max(0.02 * (MIB << 20), 10 << 20), said
+    assert third < 1 << 20, said
+    assert "WRITTEN" in said and "no damage" in said
