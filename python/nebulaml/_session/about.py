@@ -1,4 +1,4 @@
-"""What a program says of a version: its metrics, and metadata of its own. A small file of the checkpoint, which is committed with it."""
+"""The metrics and metadata that a program gives a version. They are a small file of the checkpoint and are committed with it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ FILE = "nebula-metadata.json"
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """metrics: numbers by name, NaN for what was no finite one. metadata: plain JSON values by name. items: {name: whether each rank has
-    its own} of what a manager saved; world: by how many ranks."""
+    """metrics: numbers by name; NaN stands for a value that was not finite. metadata: plain JSON values by name.
+
+    items: for each item that a manager saved, whether each rank has its own. world: the number of ranks that saved them.
+    """
 
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -28,19 +30,19 @@ class About:
 
 
 def check(metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None) -> About:
-    """As it was given. Raises NebulaConfigError for what a JSON file cannot hold."""
+    """Returns the given values. Raises NebulaConfigError for one that a JSON file cannot hold."""
     return About(_numbers(metrics or {}), _plain(metadata or {}))
 
 
 def encode(about: About) -> bytes:
-    """The content of the file."""
+    """Returns the content of the file."""
     finite = {name: value if math.isfinite(value) else None for name, value in about.metrics.items()}
     document = {"nebula": "metadata", "version": "1.0", **dataclasses.asdict(about), "metrics": finite}
     return json.dumps(document, allow_nan=False).encode()
 
 
 def decode(content: bytes) -> About:
-    """What such a file says."""
+    """Returns what the file holds. Raises NebulaCorrupt for content that Nebula has not written."""
     try:
         document = json.loads(content)
         metrics = {str(name): math.nan if value is None else float(value) for name, value in document["metrics"].items()}

@@ -1,8 +1,8 @@
-"""Every rank loads the same version: the newest that every rank can prove (docs/protocol.md, "Agreeing at resume").
+"""Every rank loads the same version: the newest that every rank can load (docs/protocol.md, "Agreeing at resume").
 
-A rank's inventory is what it could load now. With a process group the inventories meet in its key-value store,
-without one in small documents beside the checkpoints; no collective runs, and nobody waits longer than
-NEBULA_AGREE_TIMEOUT seconds. A job that lives on one node, or of one rank, asks nobody: one agent answers for all.
+A rank's inventory lists the versions that it could load now. With a process group the ranks exchange inventories through
+its key-value store, without one through small documents beside the checkpoints. No collective runs, and no rank waits
+longer than NEBULA_AGREE_TIMEOUT seconds. A job on one node, or of one rank, needs no agreement: one agent answers for all.
 """
 
 from __future__ import annotations
@@ -31,36 +31,37 @@ _WHOLE = ("committed", "replicated", "durable")
 _SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
 _PAUSE_S = (0.002, 0.25)
 
-_counted: set[str] = set()  # questions in the key-value store in which this rank is counted
-_numbers = itertools.count(1)  # of sessions, which all ranks make in the same order
+_counted: set[str] = set()  # prefixes of the questions in the key-value store in which this rank has been counted
+_numbers = itertools.count(1)  # numbers of sessions, which all ranks make in the same order
 
 
 class Agreement:
-    """What the ranks of one session have agreed on."""
+    """The versions that the ranks of one session have agreed on."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = weakref.proxy(engine)  # which owns this
+        self._engine = weakref.proxy(engine)  # which owns this object
         self._lock = threading.RLock()  # guards all below
-        self._pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
-        self._answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
-        self._passed: dict[str | None, list[tuple[str, str]]] = {}  # by storage path: what this rank cannot load though it is there, and why
-        self._told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
-        self._own: dict[str | None, list[dict[str, Any]]] = {}  # the same when all had answered
-        self.number = 0  # of the session, in its questions; 0: that of the package's functions
-        self._moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
+        self._pinned: dict[str | None, list[dict[str, Any]]] = {}  # the agreed versions by storage path; None: the session's path
+        self._answered: dict[str | None, int] = {}  # the number of answered questions, which gives each question keys of its own
+        # by storage path: (tag, reason) of stored versions that this rank cannot load
+        self._passed: dict[str | None, list[tuple[str, str]]] = {}
+        self._told: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
+        self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
+        self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
+        self._moves = 0  # changes of path or job, the same on all ranks: after one, a question is another question
         self._saving = False
 
     def join(self) -> None:
-        """This session is one of all ranks, and not of the package's functions."""
+        """Numbers this session: all ranks make it, and it is not the session of the package's functions."""
         self.number = next(_numbers)
 
     def needed(self) -> bool:
-        """Whether other nodes may know better than this one's agent: until this session begins to save."""
+        """True until this session begins to save, if other nodes may know more than this node's agent."""
         place = self._engine.place()
         return place.world > 1 and place.local_world < place.world and not self._saving
 
     def begun_saving(self) -> None:
-        """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
+        """Lets this rank's agent answer from now on: all ranks have the versions that it calls committed, so no rank needs to wait."""
         if self._saving and not self._pinned:
             return
         with self._lock:
@@ -68,7 +69,7 @@ class Agreement:
             self._pinned.clear()
 
     def moved(self) -> None:
-        """Another path or job is named: what was agreed on, or said, is not of that."""
+        """Forgets the agreement after a change of path or job."""
         with self._lock:
             self._moves += 1
             self._pinned.clear()
@@ -76,17 +77,17 @@ class Agreement:
             self._told.clear()
 
     def forget(self) -> None:
-        """As at the start of the process, but for the numbers of the questions."""
+        """Resets all but the numbers of the questions to the start of the process."""
         with self._lock:
             self._saving = False
             self._pinned.clear()
 
     def after_fork(self) -> None:
-        """In the child, where nobody else holds the lock."""
+        """Renews the lock in a forked child, where no other thread holds it."""
         self._lock = threading.RLock()
 
     def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
-        """What may be newer than the version that the ranks agreed on, as far as this rank knows: (tag, reason)."""
+        """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knows."""
         with self._lock:
             result = list(self._passed.get(path, []))
             own = self._own.get(path, [])
@@ -95,15 +96,16 @@ class Agreement:
         return result + [(version["tag"], "not every rank can load it") for version in newer]
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
-        """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
+        """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays until this rank saves."""
         with self._lock:
             if path not in self._pinned:
-                turn = self._answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
+                # after a timeout, a rank asks the same question again: the others may still answer it
+                turn = self._answered.get(path, 0) + 1
                 if path not in self._told:
                     self._told[path], self._passed[path] = _look(self._engine, path)
                 own = self._own[path] = self._told[path]
                 by_key = {_key(version): version for version in own}
-                # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
+                # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
                 agreed = _agree(self._engine, path, f"{self.number}.{self._moves}.{turn}", own)
                 self._pinned[path] = [by_key[_key(version)] for version in agreed]
                 self._answered[path] = turn
@@ -112,16 +114,17 @@ class Agreement:
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
-    # Nodes that share no storage number generations and sequences each for itself; a run they have in common.
+    # Nodes without shared storage number generations and sequences each for itself, but have the run in common.
     if version["shared"]:
         return (version["tag"], version["generation"], version["sequence"])
     return (version["tag"], version["run"], version["generation"])
 
 
 def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Newest first: of the tags global_step<n> the largest of the latest line, of the others the latest, between the two the later.
+    """Returns the versions newest first.
 
-    What a later line has abandoned comes last.
+    Of the tags ``global_step<n>`` the largest n of the latest line comes first. Of other tags the latest commit comes first.
+    Of one of each kind the later commit comes first. Versions that a later line has abandoned come last.
     """
     kept = [version for version in versions if not version.get("abandoned")]
     if len(kept) < len(versions):
@@ -138,12 +141,12 @@ def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
-    """The versions that this rank could load now, newest first."""
+    """Returns the versions that this rank could load now, newest first."""
     return _look(engine, path)[0]
 
 
 def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """The same, and what it cannot load though it is there: (tag, reason)."""
+    """Returns the inventory, and (tag, reason) of the stored versions that this rank cannot load."""
     report = json.loads(engine.session(patient=True).report(_nebula.REPORT_VERSIONS, path))
     shared = (path or engine.settings().persist_path) is not None
     whole = [
@@ -153,30 +156,30 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
-            "began": one["line"][-1][0] if "line" in one else 0,  # the line of history (formats.md)
+            "began": one["line"][-1][0] if "line" in one else 0,  # when its line of history began (formats.md)
             "abandoned": one["abandoned"],
             "run": one.get("run", ""),
             "shared": shared,
             "world": one.get("world", 1),
-            "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # whose shares this node has; None: all, or unknown
+            "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # ranks whose parts this node has; None: all, or unknown
         }
         for one in report["versions"]
         if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
     ]
-    if not whole and (report["problems"] or report["passed"]):  # "none" would mean to begin again from nothing
+    if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
     return _order(whole)[:_SENT_MAX], [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
 def _has_all_shares(held: list[dict[str, Any]]) -> bool:
-    """Whether the nodes of these inventories have all ranks' shares: those that do not take part any more took theirs along."""
+    """True if these nodes together have the parts of all ranks. A node that has left the job may have taken parts with it."""
     if any(one.get("ranks") is None for one in held):
         return True
     return {rank for one in held for rank in one["ranks"]} >= set(range(held[0]["world"]))
 
 
 def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What stands in all of them, newest first: a function of them alone, so that every rank comes to the same."""
+    """Returns the versions that are in all inventories, newest first. It depends on them alone, so every rank gets the same."""
     common = set.intersection(*({_key(version) for version in one} for one in inventories))
     held: dict[tuple[Any, ...], list[dict[str, Any]]] = {key: [] for key in common}
     for version in (version for one in inventories for version in one if _key(version) in common):
@@ -258,7 +261,7 @@ def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[st
     ours = os.path.join(folder, f"inventory-{mark}-{place.rank:05d}.json")
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(folder):  # this rank's of earlier runs
+        for name in os.listdir(folder):  # those of this rank's earlier runs
             if re.fullmatch(rf"inventory-(?!{mark})[0-9a-f]{{16}}-{place.rank:05d}\.json", name):
                 os.unlink(os.path.join(folder, name))
         with open(ours + ".tmp", "w") as file:
@@ -274,7 +277,7 @@ def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[st
         for rank in range(place.world):
             if rank in found:
                 continue
-            try:  # by name: a mounted directory's listing may be old
+            try:  # by name, because the listing of a mounted directory may be old
                 with open(os.path.join(folder, f"inventory-{mark}-{rank:05d}.json")) as file:
                     found[rank] = json.load(file)["versions"]
             except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Settings: what ``init()`` was given, filled from the environment."""
+"""Settings: the arguments of ``init()``, completed from the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(MS|[SMHD]?)\s*", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What holds for a session. Seconds and bytes."""
+    """The settings of a session. Units are seconds and bytes."""
 
     persist_path: str | None = None
     persist_interval_s: float = 100.0
@@ -39,13 +39,13 @@ class Settings:
     job: str = ""
     replica_count: int = 0
     memory_bytes: int = 0
-    output_dir: str = ""  # as it was named; history_dir() says where the history goes
+    output_dir: str = ""  # as the user gave it; history_dir() returns the folder of the history
     run: str = ""
-    alone: bool = False  # this process is a job of its own, whatever world it lives in
+    alone: bool = False  # this process is a job of its own, whatever its launcher says
 
 
 def parse_number(name: str, value: Any) -> float:
-    """A number that may carry K, M, G or T (powers of 1024), as text or as it is; not negative."""
+    """Returns a number that is 0 or more. Text may carry K, M, G or T (powers of 1024). Raises NebulaConfigError."""
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value)
         if match is None:
@@ -55,7 +55,7 @@ def parse_number(name: str, value: Any) -> float:
 
 
 def parse_seconds(name: str, value: Any) -> float:
-    """Seconds, as a number or as text that may carry ms, s, m, h or d; not negative."""
+    """Returns seconds, 0 or more. Text may carry ms, s, m, h or d. Raises NebulaConfigError."""
     if isinstance(value, str):
         match = _DURATION.fullmatch(value)
         if match is None:
@@ -65,7 +65,7 @@ def parse_seconds(name: str, value: Any) -> float:
 
 
 def _plain_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's are Real, too
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's numbers are Real, too
         raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
     try:
         number = float(value)
@@ -81,7 +81,7 @@ def _finite(name: str, value: Any, number: float) -> float:
 
 
 def check_text(what: str, value: Any) -> str:
-    """A string that C can take: UTF-8, with no NUL. Surrogates come from file names and arguments that are none."""
+    """Returns the string if C can take it: UTF-8 without NUL. File names and arguments that are not UTF-8 have surrogates: it raises."""
     if not isinstance(value, str):
         raise NebulaConfigError(f"{what} is a string, not {value!r} ({type(value).__name__})")
     if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
@@ -103,7 +103,10 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def clean_path(path: Any) -> str | None:
-    """An absolute path or URL; a 1-tuple, which a trailing comma makes, is unwrapped with a warning."""
+    """Returns an absolute path or URL, or None for no path.
+
+    A tuple of one element, which comes from a trailing comma, is unwrapped with a warning.
+    """
     if isinstance(path, tuple) and len(path) == 1:
         log.warning("nebula: the storage path is a tuple, %r: is there a comma too many? Using its only element.", path)
         path = path[0]
@@ -125,7 +128,7 @@ def _absolute(path: str) -> str:
 
 
 def local_path(what: str, path: Any) -> str:
-    """The absolute path of a file or directory. An empty one, which would lead to the working directory, is refused."""
+    """Returns the absolute path of a file or directory. Raises for "", which would mean the working directory."""
     given = os.fspath(path)
     if not given:
         raise NebulaConfigError(f"{what} is empty: give the path of a file or directory")
@@ -133,9 +136,10 @@ def local_path(what: str, path: Any) -> str:
 
 
 def history_dir(settings: Settings) -> str:
-    """The folder of checkpointHistories.csv; "": none is written.
+    """Returns the folder of checkpointHistories.csv. "": none is written.
 
-    What NEBULA_OUTPUT_DIR names; else, for what is persisted, the folder that AzureML keeps of a job; else beside the storage.
+    It is the folder that NEBULA_OUTPUT_DIR names. Without that, and with a storage path, it is the folder that AzureML keeps
+    of a job, or else a folder in the storage path.
     """
     if settings.output_dir or settings.persist_path is None:
         return settings.output_dir
@@ -176,7 +180,7 @@ def resolve(
     job: Any = None,
     world: Any = None,
 ) -> Settings:
-    """Settings from arguments; what is None stays as it is in ``current``, or comes from the environment."""
+    """Returns settings from the arguments. An argument of None keeps the value of ``current``, or takes that of the environment."""
     changes: dict[str, Any] = {}
     if persistent_storage_path is not None:
         changes["persist_path"] = clean_path(persistent_storage_path)

@@ -1,7 +1,7 @@
-"""Before this process ends by a call that passes all that Python does at its end, what a commit has promised is done.
+"""Keeps the promises of commits if the process ends by a call that skips Python's own end.
 
-``os._exit`` and ``signal.raise_signal`` are wrapped, since CPython tells nobody of them; of ``os.exec...`` and ``os.kill`` it tells
-the audit hook in C. What else ends a process is the C library's: see src/os/ending.h.
+``os._exit`` and ``signal.raise_signal`` are wrapped, because CPython raises no audit event for them. For ``os.exec...`` and
+``os.kill`` CPython calls the audit hook in C. The C library handles all other ends (src/os/ending.h).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .. import _nebula
 
 __all__ = ["watch"]
 
-_GROUPS = (0, -1)  # os.kill() of them is a signal to this process, too
+_GROUPS = (0, -1)  # os.kill() of one of these signals this process, too
 
 _before: Callable[[], None] | None = None
 
 
 def watch(before: Callable[[], None]) -> None:
-    """From now on ``before`` is called first."""
+    """Calls ``before`` before each such end from now on."""
     global _before
     if _before is None:
         os._exit = _wrapped_exit(os._exit)

@@ -1,6 +1,6 @@
-"""What a session is made of: its settings, its connection to the node's agent, and what happens when there is none.
+"""Engine: the settings of a session, its connection to the node's agent, and the handling of a missing agent.
 
-Each ``Session`` has one ``Engine``. ``default`` is that of the package's functions; the functions of this module speak of it.
+Each ``Session`` has one ``Engine``. ``default`` is the engine of the package's functions, and the functions of this module use it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,24 @@ __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "s
 
 log = logging.getLogger("nebulaml")
 
-LEAVE_MS = 300_000  # a copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage
+LEAVE_MS = 300_000  # a copy in memory takes seconds; one that takes longer has lost its agent, its machine or its storage
 
-MISSING_MS = 2_000  # at the end of a rank: its neighbours end with it, and commit before that
+MISSING_MS = 2_000  # the wait for other ranks at the end of this one: they end at the same time, and commit before that
 
-LATE_MAX = 100  # failures that nobody has asked for
+LATE_MAX = 100  # failures that no call has raised yet
 
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
 _parts: dict[str, Any] = {}
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # all engines of this process
 
 
 def part(name: str) -> Any:
-    """A module of the room tensors, which imports torch. By name, and kept: when the interpreter ends, no import statement works any more."""
+    """Returns a module of nebulaml.tensors, which imports torch.
+
+    It keeps the module, because an import statement no longer works when the interpreter ends.
+    """
     found = _parts.get(name)
     if found is None:
         found = _parts[name] = importlib.import_module(f"..tensors.{name}", __package__)
@@ -58,12 +61,12 @@ def part(name: str) -> Any:
 
 
 class Engine:
-    """The state of one session. Its methods may be called by any thread."""
+    """The state of one session. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards all below
-        self._inherited: _nebula.Session | None = None  # in a forked child: its parent's
-        self.is_closed = False  # for good
+        self._inherited: _nebula.Session | None = None  # in a forked child: the session of its parent
+        self.is_closed = False  # and never opens again
         self._clear()
         self.agreement = agree.Agreement(self)
         self.own_tags = tags.OwnTags(self)
@@ -75,8 +78,9 @@ class Engine:
         self._settings: config.Settings | None = None
         self._session: _nebula.Session | None = None
         self._opened_with: tuple[config.Settings, ranks.Place, str] | None = None
-        self._opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
-        self._last_commit: _nebula.Checkpoint | None = None  # of this rank, where others are to commit too
+        # the settings and the mark of the rank with which _opened_with was last checked
+        self._opened_at: tuple[config.Settings, object] | None = None
+        self._last_commit: _nebula.Checkpoint | None = None  # of this rank, if other ranks must commit it too
         self._failure: NebulaError | None = None
         self._retry_at = 0.0
         self._pause = RETRY_S[0]
@@ -86,12 +90,12 @@ class Engine:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether settings were given, by the program or an adapter, or a call has read the environment in their place."""
+        """True if the program or an adapter has given settings, or a call has read them from the environment."""
         return self._settings is not None
 
     def settings(self) -> config.Settings:
-        """What holds now; reads the environment when nobody has given any."""
-        found = self._settings  # each save asks several times: no lock where there is nothing to do
+        """Returns the settings that hold now. If none were given, it reads the environment."""
+        found = self._settings  # each save asks several times: no lock if there is nothing to do
         if found is not None:
             return found
         with self._lock:
@@ -103,30 +107,30 @@ class Engine:
             return self._settings
 
     def outlook(self) -> config.Settings:
-        """What holds, or would hold if nobody said more: unlike settings() it settles nothing."""
+        """Returns the settings that hold, or would hold without further calls. Unlike settings(), it does not fix them."""
         with self._lock:
             return self._settings if self._settings is not None else config.resolve(None)
 
     def configure(self, **arguments: Any) -> None:
-        """New settings for everything that follows; equal ones change nothing."""
+        """Sets new settings for everything that follows. Equal ones change nothing."""
         with self._lock:
             self._settings = config.resolve(self._settings, **arguments)
 
     def put_back(self, earlier: config.Settings | None) -> None:
-        """After new settings were refused: what held before holds on."""
+        """Restores the earlier settings after new ones were refused."""
         with self._lock:
             self._settings = earlier
 
     def place(self) -> ranks.Place:
-        """Which rank this process is."""
+        """Returns the rank and world of this process."""
         return ranks.Place() if self.settings().alone else ranks.current()
 
     # -- the connection
 
     def session(self, patient: bool = False) -> _nebula.Session:
-        """The C library's session, opened or brought up to date if need be.
+        """Returns the C library's session, and opens or updates it first if needed.
 
-        After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
+        After a failed attempt it raises at once for a while, instead of trying again. With ``patient`` it always tries.
         """
         refuse_within_save()
         with self._lock:
@@ -161,23 +165,25 @@ class Engine:
             self._session.configure(**_options(chosen, place, run))
 
     def has_session(self) -> bool:
-        """Whether a connection was opened."""
+        """True if a connection was opened."""
         return self._session is not None
 
     def versions(self, persist_path: str | None) -> list[dict[str, Any]]:
-        """What the agent knows of all versions, in memory and in storage."""
+        """Returns all versions that the agent knows, in memory and in storage."""
         report = json.loads(self.session().report(_nebula.REPORT_VERSIONS, persist_path))
         return list(report["versions"] if isinstance(report, dict) else report)
 
     def watch(self) -> None:
-        """From now on rank 0's log says what becomes of the checkpoints of the session in storage."""
+        """Makes rank 0 log what becomes of this session's checkpoints in storage from now on."""
         opened, found = self._opened_with, self._session
         if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
             self.watcher = watching.follow(self.watcher, found, opened, _teller(self))
 
     def guarded(self, what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
-        """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
-        are raised always."""
+        """Runs `call`. With on_error="warn" it logs a failure of Nebula as one error line and returns it.
+
+        Errors of the caller are always raised.
+        """
         try:
             refuse_within_save()
             call(*arguments)
@@ -190,31 +196,31 @@ class Engine:
             return failure
         return None
 
-    # -- failures of what had succeeded
+    # -- failures after a call had succeeded
 
     def note_late(self, failure: NebulaError) -> None:
-        """What a save or a commit had promised is lost. Any thread."""
+        """Records that a promise of an earlier save or commit is lost. Any thread may call it."""
         self._late.append(failure)
 
     def forget_late(self, failure: NebulaError) -> None:
-        """It is raised in another way."""
+        """Removes a failure that the caller raises itself."""
         with contextlib.suppress(ValueError):
             self._late.remove(failure)
 
     def raise_late(self) -> None:
-        """With on_error="raise": what failed since the call before is raised, once, by the next call that can lose nothing by it."""
+        """With on_error="raise": raises the oldest recorded failure, once. Callers use it where an exception loses nothing."""
         if self._late and self.settings().on_error == "raise":
             raise self._late.popleft()
 
     def take_late(self) -> list[NebulaError]:
-        """All that failed so, for a caller that keeps it."""
+        """Returns all recorded failures and forgets them."""
         taken = []
         while self._late:
             taken.append(self._late.popleft())
         return taken
 
     def hear(self, event: Event) -> None:
-        """Called on the watcher's thread."""
+        """Handles an event. The watcher's thread calls it."""
         if event.kind == "lost":
             self.note_late(NebulaError(f"checkpoint {event.tag!r} is not durable, and will not be: {event.text}"))
         for listener in list(self.listeners):
@@ -226,11 +232,11 @@ class Engine:
     # -- ends
 
     def committed(self, handle: _nebula.Checkpoint) -> None:
-        """This rank has closed its part, and others have theirs to close: should they not, the end of the process says so."""
+        """Notes that this rank has closed its part of a version that others must close too, for say_what_is_missing()."""
         self._last_commit = handle if self.place().world > 1 else None
 
     def settle(self) -> None:
-        """Lets running copies end: nobody else can finish what lies in this process's memory."""
+        """Waits for running copies: no other process can finish what lies in this process's memory."""
         if self._session is not None:
             try:
                 self._session.settle(LEAVE_MS)
@@ -238,7 +244,7 @@ class Engine:
                 log.error("nebula: the process ends while it saves: %s", failure)
 
     def outlive(self) -> None:
-        """An agent that is a part of this process ends with it: the newest version must be durable before."""
+        """Waits until all is durable if the agent is a part of this process (NEBULA_AGENT=inline), which ends with it."""
         if self._session in (None, self._inherited) or os.environ.get("NEBULA_AGENT") != "inline" or self.settings().persist_path is None:
             return
         try:
@@ -247,25 +253,28 @@ class Engine:
             log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
 
     def say_what_is_missing(self) -> None:
-        """At the end of the process."""
+        """Waits shortly for the other ranks' commits at the end of the process, and logs a warning if some are missing."""
         if self._last_commit is None or self._session in (None, self._inherited):
             return
         try:
             self._last_commit.wait("committed", MISSING_MS)
-        except NebulaNotFound:  # a newer one has taken its place
+        except NebulaNotFound:  # a newer version has taken its place
             pass
         except NebulaError as failure:
             log.warning("nebula: the process ends, and its last checkpoint is not complete: %s", failure)
 
     def after_fork(self) -> None:
-        """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
+        """Resets the engine in a forked child.
+
+        The thread that held the lock does not exist there. The next call opens anew what that thread was changing.
+        """
         self._last_commit = self.watcher = None
         self._lock, self._inherited = threading.RLock(), self._session
         self.agreement.after_fork()
         self.own_tags.after_fork()
 
     def shutdown(self) -> None:
-        """Forgets settings and connection, once running copies have ended. The agent finishes what was committed by itself."""
+        """Waits for running copies, and forgets settings and connection. The agent finishes committed versions by itself."""
         self.settle()
         self._last_commit = None
         watching.end(self.watcher)
@@ -280,27 +289,27 @@ default = Engine()
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, by the program or an adapter, or another call has read the environment in its place."""
+    """Returns True if the program or an adapter has called init(), or another call has read its settings from the environment."""
     return default.is_initialized
 
 
 def settings() -> config.Settings:
-    """What holds now for the functions of the package."""
+    """Returns the settings of the package's functions."""
     return default.settings()
 
 
 def session(patient: bool = False) -> _nebula.Session:
-    """The C library's session behind the functions of the package."""
+    """Returns the C library's session behind the package's functions."""
     return default.session(patient)
 
 
 def place() -> ranks.Place:
-    """Which rank this process is for the functions of the package."""
+    """Returns the rank and world of this process, as the package's functions see them."""
     return default.place()
 
 
 def _teller(engine: Engine) -> Callable[[Event], None]:
-    """For the watcher's thread, which keeps no session alive."""
+    """Returns a function for the watcher's thread that keeps no session alive."""
     known = weakref.ref(engine)
 
     def tell(event: Event) -> None:
@@ -312,7 +321,7 @@ def _teller(engine: Engine) -> Callable[[Event], None]:
 
 
 def _before_end() -> None:
-    """This process is about to end at once, by os._exit() for one, or to become another program."""
+    """Runs before the process ends at once, for example by os._exit(), or becomes another program."""
     if not _nebula.await_copies(LEAVE_MS):
         log.error("nebula: the process ends while it saves: copies in memory were not done within %d s", LEAVE_MS // 1000)
     for engine in list(_engines):
@@ -320,10 +329,10 @@ def _before_end() -> None:
 
 
 def _leave() -> None:
-    """At the end of the interpreter: keeps the threads of C out of it from then on.
+    """Ends all engines at the end of the interpreter, and keeps the threads of C out of it from then on.
 
-    What is saved later, by other functions of atexit or in a __del__, is copied before its save returns. Nothing can be imported then,
-    so that what a save needs is imported here.
+    Other functions of atexit, or a __del__, may save later. Such a save copies before it returns. It cannot import anything
+    then, so this function imports all that a save needs.
     """
     _nebula.end_is_near()
     engines = list(_engines)
@@ -360,7 +369,10 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
 
 
 def _after_fork() -> None:
-    """In the child. It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so."""
+    """Resets all engines in a forked child, which mostly ends by os._exit.
+
+    The C library asks the kernel whether the process was forked, but not every kernel tells.
+    """
     _nebula.end_is_near()
     for engine in list(_engines):
         engine.after_fork()

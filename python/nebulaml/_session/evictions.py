@@ -1,4 +1,4 @@
-"""Evictions: what a cloud says, before it takes a machine away. Asked of its metadata service by a thread, on the first rank of each node."""
+"""Evictions: a thread asks the cloud's metadata service whether this machine will be taken away. One rank per node runs it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["CLOUDS", "Watch"]
 
 log = logging.getLogger("nebulaml")
 
-PAUSE_S = 1.0  # between two questions: Azure gives 30 s, and asks its users for one question a second
-ANSWER_S = 2.0  # the service is on this machine; Azure's first answer alone may take minutes, and is asked for again
-NOTICE_S = {"azure": 30.0, "aws": 120.0, "gce": 30.0}  # where the service names no time
+PAUSE_S = 1.0  # between two questions: Azure gives 30 s of notice, and asks its users for one question a second
+ANSWER_S = 2.0  # the service is on this machine; only Azure's first answer may take minutes, and the thread asks again
+NOTICE_S = {"azure": 30.0, "aws": 120.0, "gce": 30.0}  # if the service names no time
 WARN_AFTER = 30  # failures in a row
 
-_ENDS = ("Reboot", "Redeploy", "Preempt", "Terminate")  # of Azure's event types; "Freeze" pauses the machine and no more
+_ENDS = ("Reboot", "Redeploy", "Preempt", "Terminate")  # of Azure's event types; "Freeze" only pauses the machine
 
 
 class Watch(threading.Thread):
     """Calls ``tell(reason, seconds)`` once, when this machine is about to go, and ends.
 
-    cloud: "azure", "aws" or "gce". NEBULA_METADATA_URL names another service than the cloud's own, as tests do.
+    cloud: "azure", "aws" or "gce". NEBULA_METADATA_URL names another service than the cloud's own, for tests.
     """
 
     def __init__(self, cloud: str, tell: Callable[[str, float], object]) -> None:
@@ -38,7 +38,7 @@ class Watch(threading.Thread):
         super().__init__(name="nebula-evictions", daemon=True)
         self._cloud, self._tell = cloud, tell
         self._ended = threading.Event()
-        self._kept: dict[str, str] = {}  # what the service has told of this machine
+        self._kept: dict[str, str] = {}  # answers of the service that do not change
 
     def run(self) -> None:
         failures = 0
@@ -58,15 +58,15 @@ class Watch(threading.Thread):
             self._ended.wait(PAUSE_S)
 
     def end(self) -> None:
-        """Asks no more."""
+        """Ends the questions."""
         self._ended.set()
 
 
 def _ask(path: str, headers: Mapping[str, str], usual: str = "http://169.254.169.254", method: str = "GET") -> str | None:
-    """The text of an answer; None: there is no such object (404)."""
+    """Returns the text of an answer. None: there is no such object (404)."""
     url = (os.environ.get("NEBULA_METADATA_URL") or usual).rstrip("/") + path
     request = urllib.request.Request(url, headers=dict(headers), method=method)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy has another machine's metadata
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for another machine
     try:
         with direct.open(request, timeout=ANSWER_S) as answer:
             return str(answer.read(1 << 20).decode())
@@ -83,7 +83,10 @@ def _seconds_until(when: datetime.datetime, least: float) -> float:
 
 
 def _azure(kept: dict[str, str]) -> tuple[str, float] | None:
-    """https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. The events are those of the whole scale set."""
+    """Asks Azure for scheduled events, which are those of the whole scale set.
+
+    https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
+    """
     headers = {"Metadata": "true"}
     if "name" not in kept:
         kept["name"] = _ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers) or ""
@@ -97,7 +100,10 @@ def _azure(kept: dict[str, str]) -> tuple[str, float] | None:
 
 
 def _aws(kept: dict[str, str]) -> tuple[str, float] | None:
-    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, with the tokens of IMDSv2."""
+    """Asks AWS for a spot interruption notice, with a token of IMDSv2.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    """
     if "token" not in kept:
         kept["token"] = _ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}, method="PUT") or ""
     text = _ask("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": kept["token"]})
@@ -109,7 +115,7 @@ def _aws(kept: dict[str, str]) -> tuple[str, float] | None:
 
 
 def _gce(kept: dict[str, str]) -> tuple[str, float] | None:
-    """https://cloud.google.com/compute/docs/instances/create-use-preemptible."""
+    """Asks GCE for a preemption. https://cloud.google.com/compute/docs/instances/create-use-preemptible"""
     text = _ask("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}, "http://metadata.google.internal")
     return ("GCE's preemption", NOTICE_S["gce"]) if text is not None and text.strip() == "TRUE" else None
 

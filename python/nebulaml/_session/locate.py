@@ -1,4 +1,4 @@
-"""Where the parts of an installation are: the agent's executable and, for ``NEBULA_AGENT=inline``, its library."""
+"""Finds the parts of an installation: the agent's executable and, for ``NEBULA_AGENT=inline``, its library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def agent_path() -> str | None:
-    """The ``nebula`` executable of this installation; None leaves the search to the C library."""
+    """Returns the path of this installation's ``nebula`` executable. None: the C library searches for it."""
     if os.environ.get("NEBULA_AGENT_PATH"):
         return None
     folders = [_PACKAGE.parent / "bin", Path(sysconfig.get_path("scripts")), Path(sys.prefix) / "bin"]
@@ -26,7 +26,7 @@ def agent_path() -> str | None:
 
 
 def point_to_agent_library() -> None:
-    """Tells the C library where a wheel keeps libnebula-agent.so, unless the user did."""
+    """Tells the C library where a wheel keeps libnebula-agent.so, unless the user has set NEBULA_AGENT_LIBRARY."""
     if os.environ.get("NEBULA_AGENT") != "inline" or os.environ.get("NEBULA_AGENT_LIBRARY"):
         return
     for folder in (_PACKAGE / "lib", Path(sys.prefix) / "lib"):

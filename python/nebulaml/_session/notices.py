@@ -1,5 +1,7 @@
-"""Notices: SIGTERM, or a cloud's, that this process is to end soon; a person's wish that the job saves now; and what all ranks
-of a job know of them at the same step."""
+"""Notices: SIGTERM or a cloud says that this process will end soon, or a user asks the job to save now.
+
+All ranks of a job learn of a notice at the same step.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ __all__ = ["Notices", "ask_to_save"]
 
 log = logging.getLogger("nebulaml")
 
-SIGTERM_S = 30.0  # until SIGKILL: torchrun's, Kubernetes' and Slurm's default
+SIGTERM_S = 30.0  # from SIGTERM to SIGKILL: the default of torchrun, Kubernetes and Slurm
 
-KEPT_STEPS = 1000  # whose answers stay in the key-value store, for ranks that are behind
+KEPT_STEPS = 1000  # steps whose answers stay in the key-value store, for ranks that are behind
 
 
-LOOK_S = 1.0  # between two looks at the wish, each a stat of one file
+LOOK_S = 1.0  # between two looks at the file of the request, each one stat
 
 
 def _wish(persist_path: str | None) -> str | None:
@@ -37,7 +39,7 @@ def _wish(persist_path: str | None) -> str | None:
 
 
 def ask_to_save(persist_path: str | None) -> None:
-    """Makes a job that saves with a Manager save at its next step."""
+    """Makes a job that saves with a Manager save at its next step. Raises NebulaConfigError without a storage directory."""
     path = _wish(persist_path)
     if path is None:
         raise NebulaConfigError(f"a job is asked to save through its storage directory, and this is {persist_path or 'memory only'}")
@@ -52,24 +54,27 @@ def ask_to_save(persist_path: str | None) -> None:
 
 
 class Notices:
-    """What one manager knows."""
+    """The notices that one manager has received."""
 
     def __init__(self, engine: Engine, cloud: str | None = None) -> None:
-        """cloud: whose metadata service is asked, too: "azure", "aws", "gce"."""
+        """cloud: the cloud whose metadata service is asked, too: "azure", "aws" or "gce"."""
         self._engine = weakref.proxy(engine)
         self.reason, self.deadline = "", 0.0  # of the first notice to this rank; the deadline is on the monotonic clock
-        self.is_here = False  # of several ranks: for all of them, at the same step
-        self._has_come = False  # to this rank
-        self._is_signalled = False  # by SIGTERM
-        self._is_answered = False  # a save has followed
+        self.is_here = False  # the notice counts; with several ranks for all of them, at the same step
+        self._has_come = False  # a notice has come to this rank
+        self._is_signalled = False  # SIGTERM has come
+        self._is_answered = False  # a save has followed the notice
         self._is_listening = False
-        self._before: Any = None  # the handler that was there
-        self._wish_seen = self._wish_at = 0.0  # the file's time, and when it was looked at
-        self._wishes: bool | None = None  # None: not looked yet; what is there then is an older run's
+        self._before: Any = None  # the handler before ours
+        self._wish_seen = self._wish_at = 0.0  # the file's time, and the time of the last look
+        self._wishes: bool | None = None  # None: not looked yet; a file that exists at the first look is an older run's
         self._watch = evictions.Watch(cloud, self._come) if cloud else None
 
     def listen(self) -> None:
-        """From now on SIGTERM is a notice, and a second one ends the process. Not where the program ignores it, or in another thread."""
+        """Makes SIGTERM a notice from now on; a second SIGTERM ends the process.
+
+        It does nothing in another thread than the main thread, or if the program ignores SIGTERM.
+        """
         if self._watch is not None and self._watch.ident is None and self._engine.place().local_rank == 0:
             self._watch.start()
         if self._is_listening or threading.current_thread() is not threading.main_thread():
@@ -92,7 +97,7 @@ class Notices:
             signal.raise_signal(signal.SIGTERM)
 
     def _come(self, reason: str, seconds: float) -> None:
-        """Any thread."""
+        """Records a notice. Any thread may call it."""
         if not self._has_come:
             self.reason, self.deadline = reason, time.monotonic() + seconds
             log.info("nebula: %s: this process is to end within %.0f s", reason, seconds)
@@ -101,15 +106,15 @@ class Notices:
             self.is_here = True
 
     def left_s(self) -> float:
-        """Seconds until this process may be killed; of a notice to another rank, those of SIGTERM."""
+        """Returns the seconds until this process may be killed. For a notice to another rank it is the time that SIGTERM leaves."""
         return max(0.0, self.deadline - time.monotonic()) if self._has_come else SIGTERM_S
 
     def answered(self) -> None:
-        """A version was saved."""
+        """Records that a version was saved."""
         self._is_answered = self.is_here
 
     def agree(self, step: int, asks_clock: bool, is_due: Callable[[], bool]) -> bool:
-        """Whether a save is due now by a notice or, if asked, by rank 0's clock: the same on all ranks."""
+        """Returns True if a save is due now by a notice or, if asked, by rank 0's clock. All ranks get the same answer."""
         place = self._engine.place()
         mine = (self._has_come and not self._is_answered) or (asks_clock and place.rank == 0 and is_due())
         mine = mine or (place.rank == 0 and self._is_wished())
@@ -122,11 +127,11 @@ class Notices:
                     f"save_every_s with {place.world} ranks needs a process group, through which they agree on a step: call "
                     "torch.distributed.init_process_group() first, or save by steps"
                 )
-            return False  # one rank alone makes no version
+            return False  # one rank alone makes no complete version
         return self._through(shared, place, step, mine)
 
     def _is_wished(self) -> bool:
-        """Whether somebody has asked since the last look."""
+        """True if a user has asked for a save since the last look."""
         now = time.monotonic()
         if self._wishes is not None and now - self._wish_at < LOOK_S:
             return False
@@ -161,7 +166,7 @@ class Notices:
         return answer != "0"
 
     def forget(self) -> None:
-        """The handler that was there takes its place again."""
+        """Restores the handler that was there before."""
         if self._watch is not None:
             self._watch.end()
         if self._before is not None and threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""Which part of a job this process is."""
+"""Finds out which rank of a job this process is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ = tuple(
 
 
 class Place(NamedTuple):
-    """One rank of ``world``, and where it stands among the processes of its node."""
+    """One rank of ``world``, and its number among the processes of its node."""
 
     rank: int = 0
     world: int = 1
@@ -45,20 +45,20 @@ def _from_process_group() -> tuple[int, int] | None:
 
 
 def _from_environment() -> tuple[int, int]:
-    # Both from one launcher: SLURM variables of an interactive shell must not mix with those of torchrun.
+    # Take both from one launcher: SLURM variables of an interactive shell must not mix with those of torchrun.
     for rank_name, world_name in zip(_RANK, _WORLD, strict=True):
         rank, world = os.environ.get(rank_name, ""), os.environ.get(world_name, "")
         if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
             return int(rank), int(world)
-    if awaits_group():  # on another node than the first it is not the final number, but one that no other process there has
+    if awaits_group():  # beyond the first node this is not the final rank, but no other process of that node has it
         return int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
 
 
 def awaits_group() -> bool:
-    """Whether Lightning's own launcher has started this process, which will know its rank when there is a process group.
+    """True if Lightning's own launcher has started this process, which learns its rank from the process group later.
 
-    The one that it started from is rank 0 of 1 until then: nothing tells it that others will follow.
+    Until then the process that Lightning was started from is rank 0 of 1: nothing tells it that others will follow.
     """
     local, world = os.environ.get("LOCAL_RANK", ""), os.environ.get("WORLD_SIZE", "")
     known = "RANK" in os.environ or "NODE_RANK" not in os.environ or _from_process_group() is not None
@@ -66,28 +66,28 @@ def awaits_group() -> bool:
 
 
 def current() -> Place:
-    """torch.distributed's answer when it is initialised, else the launcher's environment, else rank 0 of 1."""
+    """Returns the rank from torch.distributed if it is initialised, else from the launcher's environment, else rank 0 of 1."""
     rank, world = _from_process_group() or _from_environment()
     if world == 1:
         return Place()
     local_rank, local_world = _first(_LOCAL_RANK) or 0, _first(_LOCAL_WORLD)
     if local_world is None:
-        # A launcher that does not say how many ranks its node has. Every rank must come to the same answer to whether
-        # there are several nodes, so it may not depend on the rank.
+        # The launcher does not say how many ranks this node has. Every rank must decide alike whether there are several nodes, so the
+        # decision must not depend on the rank.
         several = (_first(_NODES) or 1) > 1 or os.environ.get("NEBULA_NODE_ID", "") != ""
         local_world = min(local_rank + 1, world - 1) if several else world
     return Place(rank, world, min(local_rank, local_world - 1), local_world)
 
 
 def mark() -> object:
-    """All that current() and awaits_group() look at: while it is equal, so are their answers, which take longer."""
-    # A dict of bytes, where a missing name costs no exception. What a program has put in the place of os.environ has none.
+    """Returns a value of all that current() and awaits_group() read. While it is equal, their answers are; they take longer."""
+    # A dict of bytes: a missing name costs no exception. A replacement of os.environ by the program has no _data.
     found = getattr(os.environ, "_data", None)
     return (_from_process_group(), tuple(map(found.get, _READ))) if found is not None else object()
 
 
 def store() -> Any:
-    """The key-value store behind torch's default process group; None when there is no group."""
+    """Returns the key-value store of torch's default process group. None: there is no group."""
     if _from_process_group() is None:
         return None
     return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
@@ -97,10 +97,10 @@ _run: tuple[tuple[Place, bool], str] | None = None
 
 
 def run(place: Place) -> str:
-    """One incarnation of the job: the same text on all its ranks, another one after every restart.
+    """Returns the name of this incarnation of the job: the same text on all its ranks, another one after every restart.
 
-    Kept for the life of the process, so that it does not change in the middle when a process group comes up: on all
-    ranks init() is to be called before that, or on all after it.
+    The process keeps the name, so that it does not change when a process group starts. So either all ranks call init()
+    before the process group starts, or all call it after that.
     """
     global _run
     key = (place, awaits_group())
@@ -114,7 +114,7 @@ def _find_run(place: Place) -> str:
         return secrets.token_hex(8)
     shared = store()
     if shared is not None:
-        # Whoever comes first names it; no collective, and nobody waits.
+        # The first rank names it: no collective, and no rank waits.
         return str(shared.compare_set("nebula/run", "", secrets.token_hex(8)).decode())
     return _run_of_launcher(os.environ)
 
@@ -123,7 +123,7 @@ def _run_of_launcher(environment: Any) -> str:
     address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
     elastic = environment.get("TORCHELASTIC_RUN_ID")
     if elastic is not None:
-        # Without --rdzv-id every job is called "none"; its port then tells two launches apart.
+        # Without --rdzv-id every job is called "none". Then its port tells two launches apart.
         name = elastic if elastic != "none" else f"none@{address}"
         return f"{name}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if "SLURM_JOB_ID" in environment:

@@ -1,4 +1,4 @@
-"""Rows: a list of typed rows that shows itself as a table."""
+"""Rows: a list of typed rows that prints as a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 class Rows(list[T]):
-    """A list of dataclasses; in a notebook, and at the prompt, a table."""
+    """A list of dataclasses. A notebook and the prompt show it as a table."""
 
     def _table(self) -> list[list[str]]:
         names = [field.name for field in dataclasses.fields(self[0])]  # type: ignore[arg-type]
@@ -59,7 +59,10 @@ class Rows(list[T]):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A checkpoint in a listing. size: bytes; source: where it is, "memory" or "storage" or both; committed_at: seconds since 1970."""
+    """A checkpoint in a listing.
+
+    size: bytes. source: "memory", "storage" or both. committed_at: seconds since 1970.
+    """
 
     tag: str
     step: int | None
@@ -72,7 +75,7 @@ class Row:
 
 
 def listing(versions: Iterable[Mapping[str, Any]]) -> Rows[Row]:
-    """The rows of what list_checkpoints() returns."""
+    """Returns the rows for the values of list_checkpoints()."""
     rows = [
         Row(
             tag=one["tag"],

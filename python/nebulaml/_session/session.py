@@ -1,4 +1,4 @@
-"""Session: where checkpoints go and how, and all that is asked of them. The functions of the package are those of one of them."""
+"""Session: the settings of one use of Nebula, and the calls on it. The functions of the package are methods of a default session."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MARK = ".nebula.json"  # in each directory that was published
 class Session:
     """One path, job and set of settings. A process may have several at once, each with checkpoints of its own.
 
-    Takes the settings of ``init()``, and the environment's where one is not given. All ranks of a job make their sessions in the same
-    order; one that a rank has for itself gets ``world=1``. ``close()``, or the end of a ``with`` block, waits
-    for copies in memory that are under way; the agent finishes by itself what was committed.
+    Takes the settings of ``init()``; the environment gives the others. All ranks of a job must make their sessions in the same
+    order. A session that only one rank makes gets ``world=1``. ``close()``, or the end of a ``with`` block, waits for running
+    copies in memory. The agent finishes committed versions by itself.
     """
 
     def __init__(self, persistent_storage_path: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -58,7 +58,7 @@ class Session:
         self.close()
 
     def configure(self, persistent_storage_path: str | os.PathLike[str] | None = None, **settings: Any) -> None:
-        """New settings, as ``init()`` takes them. What is not given stays. A call that is refused changes nothing."""
+        """Sets new settings, which are those of ``init()``. Settings that are not given stay. A call that is refused changes nothing."""
         guards.check_framework()
         owner = self._engine
         before = owner.settings() if owner.is_initialized else None
@@ -75,22 +75,22 @@ class Session:
 
     @property
     def persist_path(self) -> str | None:
-        """Where checkpoints are persisted: an absolute path or a URL; None: in memory only. Asking settles nothing."""
+        """Where checkpoints are persisted: an absolute path, a URL, or None for memory only. Reading it fixes no setting."""
         return self._engine.outlook().persist_path
 
     def close(self) -> None:
-        """Ends this session, as the end of the program would: open-ended checkpoints are closed. It takes no more calls."""
+        """Ends this session as the end of the program would: it closes open-ended checkpoints. Later calls raise NebulaUnavailable."""
         self._engine.is_closed = True
         self._forget()
 
     def _forget(self) -> None:
-        """All that was set and found out."""
+        """Forgets all settings and all that was found out."""
         while self._others:
             self._others.popitem()[1].close()
         self._engine.shutdown()
 
     def _at(self, path: str) -> Session:
-        """The session of the same settings for another storage path: this one, or one that lives as long."""
+        """Returns the session of the same settings for another storage path: this one, or one that lives as long as this one."""
         own = self.persist_path
         if own is not None and os.path.realpath(own.removeprefix("file://")) == os.path.realpath(path.removeprefix("file://")):
             return self
@@ -98,13 +98,13 @@ class Session:
         return self._other(path, on_error=chosen.on_error, on_full=chosen.on_full)
 
     def _alone_in(self, path: str) -> Session:
-        """One for checkpoints that this process alone keeps in a storage path, each of them durable at once."""
+        """Returns a session for checkpoints that this process alone keeps in a storage path. Each becomes durable at once."""
         return self._other(
             path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, keep_last=0, keep_every=0, replicas=0
         )
 
     def _that_writes(self, path: str) -> Session:
-        """Of this session and those for other storage paths the one to read that path with."""
+        """Returns the session to read that path with: this one, or the one for that storage path."""
         return self._others.get((path, False), self)
 
     def _other(self, path: str, **settings: Any) -> Session:
@@ -121,14 +121,14 @@ class Session:
     # -- checkpoints
 
     def checkpoint(self, tag: str | None = None, N: int | None = None) -> Checkpoint:  # noqa: N803
-        """A checkpoint to write, as ``Checkpoint(tag, N)``, of this session."""
+        """Makes a checkpoint of this session to write, as ``Checkpoint(tag, N)`` does."""
         return Checkpoint(tag, N, session=self)
 
     def get_latest_checkpoint(self, persist_path: str | None = None) -> Checkpoint | None:
-        """The newest complete checkpoint, in memory or storage, of this job or of another path; None when there is none.
+        """Finds the newest complete checkpoint, in memory or storage, of this job or of another path. None: there is none.
 
-        On several nodes, before this session has saved anything, it is the newest that every rank can load, and the same
-        on all: to be called on every rank. Raises NebulaTimeout when some rank does not, within NEBULA_AGREE_TIMEOUT.
+        On several nodes, before this session has saved anything, it is the newest that every rank can load, and all ranks get
+        the same one. So every rank must call it; otherwise it raises NebulaTimeout after NEBULA_AGREE_TIMEOUT seconds.
         """
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
@@ -138,7 +138,7 @@ class Session:
                 return self._newest(found, owner.agreement.passed_over(path, common[0]))
         else:
             opened = owner.session(patient=True)
-            owner.watch()  # the agent may have something to say of what it finds
+            owner.watch()  # the agent may report on the version that it finds
             try:
                 found = Checkpoint._found(owner, interruptible(opened.latest, path), path)
                 return self._newest(found, found.passed_over)
@@ -154,7 +154,7 @@ class Session:
         return found
 
     def _exactly(self, version: dict[str, Any], path: str | None) -> Checkpoint:
-        """What all ranks agreed on, and never another version of that tag: this node may know a later one."""
+        """Returns exactly the version that all ranks agreed on, and no other version of its tag: this node may know a later one."""
         owner, numbers = self._engine, (version["generation"], version["sequence"])
         try:
             return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, version["tag"], path, *numbers), path)
@@ -165,10 +165,10 @@ class Session:
             ) from failure
 
     def get_checkpoint(self, tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:
-        """The complete checkpoint of that tag; None when there is none. Without a tag: the newest."""
+        """Finds the complete checkpoint of a tag; without a tag, the newest. None: there is none."""
         if tag is None:
             return self.get_latest_checkpoint(persist_path)
-        _nebula.encode_name(config.check_text("a tag", tag))  # refuses what no checkpoint can be called
+        _nebula.encode_name(config.check_text("a tag", tag))  # raises for a tag that storage cannot hold
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
             common = [one for one in interruptible(owner.agreement.answer, path) if one["tag"] == tag]
@@ -184,7 +184,7 @@ class Session:
         return None
 
     def list_checkpoints(self, persist_path: str | None = None) -> dict[str, dict[str, Any]]:
-        """All checkpoints by tag, in memory and storage: state, step, size in bytes, files, times; fit for json.dumps."""
+        """Returns all checkpoints by tag, in memory and storage: state, step, size in bytes, files, times. json.dumps takes the result."""
         result: dict[str, dict[str, Any]] = {}
         for version in self._engine.versions(config.clean_path(persist_path)):
             known = result.get(version["tag"])
@@ -193,13 +193,13 @@ class Session:
         return result
 
     def checkpoints(self, persist_path: str | None = None) -> Rows[Row]:
-        """list_checkpoints() as typed rows, the newest first, which show themselves as a table."""
+        """Returns list_checkpoints() as typed rows, the newest first. They print as a table."""
         return listing(self.list_checkpoints(persist_path).values())
 
     def get_latest_checkpoint_path(self, name: str, path: str | None = None) -> str | None:
-        """The newest checkpoint's file ``name`` as the path of a plain torch file in storage; None when there is none.
+        """Returns the path in storage of file ``name`` of the newest checkpoint, a plain torch file. None: there is none.
 
-        What is still in memory only is made durable first. ``path``: another storage path than the one of init().
+        If the checkpoint is still in memory only, it waits until it is durable. path: another storage path than init()'s.
         """
         config.check_text("a file name", name)
         root = config.clean_path(path) or self._engine.settings().persist_path
@@ -214,10 +214,11 @@ class Session:
         return os.path.join(folder, _nebula.encode_name(name))
 
     def prepare(self, *objects: Any) -> None:
-        """Makes memory for the first save of such objects, in the background: one file each, the arguments of later ``save`` calls.
+        """Makes memory for the first saves of these objects, in the background.
 
-        Without it the first two saves wait until the agent has found memory. For an optimizer of torch without state, what its first
-        step will make is counted. A save that turns out larger finds memory as without this call.
+        objects: the arguments of later ``save`` calls, one for each file. For an optimizer of torch without state, it counts the
+        state that its first step will make. Without this call the first two saves wait until the agent has made memory. The
+        same happens to a save that turns out larger.
         """
         preparing = engine.part("preparing")
         for item in objects:
@@ -225,19 +226,21 @@ class Session:
             self._engine.guarded("prepare", lambda state=state, item=item: preparing.prepare(self._engine, state, item))
 
     def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
-        """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
+        """Waits until everything committed, or one tag, is durable. Returns False if it is not (and on_error is "warn").
 
-        What this rank has committed, and other ranks have not, is waited for; without a tag until nothing has come from them for 30 s.
-        Then False, or NebulaTimeout, names the ranks that are missing. What this rank has still to commit is left out, unless it is the
-        one tag. timeout: seconds; None sets no limit. Without a storage path it returns when all that was saved is whole in memory, where
-        it survives this process. Raises NebulaConfigError for the tag of a `with` block that this thread is in.
+        tag: None waits for all that this rank has committed. If other ranks have not committed it, this waits until nothing has
+            come from them for 30 s. Then it returns False, or raises NebulaTimeout, and names the missing ranks. What this rank
+            has not committed yet is left out. A named tag is committed first.
+        timeout: seconds; None sets no limit.
+        Without a storage path it returns when all saves are whole in memory, where they survive this process. Raises
+        NebulaConfigError for the tag of a `with` block that this thread is in.
         """
         limit_ms, owner = milliseconds(timeout), self._engine
         if tag is not None:
             _nebula.encode_name(config.check_text("a tag", tag))
             refuse_within_block(owner, tag)
         in_memory = owner.settings().persist_path is None
-        if in_memory and not owner.has_session():  # nothing was saved: no agent is started to hear that
+        if in_memory and not owner.has_session():  # nothing was saved: start no agent to learn that
             return True
 
         def flush() -> None:
@@ -246,22 +249,24 @@ class Session:
 
         done = owner.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
         owner.raise_late()
-        if tag is None:  # all are begun, whatever becomes of one
+        if tag is None:  # begin the flush of all sessions, even if one fails
             done = all([done, *(other.flush_persistence(None, timeout) for other in list(self._others.values()))])
         return done
 
     def stats(self) -> list[dict[str, Any]]:
-        """What checkpointHistories.csv holds, live: one row per version."""
+        """Returns the rows of checkpointHistories.csv as they are now, one per version."""
         report = json.loads(self._engine.session().report(_nebula.REPORT_HISTORY, None))
         if isinstance(report, dict):
             report = next((rows for rows in report.values() if isinstance(rows, list)), [])
         return list(report)
 
-    # -- what was published
+    # -- published files
 
     def find_published(self, path: str | os.PathLike[str]) -> tuple[Checkpoint, str] | None:
-        """What was published as ``path``, there already or still on its way: the checkpoint and the file's name ("" for a
-        directory). None: nothing that Nebula knows of, though a plain file may be there."""
+        """Finds the checkpoint that was published as ``path``, or will be, and the file's name ("" for a directory).
+
+        None: Nebula knows of no publication there, though a plain file may exist.
+        """
         try:
             target = config.local_path("a path", path)
         except NebulaConfigError:  # nothing can be published there
@@ -273,9 +278,10 @@ class Session:
         return Checkpoint._found(self._engine, handle), name
 
     def unpublish(self, path: str | os.PathLike[str]) -> bool:
-        """Removes a file or directory once everything published before has appeared, and cancels what was to appear there.
+        """Removes a published file or directory, and cancels publications to ``path`` that are still to come.
 
-        A directory that was published takes its checkpoint in memory and storage with it; one that was not is refused.
+        It waits until everything published before has appeared. With a published directory its checkpoint goes, too, from memory
+        and storage. A directory that was not published is refused.
         """
         target = self._removable(path)
 
@@ -288,17 +294,17 @@ class Session:
         return self._engine.guarded(f"removing {target}", remove) is None
 
     def _remove(self, path: str | os.PathLike[str]) -> bool:
-        """unpublish() for adapters: their framework also removes directories that it wrote without Nebula."""
+        """As unpublish(), for adapters: their framework also removes directories that it wrote without Nebula."""
         target = self._removable(path)
         return self._engine.guarded(f"removing {target}", lambda: self._engine.session().unpublish(target)) is None
 
     def _removable(self, path: str | os.PathLike[str]) -> str:
-        """The absolute path; refused where the working directory or the storage path would go with it."""
+        """Returns the absolute path. Raises if its removal would remove the working directory or the storage path."""
         target = config.local_path("a path", path)
         parent, name = os.path.split(target)
-        gone = os.path.join(os.path.realpath(parent), name)  # of a link only the link goes
+        gone = os.path.join(os.path.realpath(parent), name)  # the removal of a link leaves its target
         kept = {"the storage path": (self.persist_path or "").removeprefix("file://")}
-        with contextlib.suppress(FileNotFoundError):  # it may be gone
+        with contextlib.suppress(FileNotFoundError):  # the working directory may be gone
             kept["the working directory"] = os.getcwd()
         for what, place in kept.items():
             if os.path.isabs(place) and os.path.commonpath([gone, os.path.realpath(place)]) == gone:

@@ -1,4 +1,4 @@
-"""checkpoint-<n>: the tags of checkpoints that a program gives no name."""
+"""checkpoint-<n>: the tags of checkpoints that a program does not name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OWN_TAG = re.compile(r"checkpoint-(\d+)")
 
 
 class OwnTags:
-    """One more than any complete or earlier one: the same on all ranks, as they make them in step."""
+    """Counts on from the largest n of all complete checkpoints. All ranks get the same n, because they make checkpoints in step."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = weakref.proxy(engine)  # which owns this
-        self._lock = threading.RLock()  # guards all below; a signal handler may save while its thread is here
+        self._engine = weakref.proxy(engine)  # which owns this object
+        self._lock = threading.RLock()  # guards all below; an RLock, because a signal handler may save while its thread holds it
         self._count = 0
-        self._counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _count goes on from
+        self._counted: tuple[str | None, str] | None = None  # the path and job for which _count holds
 
     def next(self) -> str:
         settings = self._engine.settings()
@@ -51,10 +51,10 @@ class OwnTags:
                 self._count = max(self._count, int(match[1]))
 
     def forget(self) -> None:
-        """The next tag is counted on from what there is then."""
+        """Makes the next tag look again for the largest n."""
         with self._lock:
             self._counted = None
 
     def after_fork(self) -> None:
-        """In the child, where nobody else holds the lock."""
+        """Renews the lock in a forked child, where no other thread holds it."""
         self._lock = threading.RLock()

@@ -1,4 +1,8 @@
-"""Calls that may wait for long: Ctrl-C still works, the log says what for, and a signal handler inside a save does not wait for it."""
+"""Calls that may wait for long.
+
+Ctrl-C works during the wait, and the log says what the call waits for. A signal handler that interrupts a save must not
+wait for that save, so its calls are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ log = logging.getLogger("nebulaml")
 
 T = TypeVar("T")
 
-SAY_AFTER_MS = 30_000  # a wait that has lasted so long says in the log what for
+SAY_AFTER_MS = 30_000  # ms after which the log says what the call waits for
 
 _in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
 
 
 @contextlib.contextmanager
 def within_save() -> Iterator[None]:
-    """For what a save calls and waits for: a signal handler that runs meanwhile would wait for the save that it interrupts."""
+    """Marks code that a save calls or waits for. A signal handler that runs meanwhile would wait for the save that it interrupts."""
     thread = threading.get_ident()
     _in_save.add(thread)
     try:
@@ -36,7 +40,7 @@ def within_save() -> Iterator[None]:
 
 def refuse_within_save() -> None:
     """Raises NebulaUnavailable in such a signal handler."""
-    if _in_save and threading.get_ident() in _in_save:  # each save asks several times: no thread-local, which is slow to find
+    if _in_save and threading.get_ident() in _in_save:  # each save asks several times: a thread-local would be slower
         raise NebulaUnavailable(
             "this signal handler has interrupted a save that waits, for a device or for memory, and that one is to end first: "
             "leave the work to the program, for example by a flag that it looks at after each step"
@@ -44,15 +48,15 @@ def refuse_within_save() -> None:
 
 
 def run_handlers() -> None:
-    """Called every 200 ms while a save waits for memory: signal handlers of the program run here, and what they raise ends the save."""
+    """Lets signal handlers of the program run. A save that waits for memory calls it every 200 ms; an exception of a handler ends the save."""
     with within_save():
         pass
 
 
 def interruptible(call: Callable[..., T], *arguments: object) -> T:
-    """Runs a call that may wait for long so that Ctrl-C still works."""
+    """Runs a call that may wait for long on another thread, so that Ctrl-C still works."""
     refuse_within_save()
-    if threading.current_thread() is not threading.main_thread() or is_finalizing():  # then a new thread would never run
+    if threading.current_thread() is not threading.main_thread() or is_finalizing():  # a new thread would never run
         return call(*arguments)
     results: list[T] = []
     failures: list[BaseException] = []
@@ -66,7 +70,7 @@ def interruptible(call: Callable[..., T], *arguments: object) -> T:
     thread = threading.Thread(target=run, name="nebula-wait", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no thread begins any more at the end of the interpreter, from Python 3.12 on
+    except RuntimeError:  # from Python 3.12 on, no thread starts any more at the end of the interpreter
         return call(*arguments)
     thread.join()
     if failures:
@@ -75,7 +79,7 @@ def interruptible(call: Callable[..., T], *arguments: object) -> T:
 
 
 def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:
-    """As interruptible(), for a call that takes a limit in ms (< 0: none). What it waits for is a line of the log after a while."""
+    """Runs a call that takes a limit in ms (< 0: none) as interruptible() does. After 30 s the log says what it waits for."""
     if not 0 <= limit_ms <= SAY_AFTER_MS:
         begun = time.monotonic()
         try:

@@ -1,6 +1,6 @@
-"""The program's own log says what the agent made of its checkpoints: one line for each that is durable, or never will be.
+"""The program's own log reports its checkpoints: one line for each that is durable, or never will be.
 
-Rank 0 has a thread that listens, on a connection of its own: it asks for nothing, keeps nothing alive and ends with the agent.
+Rank 0 has a thread that listens on a connection of its own. It asks for nothing, keeps nothing alive, and ends with the agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Watcher", "end", "follow", "forget"]
 
 log = logging.getLogger("nebulaml")
 
-SLICE_MS = 10_000  # between looks at whether anybody still wants to know
+SLICE_MS = 10_000  # ms between two checks whether the thread is still wanted
 
 END_S = 5
 
@@ -29,10 +29,10 @@ class Watcher(threading.Thread):
     def __init__(self, session: _nebula.Session, what: Any, tell: Callable[[Event], object]) -> None:
         super().__init__(name="nebula-watch", daemon=True)
         self.tell = tell
-        self.watch = _nebula.Watch(session)  # what happens from now on
+        self.watch = _nebula.Watch(session)  # reports events from now on
         self.what = what
         self.wanted = self.listens = True
-        self.storage_error = ""  # the last that was logged
+        self.storage_error = ""  # the last one that was logged
 
     def run(self) -> None:
         try:
@@ -41,7 +41,7 @@ class Watcher(threading.Thread):
                 if event is not None:
                     self.say(*event)
                     self.tell(of_agent(*event))
-        except NebulaError:  # the agent has ended: the next commit meets another, or says so
+        except NebulaError:  # the agent has ended: the next commit meets another one, or reports the failure
             pass
         finally:
             self.listens = False
@@ -81,11 +81,14 @@ def _bytes(size: int) -> str:
 def follow(
     current: Watcher | None, session: _nebula.Session, what: Any, tell: Callable[[Event], object] = lambda event: None
 ) -> Watcher | None:
-    """From now on the log tells of this session's job, and ``tell`` is called. ``what`` it is of: a new one is followed instead of the last."""
+    """Makes the log report on this session's job from now on, and calls ``tell`` for each event.
+
+    what: identifies the job. If ``current`` follows the same one, it is returned; otherwise a new watcher takes its place.
+    """
     if (current is not None and current.listens and current.what == what) or is_finalizing():
         return current
     forget(current)
-    with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost
+    with contextlib.suppress(NebulaError, RuntimeError):  # no thread can start: only the log lines are lost
         watcher = Watcher(session, what, tell)
         watcher.start()
         return watcher
@@ -93,14 +96,14 @@ def follow(
 
 
 def forget(current: Watcher | None) -> None:
-    """The log tells of nothing more; the thread ends by itself."""
+    """Ends the reports. The thread ends by itself."""
     if current is not None:
         current.wanted = False
         current.watch.stop()
 
 
 def end(current: Watcher | None) -> None:
-    """forget(), and the thread has ended, unless a handler of the program's holds it up for more than END_S."""
+    """As forget(), and waits for the thread. A handler of the program's can delay that by at most END_S."""
     forget(current)
     if current is not None and current is not threading.current_thread():
         current.join(END_S)
