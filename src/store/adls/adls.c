@@ -1,4 +1,4 @@
-/* The driver of Azure Data Lake Storage: opening, and what its service is called. */
+/* The driver of Azure Data Lake Storage: opening, and the table of its service. */
 #include "store/adls/adls.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct object_limits adls_limits = {
         .read_bytes = 8u << 20,
 };
 
-/* "nebula=BASE64", among other properties of the file. */
+/* Finds "nebula=BASE64" among the properties of the file. */
 static void writer(const struct http_response *response, char ret_id[OBJECT_ID_SIZE])
 {
         const char *properties = http_field(response, "x-ms-properties"), *found = properties ? strstr(properties, "nebula=") : NULL;
@@ -42,7 +42,7 @@ static bool is_object(const struct http_response *response)
         return !type || strcmp(type, "directory");
 }
 
-/* A directory is no object. */
+/* Treats a directory as absent: it is not an object. */
 enum nebula_status adls_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
                              struct nebula_error *error)
 {
@@ -72,7 +72,7 @@ bool store_adls_takes(const char *url)
         return !strncmp(url, "abfss://", 8) || !strncmp(url, "abfs://", 7);
 }
 
-/* abfss://container@host/prefix as https://host/container/prefix. NULL: it is none, or no memory. */
+/* Turns abfss://container@host/prefix into https://host/container/prefix. NULL: not such a URL, or no memory. */
 static char *as_https(const char *url)
 {
         const char *container = strstr(url, "://") + 3, *at = container + strcspn(container, "@/?"), *host = at + 1;
@@ -105,7 +105,7 @@ static char *make_root(const struct azure_address *address)
         return object_take(&buf);
 }
 
-/* A connection string of the same account can name another endpoint. */
+/* Uses the endpoint of a connection string that is for the same account. */
 static enum nebula_status use_connection(struct azure_address *address, struct nebula_error *error)
 {
         const char *text = conf_env("AZURE_STORAGE_CONNECTION_STRING");

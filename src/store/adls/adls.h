@@ -5,8 +5,8 @@
  *      abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX
  *
  * An object is a file. Every write makes a temporary file `.nebula-tmp-...`, appends to it and flushes it; a rename with a condition makes
- * it the object. Directories come with their first file, and go with their last. Files get the access rights that the default ACL of the
- * directory PREFIX says. Credentials and transport are those of the driver of Azure Blob Storage.
+ * it the object. A directory is made with its first file, and removed with its last. Files get the access rights of the default ACL of the
+ * directory PREFIX. Credentials and transport are those of the driver of Azure Blob Storage.
  */
 #ifndef NB_STORE_ADLS_ADLS_H
 #define NB_STORE_ADLS_ADLS_H

@@ -1,7 +1,5 @@
-/*
- * Listings in JSON. The service lists a directory, or all below it, in an order of its own. So the directory of the prefix is listed to its
- * end, entries that do not begin with the prefix are left out, and the rest is sorted: one page is the whole listing.
- */
+/* Listings in JSON. The service lists a directory, or all below it, in its own order. So the driver lists the prefix's directory to the
+ * end, leaves out entries that do not begin with the prefix, and sorts the rest: one page is the whole listing. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +22,7 @@ static bool is_true(const json_t *value)
         return json_is_true(value) || (json_is_string(value) && !strcmp(json_string_value(value), "true"));
 }
 
-/* False: it is not what the protocol says. */
+/* False: it is not valid. */
 static bool read_size(const json_t *value, uint64_t *ret_size)
 {
         const char *text = json_string_value(value);
@@ -122,7 +120,7 @@ static enum nebula_status fetch(struct listing *listing, const char *directory, 
         return status;
 }
 
-/* The directory that holds all keys that begin so: up to the last '/', and without that. */
+/* The directory that holds all keys that begin with the prefix: up to the last '/', without it. */
 static char *directory_of(const struct object_store *store, const char *prefix)
 {
         const char *slash = strrchr(prefix, '/');

@@ -1,7 +1,7 @@
 /*
- * adls_private.h - what the files of the ADLS driver share.
+ * adls_private.h - declarations that the files of the ADLS driver share.
  *
- *      adls.c        opening, and what the service is called
+ *      adls.c        opening, and the table of the service
  *      adls_list.c   listings in JSON
  *      adls_write.c  temporary files, and the rename that makes one the object
  *      adls_remove.c removals of files and of directories that become empty

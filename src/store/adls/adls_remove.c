@@ -1,4 +1,4 @@
-/* Removals. The service keeps directories that become empty; these go, too, up to the root of the store. */
+/* Removals. The service keeps empty directories; the driver removes them up to the root of the store. */
 #include <string.h>
 
 #include "base/error.h"
@@ -12,7 +12,7 @@ struct removal {
         const struct store_victim *victims;
 };
 
-/* One request. *ret_status: of the answer. A directory that is not empty stays. */
+/* Sends one request. *ret_status: of the answer. A directory that is not empty stays. */
 static enum nebula_status remove_path(struct object_store *store, const char *key, const struct store_stamp *stamp, const atomic_bool *stop,
                                       int *ret_status, struct nebula_error *error)
 {
@@ -34,13 +34,13 @@ static enum nebula_status remove_path(struct object_store *store, const char *ke
         return status;
 }
 
-/* Also when it is not found: the answer to its removal may have been lost. */
+/* Whether the path is gone. "Not found" counts: the answer to an earlier removal may have been lost. */
 static bool is_gone(int answer)
 {
         return answer / 100 == 2 || answer == 404;
 }
 
-/* A directory into which another writer puts a file at this moment is not empty, or comes again with that file. */
+/* A concurrent writer is safe: its directory is not empty, or is made again with its file. */
 static void remove_empty_parents(struct object_store *store, const char *key, const atomic_bool *stop)
 {
         char parent[STORE_KEY_MAX], *slash;

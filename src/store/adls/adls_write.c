@@ -1,7 +1,5 @@
-/*
- * Writes. A temporary file is created, appended to at its positions, and flushed; then it is as durable as any other file. The rename that
- * makes it the object takes the condition. If an agent dies before, a sweep finds the temporary file.
- */
+/* Writes. A temporary file is created, appended to, and flushed; then it is durable. A rename with the condition makes it the object. If
+ * an agent dies before that, a sweep finds the temporary file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +10,14 @@
 #include "store/http/crypt.h"
 
 #define ANSWER_MS 120000
-#define RENAME_TRIES 8 /* while others remove the directory that this writer makes */
+#define RENAME_TRIES 8 /* while other writers remove the directory that this writer makes */
 
 static bool is_code(const struct http_response *response, const char *code)
 {
         return !strcmp(azure_code(response), code);
 }
 
-/* Whether the condition was not met. */
+/* Whether the condition failed. */
 static bool is_taken(const struct http_response *response)
 {
         return response->status == 412 || is_code(response, "PathAlreadyExists");
@@ -41,10 +39,8 @@ static enum nebula_status place_is_gone(const struct object_store *store, const 
         return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary file is gone", store->store.root, key);
 }
 
-/*
- * An empty temporary file with the number of the write. `key`: for messages. The condition keeps a duplicate of the request, which comes
- * late, from emptying the file. If the condition fails because the first answer was lost, the file there has this number.
- */
+/* Creates an empty temporary file with the id of the write. `key`: for messages. The condition prevents a late duplicate of the request
+ * from emptying the file. If the condition fails because the first answer was lost, the file has this id. */
 static enum nebula_status create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = place };
@@ -98,7 +94,7 @@ static enum nebula_status flush(struct object_store *store, const char *key, con
         return finish(store, key, &call, error);
 }
 
-/* The directory of the key, with all above it. */
+/* Makes the directory of the key, with its parents. */
 static enum nebula_status make_parent(struct object_store *store, const char *key, struct nebula_error *error)
 {
         char parent[STORE_KEY_MAX], *slash;
@@ -134,13 +130,11 @@ struct renaming {
         const char *place, *key, *id;
         enum store_condition condition;
         const struct store_stamp *seen;
-        struct store_stamp stamp; /* "": the answer did not say it */
+        struct store_stamp stamp; /* "": not in the answer */
 };
 
-/*
- * The rename found no temporary file. Either it was done before, and its answer lost: then the object has this write's number. Or the file
- * was removed, for instance by a sweep: then nothing was written. An object of another write proves neither, so this is no success.
- */
+/* The rename found no temporary file. Either it succeeded before and its answer was lost: then the object has this write's id. Or the
+ * file was removed, for instance by a sweep: then nothing was written. An object of another write proves neither, so it is a failure. */
 static enum nebula_status look_for_lost(struct renaming *renaming, struct nebula_error *error)
 {
         enum nebula_status status = object_look_who_wrote(renaming->store, renaming->key, renaming->id, renaming->condition, renaming->seen,
@@ -151,7 +145,7 @@ static enum nebula_status look_for_lost(struct renaming *renaming, struct nebula
         return status;
 }
 
-/* *ret_lacks_parent: make the directory, and try again. */
+/* *ret_lacks_parent: the caller makes the directory, and tries again. */
 static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_parent, struct nebula_error *error)
 {
         struct object_store *store = renaming->store;
@@ -183,7 +177,7 @@ static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_p
         return status;
 }
 
-/* NEBULA_NOT_FOUND: the condition failed over nothing; the rename may try again. */
+/* NEBULA_NOT_FOUND: the condition failed, but there is no object; the caller may try again. */
 static enum nebula_status rename_once(void *argument, struct nebula_error *error)
 {
         struct renaming *renaming = argument;
@@ -213,7 +207,7 @@ static enum nebula_status write_file(struct object_store *store, const char *key
         return status ? status : flush(store, key, place, size, error);
 }
 
-/* Of what the write `id` has left. If another write has replaced it by now, a stamp that no object has. */
+/* The stamp of the object of write `id`. If another write has replaced it by now: a stamp that no object has. */
 static enum nebula_status own_stamp(struct object_store *store, const char *key, const char *id, struct store_stamp *ret_stamp,
                                     struct nebula_error *error)
 {

@@ -1,4 +1,4 @@
-/* The driver of Azure Blob Storage: opening, and what its service is called. */
+/* The driver of Azure Blob Storage: opening, and the table of its service. */
 #include "store/azure/azure.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What a URL and a connection string name. */
+/* Parses URLs and connection strings. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "store/azure/azure_private.h"
 #include "store/http/url.h"
 
-/* The account that every emulator has; its key is public. */
+/* the account of every emulator; its key is public */
 #define EMULATOR_ACCOUNT "devstoreaccount1"
 #define EMULATOR_KEY "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 #define EMULATOR_ENDPOINT "http://127.0.0.1:10000/" EMULATOR_ACCOUNT
@@ -33,7 +33,7 @@ static char *make_endpoint(const char *protocol, const char *account, const char
         return object_take(&buf);
 }
 
-/* The account that an endpoint names: by its path, or by the first part of its host. */
+/* The account in an endpoint: in its path, or the first part of its host. */
 static char *account_of(const char *endpoint)
 {
         struct url url;
@@ -110,7 +110,7 @@ void azure_connection_done(struct azure_connection *connection)
         *connection = (struct azure_connection){ 0 };
 }
 
-/* Small letters and digits: nothing else gets into the name of a host. */
+/* Whether the text is small letters and digits. No other text becomes part of a host name. */
 static bool is_account(const char *text)
 {
         size_t size = strlen(text);
@@ -126,7 +126,7 @@ static bool is_container(const char *text)
                text[size - 1] != '-' && !strstr(text, "--");
 }
 
-/* az://: the endpoint is that of the connection string when it is of the same account, which emulators need. */
+/* az://: the endpoint of the connection string, if that is for the same account, as for emulators. */
 static char *endpoint_of(const char *account)
 {
         const char *text = conf_env("AZURE_STORAGE_CONNECTION_STRING");
@@ -139,7 +139,7 @@ static char *endpoint_of(const char *account)
         return endpoint ? endpoint : make_endpoint("https", account, CLOUD_SUFFIX);
 }
 
-/* The host and the port of a URL that names them, and for an emulator the account, which is the first component of its paths. */
+/* Host and port of a URL, and for an emulator the account, which is the first component of its paths. */
 static char *endpoint_in(const struct url *url, const char *account, bool is_emulator)
 {
         char *host = object_make_endpoint(url);

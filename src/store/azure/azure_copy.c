@@ -1,4 +1,4 @@
-/* Copies inside the account, whose bytes pass nobody. */
+/* Copies inside the account: the service moves the bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,10 +7,10 @@
 #include "store/azure/azure_private.h"
 
 #define COPY_ANSWER_MS 60000
-#define COPY_PAUSE_MS 500     /* at most, between two looks at a copy that is under way */
+#define COPY_PAUSE_MS 500     /* longest pause between two checks of a running copy */
 #define COPY_MS 3600000LL
 
-/* Until the copy is whole. Within one account Azure shares the blocks, so there is nothing to wait for. */
+/* Waits until the copy is complete. Within one account Azure shares the blocks, so it is at once. */
 static enum nebula_status await_copy(struct azure_store *azure, const char *to, struct nebula_error *error)
 {
         int64_t until_ns = os->now_ns() + COPY_MS * 1000000, pause_ms = 10;
@@ -78,7 +78,7 @@ enum nebula_status azure_copy(struct store *store, const char *from, const char 
                 status = object_check_key(&azure->object, to, error);
         if (!status && condition == STORE_IF_SAME)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy goes where nothing is, or replaces what is there", store->root, to);
-        if (!status) /* its absence and that of the copy's place have one code */
+        if (!status) /* an absent source and an absent target give the same code */
                 status = object_look(&azure->object, from, &entry, NULL, error);
         return status ? status : copy_once(azure, from, to, condition, error);
 }

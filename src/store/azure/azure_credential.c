@@ -1,4 +1,4 @@
-/* Which of the ways to prove who asks the environment offers. */
+/* Chooses the credential that the environment offers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static enum nebula_status use_sas(const char *text, const char *source, struct a
         return credential->sas ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
 }
 
-/* The connection string counts when it is of this account. */
+/* Uses the connection string if it is for this account. */
 static enum nebula_status use_connection(const struct azure_address *address, bool *ret_used, struct azure_credential *credential,
                                          struct nebula_error *error)
 {
@@ -48,7 +48,7 @@ static enum nebula_status use_connection(const struct azure_address *address, bo
         return status;
 }
 
-/* A variable with a secret counts unless the one beside it names another account. */
+/* The secret of a variable, unless its companion variable names another account. */
 static const char *secret_of(const char *secret, const char *account, const char *wanted)
 {
         const char *named = conf_env(account);

@@ -1,4 +1,4 @@
-/* What an answer means that is no success, and what to do about it. */
+/* Error messages and advice for answers that are not a success. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static bool is_code(const struct http_response *response, const char *code)
         return !strcmp(azure_code(response), code);
 }
 
-/* What to do about an answer; "": nothing is known. */
+/* Advice about an answer; "": there is none. */
 static const char *advice(const struct azure_store *azure, const struct http_response *response, char *text, size_t size)
 {
         const char *source = azure->credential.source;

@@ -1,15 +1,15 @@
 /*
- * azure_private.h - what the files of the Azure driver share. Nobody else includes it.
+ * azure_private.h - declarations that the files of the Azure drivers share.
  *
- *      azure.c             opening, and what the service is called
- *      azure_address.c     what a URL and a connection string name
- *      azure_credential.c  how the driver proves who asks
+ *      azure.c             opening, and the table of the service
+ *      azure_address.c     parses URLs and connection strings
+ *      azure_credential.c  chooses the credential
  *      azure_token.c       the identity that gets bearer tokens
  *      azure_call.c        one request
  *      azure_sign.c        its signature
  *      azure_source.c      a blob that the service reads for this store
- *      azure_fail.c        what its failure means
- *      azure_reach.c       how the store is reached, for people
+ *      azure_fail.c        messages about its failure
+ *      azure_reach.c       describes credential and transport to a person
  *      azure_copy.c        copies inside the account
  *      azure_upload.c      blocks, and the list that makes them a blob
  */
@@ -19,7 +19,7 @@
 #include "store/azure/azure.h"
 #include "store/object/object.h"
 
-#define AZURE_VERSION "2021-12-02"       /* of the protocol: old enough for every cloud, new enough for CRC-64 and large blocks */
+#define AZURE_VERSION "2021-12-02"       /* of the protocol: supported by every cloud, with CRC-64 and large blocks */
 #define AZURE_ACCOUNT_MAX 64
 #define AZURE_CONTAINER_MAX 64
 #define AZURE_KEY_MAX 128                /* bytes of an account's key; Azure's have 64 */
@@ -33,21 +33,21 @@ struct azure_address {
         char account[AZURE_ACCOUNT_MAX], container[AZURE_CONTAINER_MAX];
         char *endpoint; /* "https://account.blob.core.windows.net", with no '/' at its end */
         char *prefix;   /* "", or it ends with '/' */
-        char *sas;      /* that the URL holds; NULL: none */
-        char *root;     /* for messages: without a secret */
+        char *sas;      /* the SAS in the URL; NULL: none */
+        char *root;     /* for messages; without a secret */
 };
 enum nebula_status azure_address_parse(const char *url, struct azure_address *ret_address, struct nebula_error *error);
 void azure_address_done(struct azure_address *address);
 
-/* AZURE_STORAGE_CONNECTION_STRING. Each text is NULL when it is not named. */
+/* AZURE_STORAGE_CONNECTION_STRING. A text is NULL if the string lacks it. */
 struct azure_connection {
         char *account, *key, *sas, *endpoint, *dfs;
 };
-/* Zeroed when the variable is not set. The error does not repeat the text. */
+/* Zeroed if the variable is not set. The error does not repeat the text. */
 enum nebula_status azure_connection_parse(const char *text, struct azure_connection *ret_connection, struct nebula_error *error);
 void azure_connection_done(struct azure_connection *connection);
 
-/* azure_token.c. The identity that the environment names; else that of this machine, which may not exist. NULL: no memory. */
+/* azure_token.c. The identity that the environment names; else the machine's own, which may not exist. NULL: no memory. */
 struct object_token *azure_identity_find(char ret_name[AZURE_SOURCE_MAX]);
 
 /* azure_credential.c */
@@ -56,10 +56,10 @@ struct azure_credential {
         enum azure_proof proof;
         uint8_t key[AZURE_KEY_MAX];
         size_t key_size;
-        char *sas; /* without '?' at its beginning */
+        char *sas; /* without the leading '?' */
         struct object_token *identity;
         char identity_name[AZURE_SOURCE_MAX];
-        const char *source; /* for messages: which variable, which identity */
+        const char *source; /* for messages: the variable or identity */
 };
 enum nebula_status azure_credential_find(const struct azure_address *address, struct azure_credential *ret_credential, struct nebula_error *error);
 void azure_credential_done(struct azure_credential *credential);
@@ -67,7 +67,7 @@ void azure_credential_done(struct azure_credential *credential);
 struct azure_store {
         struct object_store object; /* first */
         struct azure_address address;
-        struct lock lock;           /* guards the rest; what has been found stays and may be read without it */
+        struct lock lock;           /* guards the rest; a credential that was found never changes and is read without the lock */
         bool has_credential;
         struct azure_credential credential;
 };
@@ -75,7 +75,7 @@ struct azure_store {
 /* azure_call.c */
 enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                               struct nebula_error *error);
-/* The URL of a blob, with its SAS where `with_sas` and there is one. NULL: no memory. */
+/* The URL of a blob, with its SAS if `with_sas` is set and there is one. NULL: no memory. */
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas);
 void azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE]);
 
@@ -91,10 +91,10 @@ enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reac
 /* azure_fail.c */
 enum nebula_status azure_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
                               struct nebula_error *error);
-/* The answer's x-ms-error-code; "": it has none. */
+/* The x-ms-error-code of an answer; "": none. */
 const char *azure_code(const struct http_response *response);
 
-/* azure_sign.c: the header of one try. Its argument is a struct azure_signing. */
+/* azure_sign.c: signs one try. The argument is a struct azure_signing. */
 struct azure_signing {
         struct azure_store *azure;
         const struct object_call *call;
@@ -102,10 +102,11 @@ struct azure_signing {
         uint64_t serial; /* of the token that the last try used */
 };
 enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
-/* What the account's key signs. NULL: no memory. */
+/* The text that the account's key signs. NULL: no memory. */
 char *azure_string_to_sign(const char *account, const char *path, const struct object_call *call, const char *date);
 
-/* azure_source.c: the URL by which the service reads a blob, and what has to stand beside it, or NULL. Both hold secrets: object_forget. */
+/* azure_source.c: the URL by which the service reads a blob, and the header that must go with it, or NULL. Both hold secrets:
+ * object_forget. */
 enum nebula_status azure_source(struct object_store *store, const char *key, char **ret_url, char **ret_bearer, struct nebula_error *error);
 
 /* azure_copy.c, azure_upload.c: operations */

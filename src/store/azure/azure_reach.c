@@ -1,4 +1,4 @@
-/* How the store is reached: which credential, and over which transport. */
+/* Describes the credential and the transport of the store. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "store/azure/azure_private.h"
 #include "store/http/http.h"
 
-/* A parameter of a SAS that is no secret, decoded. */
+/* A parameter of a SAS that is not secret, decoded. */
 static void sas_param(const char *sas, const char *name, char *ret_text, size_t size)
 {
         size_t length = strlen(name), used = 0;
@@ -31,7 +31,7 @@ static void sas_param(const char *sas, const char *name, char *ret_text, size_t 
         }
 }
 
-/* Both are UTC in ISO 8601, so that their texts compare as the times do. A date alone is the beginning of that day. */
+/* Whether the time is past. All times are UTC in ISO 8601, so they compare as texts. A date alone is the beginning of its day. */
 static bool is_past(const char *end)
 {
         char now[HTTP_DATE_SIZE + 8], date[HTTP_DATE_SIZE], month[4];

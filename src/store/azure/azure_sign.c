@@ -1,4 +1,4 @@
-/* How a request proves who asks. A SAS is in its URL; a key and a token are proved by its header. */
+/* Signs requests. A SAS is in the URL; a key or a token is used in the header. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "store/azure/azure_private.h"
 #include "store/http/crypt.h"
 
-/* The value of one of the headers that stand in a line of their own; "": the request has it not. */
+/* The value of a header that has its own line in the text; "": the request lacks it. */
 static const char *header_of(const struct object_call *call, const char *name)
 {
         for (size_t i = 0; i < call->header_count; i++)
@@ -25,7 +25,7 @@ static void add_lines(struct buf *buf, const struct object_call *call)
         char length[32] = "";
 
         buf_add_text(buf, call->method);
-        buf_add_text(buf, "\n\n\n"); /* the encoding and the language of the content, which no request has */
+        buf_add_text(buf, "\n\n\n"); /* encoding and language of the content: no request has them */
         if (call->body_size)
                 snprintf(length, sizeof length, "%llu", (unsigned long long)call->body_size);
         buf_add_text(buf, length);

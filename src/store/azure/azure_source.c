@@ -1,7 +1,5 @@
-/*
- * A blob that the service reads for this store, by a URL. The request's own signature counts for the new block alone, so the URL has to
- * prove that the blob may be read. With the account's key that is a SAS for this blob and for an hour, which the driver signs itself.
- */
+/* A blob that the service reads for this store, by a URL. The request's own signature is for the new block only, so the URL must
+ * authorize the read. With an account key the driver signs a SAS for this blob that is valid for an hour. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,18 +13,18 @@
 #define LIFE_S 3600
 #define EXPIRY_SIZE 24 /* "2026-11-27T01:02:03Z" */
 
-/* What the account's key signs. NULL: no memory. */
+/* The text that the account's key signs. NULL: no memory. */
 static char *string_to_sign(const char *account, const char *path, const char *expiry)
 {
         struct buf buf = { 0 };
 
-        buf_add_text(&buf, "r\n\n"); /* it may read, from now on */
+        buf_add_text(&buf, "r\n\n"); /* permission to read, from now on */
         buf_add_text(&buf, expiry);
         buf_add_text(&buf, "\n/blob/");
         buf_add_text(&buf, account);
         buf_add_text(&buf, path);
         buf_add_text(&buf, "\n\n\n\n" AZURE_VERSION "\nb"); /* no policy, address or protocol; one blob */
-        buf_add_text(&buf, "\n\n\n\n\n\n\n");             /* no snapshot and no encryption scope; the header of the answer as it is */
+        buf_add_text(&buf, "\n\n\n\n\n\n\n");             /* no snapshot, no encryption scope, no changed headers of the answer */
         return object_take(&buf);
 }
 
@@ -51,7 +49,7 @@ static void make_expiry(char ret_expiry[EXPIRY_SIZE])
         strftime(ret_expiry, EXPIRY_SIZE, "%Y-%m-%dT%H:%M:%SZ", &tm);
 }
 
-/* The name of the blob as it is signed: not as it stands in a URL. NULL: no memory. */
+/* The name of the blob for the signature: not encoded as in a URL. NULL: no memory. */
 static char *blob_path(const struct azure_store *azure, const char *key)
 {
         struct buf buf = { 0 };

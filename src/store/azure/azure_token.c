@@ -1,7 +1,4 @@
-/*
- * Bearer tokens. The environment names one identity at most, in the order of make_identity; where it names none, the machine's own may
- * exist.
- */
+/* Bearer tokens. The environment names at most one identity, in the order of make_identity; without one, the machine's own may exist. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +15,7 @@ static const char *client_id(void)
         return conf_env("AZURE_CLIENT_ID") ? conf_env("AZURE_CLIENT_ID") : conf_env("DEFAULT_IDENTITY_CLIENT_ID");
 }
 
-/* GET of a service of this machine. */
+/* Prepares a GET from a service of this machine. */
 static void ask_service(struct object_oauth *identity, const char *name, const char *endpoint, const char *version, const char *id_name,
                         const char *header, const char *secret)
 {
@@ -35,7 +32,7 @@ static void ask_service(struct object_oauth *identity, const char *name, const c
         identity->secret = strdup(secret);
 }
 
-/* POST to the directory of the tenant. `secret` NULL: a signed file of the cluster proves who asks. */
+/* Prepares a POST to the tenant's directory. `secret` NULL: uses a signed file of the cluster. */
 static void ask_directory(struct object_oauth *identity, const char *name, const char *secret)
 {
         const char *host = conf_env("AZURE_AUTHORITY_HOST") ? conf_env("AZURE_AUTHORITY_HOST") : LOGIN_HOST;

@@ -1,8 +1,6 @@
-/*
- * Large objects. Their blocks go out of the caller's memory, several at once and as soon as they are final; Azure keeps them unseen.
- * Publishing names them in one list, which makes the blob. The names of blocks begin with the number of their upload, so a list never
- * names blocks of another upload that was interrupted or runs at the same time.
- */
+/* Large objects. Their blocks are sent from the caller's memory, several at once, each as soon as it is final. Azure does not show them.
+ * Publishing sends one list of blocks, which makes the blob. The names of blocks begin with the id of their upload, so a list never
+ * names blocks of another upload. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +11,7 @@
 #include "store/http/crypt.h"
 
 #define PUBLISH_ANSWER_MS 120000
-#define RAW_ID_SIZE 24        /* of a block: the upload and the place, 16 and 8 hex digits; as base64 without padding */
+#define RAW_ID_SIZE 24        /* of a block: upload and index, 16 and 8 hex digits; base64 of that has no padding */
 #define ID_SIZE CRYPT_BASE64_SIZE(RAW_ID_SIZE)
 
 static void block_id(const struct store_upload *upload, uint64_t index, char ret_id[ID_SIZE])
@@ -44,7 +42,8 @@ static enum nebula_status put_block(struct object_store *store, const struct sto
         return status;
 }
 
-/* The source is read by its URL, which proves by itself that it may be: with the SAS of this store, with one of its own, or beside a token. */
+/* Takes a block from the source by a URL that authorizes the read: with the store's SAS, with a SAS of its own, or together with a
+ * token. */
 static enum nebula_status put_block_from(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                          const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
@@ -74,7 +73,7 @@ static enum nebula_status put_block_from(struct object_store *store, const struc
         return status;
 }
 
-/* The list of an object's blocks, in their order. NULL: no memory. */
+/* The list of an object's blocks, in order. NULL: no memory. */
 static char *make_list(const struct store_upload *upload, const struct object_upload *object, size_t *ret_size)
 {
         struct buf buf = { 0 };
@@ -91,10 +90,8 @@ static char *make_list(const struct store_upload *upload, const struct object_up
         return buf_take(&buf, ret_size);
 }
 
-/*
- * The list was refused. That may be because it was done before, and the answer lost: then the blob has this upload's number. If nothing is
- * there, another upload had the key in the meantime: with its list, Azure drops the blocks of all others.
- */
+/* Handles a refused list. Either an earlier try succeeded and its answer was lost: then the blob has this upload's id. Or there is no
+ * blob: another upload had the key in the meantime, and with its list Azure dropped all other blocks. */
 static enum nebula_status look_whose(struct object_store *store, const struct store_upload *upload, const char *key, struct nebula_error *error)
 {
         char found[OBJECT_ID_SIZE];
@@ -140,5 +137,5 @@ static enum nebula_status publish(struct object_store *store, const struct store
         return status;
 }
 
-/* Blocks that no list names cannot be removed by themselves; Azure drops them a week after the last one. */
+/* Blocks that no list names cannot be removed one by one; Azure drops them a week after the last one. */
 const struct object_steps azure_steps = { .send = put_block, .refer = put_block_from, .publish = publish };

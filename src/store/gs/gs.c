@@ -1,4 +1,4 @@
-/* The driver of Google Cloud Storage: opening, and what its service is called. */
+/* The driver of Google Cloud Storage: opening, and the table of its service. */
 #include "store/gs/gs.h"
 
 #include <stdio.h>
@@ -94,7 +94,7 @@ bool store_gs_takes(const char *url)
         return !strncmp(url, "gs://", 5);
 }
 
-/* An emulator is named as "http://host:port", or without "http://". */
+/* The endpoint of an emulator: "http://host:port", or without "http://". */
 static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error *error)
 {
         const char *given = conf_env("STORAGE_EMULATOR_HOST");

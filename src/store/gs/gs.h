@@ -3,9 +3,11 @@
  *
  *      gs://BUCKET/PREFIX
  *
- * The API is like S3, whose files this driver uses. Three things differ. A stamp is the object's generation, which no other write has.
- * Bodies carry their CRC-32C. And to complete a multipart upload replaces what is there: so it makes a temporary object, from which a
- * composition, which takes a condition and moves no bytes, makes the object.
+ * The API is like S3, so this driver uses files of the S3 driver. Three things differ:
+ *   - A stamp is the object's generation, which is different for each write.
+ *   - Bodies carry their CRC-32C.
+ *   - Completing a multipart upload takes no condition. So the upload makes a temporary object. A composition, which takes a condition and
+ *     moves no bytes, makes the object from it.
  */
 #ifndef NB_STORE_GS_GS_H
 #define NB_STORE_GS_GS_H

@@ -1,4 +1,4 @@
-/* One request to Google Cloud Storage, and what its failure means. */
+/* Sends one request to Google Cloud Storage, and describes its failure. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "os/os.h"
 #include "store/gs/gs_private.h"
 
-#define SIGNED_BYTES (64u << 10) /* of larger bodies the signature has no sum, which takes long: they carry a CRC-32C */
+#define SIGNED_BYTES (64u << 10) /* of larger bodies the signature has no hash, which takes long: they carry a CRC-32C */
 #define RIGHTS "storage.objects.create, get, delete and list, as the role Storage Object User has them"
 
 struct signing {
@@ -61,7 +61,7 @@ static char *make_url(const struct gs_store *gs, const struct object_call *call)
         return object_take(&buf);
 }
 
-/* A body that was changed on the way is sent again. */
+/* Whether the body was changed on the way: then it is sent again. */
 static bool is_changed(const struct http_response *response)
 {
         return response->status == 400 && (s3_is_code(response, "BadDigest") || s3_is_code(response, "ContentSha256Mismatch"));

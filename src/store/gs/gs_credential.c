@@ -1,4 +1,4 @@
-/* The sources of HMAC keys and bearer tokens, in the order of gs_credential_find. */
+/* Finds the HMAC keys or the bearer token, in the order of gs_credential_find. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static struct object_token *find_machine(void)
         return object_oauth_find(&oauth);
 }
 
-/* A user who has logged in: what gcloud keeps is exchanged for tokens. */
+/* The token of a user who has logged in: gcloud's stored credential is exchanged for tokens. */
 static struct object_token *find_user(const json_t *body)
 {
         const char *id = json_string_value(json_object_get(body, "client_id")), *secret = json_string_value(json_object_get(body, "client_secret"));
@@ -74,7 +74,7 @@ static struct object_token *find_user(const json_t *body)
         return object_oauth_find(&oauth);
 }
 
-/* The file of application default credentials. False: there is none. */
+/* The path of the file of application default credentials. False: none. */
 static bool file_path(char *path, size_t size)
 {
         const char *given = conf_env("GOOGLE_APPLICATION_CREDENTIALS"), *home = conf_env("HOME");
@@ -83,7 +83,7 @@ static bool file_path(char *path, size_t size)
         return given || home;
 }
 
-/* NULL with *ret_is_there false: there is no file. */
+/* NULL with *ret_is_there false: the file does not exist. */
 static struct object_token *find_file(bool *ret_is_there, char ret_source[S3_SOURCE_MAX], struct nebula_error *error)
 {
         struct object_token *token = NULL;

@@ -1,9 +1,9 @@
 /*
- * gs_private.h - what the files of the Google driver share.
+ * gs_private.h - declarations that the files of the Google driver share.
  *
- *      gs.c             opening, and what the service is called
+ *      gs.c             opening, and the table of the service
  *      gs_credential.c  HMAC keys and tokens
- *      gs_call.c        one request, and what its failure means
+ *      gs_call.c        one request, and messages about its failure
  *      gs_upload.c      multipart uploads and compositions
  *      gs_copy.c        copies inside the store
  */
@@ -20,7 +20,7 @@ extern struct object_limits gs_limits;
 extern const struct object_sigv4 gs_sigv4;
 
 struct gs_store {
-        struct s3_store s3;          /* first. Its keys are HMAC keys; NULL: tokens prove who asks */
+        struct s3_store s3;          /* must be first. Its keys are HMAC keys; NULL: bearer tokens are used */
         struct object_token *bearer; /* guarded by the lock of `s3`, as its keys are */
 };
 

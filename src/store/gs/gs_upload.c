@@ -1,7 +1,6 @@
-/*
- * Large objects. Their parts are a multipart upload of a temporary object, which Google keeps unseen. Publishing completes it, composes the
- * object of the temporary one, where none is, and removes that. If an agent dies in these steps, a sweep finds the temporary object.
- */
+/* Large objects. Their parts are a multipart upload of a temporary object, which Google does not show. Publishing completes it, composes
+ * the object from the temporary one, if there is none, and removes the temporary one. If an agent dies in between, a sweep finds the
+ * temporary object. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +27,7 @@ static enum nebula_status send_part(struct object_store *store, const struct sto
         return s3_multipart_send(store, object->place, object->upload_id, index, data, size, &object->parts[index], stop, error);
 }
 
-/* Makes the parts the temporary object. When the answer was lost, the upload is gone and the object has its number. */
+/* Completes the upload of the temporary object. If an answer was lost, the upload is gone and the object has its id. */
 static enum nebula_status complete(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                    struct nebula_error *error)
 {
@@ -63,7 +62,7 @@ struct composing {
         const struct object_upload *object;
 };
 
-/* Makes the object of the temporary one. NEBULA_NOT_FOUND: the condition failed, and nothing is there. */
+/* Composes the object from the temporary one. NEBULA_NOT_FOUND: the condition failed, but there is no object. */
 static enum nebula_status compose_once(void *argument, struct nebula_error *error)
 {
         const struct composing *composing = argument;
@@ -77,7 +76,7 @@ static enum nebula_status compose_once(void *argument, struct nebula_error *erro
         size_t size;
 
         buf_add_text(&buf, "<ComposeRequest><Component><Name>");
-        /* A prefix may have '&', '<' and '>'. */
+        /* A prefix may contain '&', '<' and '>'. */
         for (const char *byte = store->prefix; *byte; byte++) {
                 if (*byte == '&' || *byte == '<' || *byte == '>')
                         buf_add_text(&buf, *byte == '&' ? "&amp;" : *byte == '<' ? "&lt;" : "&gt;");

@@ -1,5 +1,5 @@
 /*
- * crypt.h - what signing a request takes: SHA-256, HMAC-SHA-256, base64 and hex. The only file of the stores with OpenSSL.
+ * crypt.h - the functions that sign requests: SHA-256, HMAC-SHA-256, base64 and hex. The only file of the stores with OpenSSL.
  *
  * Threads: no shared state.
  */
@@ -18,9 +18,9 @@ bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256
 bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
 /* ret_text has CRYPT_BASE64_SIZE(size) bytes. */
 void crypt_base64(const void *data, size_t size, char *ret_text);
-/* Decodes a whole text with its padding, of whole groups of four. False: it is none, or has more than `room` bytes. */
+/* Decodes a text of whole groups of four, padding included. False: it is not base64, or has more than `room` bytes. */
 bool crypt_base64_decode(const char *text, void *ret_data, size_t room, size_t *ret_size);
-/* Overwrites a secret, also where a compiler sees no use of the memory afterwards. */
+/* Overwrites a secret. Compilers do not remove this, even if the memory is not used again. */
 void crypt_forget(void *data, size_t size);
 
 #endif

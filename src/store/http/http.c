@@ -1,4 +1,4 @@
-/* A request is tried until it has an answer that counts, or until trying longer makes no sense. */
+/* Repeats a request until it has a final answer, or the time for repeating is over. */
 #include "store/http/http.h"
 
 #include <stdlib.h>
@@ -14,15 +14,15 @@
 #define MS_NS 1000000LL
 #define PRINTED_MAX 300
 #define SLICE_MS 100 /* between two looks at *stop */
-#define ASKED_MS_MAX 86400000LL /* of a pause that a server asks for: longer than any request is repeated */
-#define UNDER_WAY_MS 86400000LL /* a request waits for its turn behind others, which all have a deadline */
+#define ASKED_MS_MAX 86400000LL /* longest pause that a server's answer may ask for: longer than any request is repeated */
+#define UNDER_WAY_MS 86400000LL /* longest wait of a request for its turn: the running ones all have deadlines */
 
 /* One call of http_send. */
 struct sending {
         const struct http_request *request;
         struct http_host *host;
         char printed[PRINTED_MAX]; /* "PUT https://host/path" */
-        unsigned failures;         /* tries that had no answer that counts */
+        unsigned failures;         /* tries without a final answer */
         int64_t failed_ns;         /* the first of them */
         bool was_refused, was_stale;
         char text[CURL_ERROR_SIZE];
@@ -36,7 +36,7 @@ void http_fields_add(struct http_fields *fields, const char *name, const char *v
         size_t size;
 
         buf_add_text(&line, name);
-        /* libcurl sends an empty field when the name ends with ';', and leaves out its own when nothing follows ':'. */
+        /* libcurl sends an empty field if the name ends with ';', and leaves its own out if nothing follows ':'. */
         buf_add_text(&line, *value ? ": " : ";");
         buf_add_text(&line, value);
         text = buf_take(&line, &size);
@@ -51,7 +51,7 @@ void http_fields_add(struct http_fields *fields, const char *name, const char *v
         free(text);
 }
 
-/* They hold what proves who asks. */
+/* Overwrites the fields: they hold credentials. */
 static void forget_fields(struct http_fields *fields)
 {
         for (struct curl_slist *line = fields->list; line; line = line->next)
@@ -59,7 +59,7 @@ static void forget_fields(struct http_fields *fields)
         curl_slist_free_all(fields->list);
 }
 
-/* libcurl adds these of its own accord. The first makes it wait for an interim answer, which not every store gives. */
+/* Suppresses fields that libcurl adds. "Expect" makes it wait for an interim answer, which not every store sends. */
 static void leave_out(struct http_fields *fields)
 {
         static const char *const names[] = { "Expect:", "Accept:" };
@@ -118,7 +118,7 @@ static enum http_verdict verdict_of(enum http_outcome outcome, int status)
         return HTTP_VERDICT_NONE;
 }
 
-/* One try, in its turn. *ret_response is zeroed unless it is an answer. */
+/* Waits for its turn and tries once. *ret_response is zeroed unless the server answered. */
 static enum nebula_status try_once(struct sending *sending, enum http_outcome *ret_outcome, struct http_response *ret_response,
                                    struct nebula_error *error)
 {
@@ -158,13 +158,13 @@ static enum nebula_status try_once(struct sending *sending, enum http_outcome *r
         return status;
 }
 
-/* No more than ASKED_MS_MAX. */
+/* At most ASKED_MS_MAX. */
 static int64_t pause_of(int64_t count, int64_t unit_ms)
 {
         return count < ASKED_MS_MAX / unit_ms ? count * unit_ms : ASKED_MS_MAX;
 }
 
-/* Seconds, or a date; also in milliseconds, as Azure says it. -1: the answer asks for no pause. */
+/* The pause that the answer asks for, in seconds, as a date, or in milliseconds (Azure). -1: none. */
 static int64_t asked_pause_ms(const struct http_response *response)
 {
         const char *exact = http_field(response, "x-ms-retry-after-ms"), *value = http_field(response, "retry-after");
@@ -182,7 +182,7 @@ static int64_t asked_pause_ms(const struct http_response *response)
         return then > now ? pause_of(then - now, 1000) : 0;
 }
 
-/* Half of it is chance, so that clients which failed together do not come back together. */
+/* Half of the pause is random, so that clients which failed together do not return together. */
 static int64_t pause_ms(const struct sending *sending, const struct http_response *response)
 {
         unsigned doublings = sending->failures < 16 ? sending->failures - 1 : 15;
@@ -238,7 +238,7 @@ static bool may_have_answer_later(enum http_outcome outcome)
         return outcome == HTTP_OUTCOME_NONE || outcome == HTTP_OUTCOME_STALE || outcome == HTTP_OUTCOME_SLOW;
 }
 
-/* True: another try, now. Else the answer, or the lack of one, is the result. */
+/* True: try again now. False: the answer, or its absence, is the result. */
 static bool try_again(struct sending *sending, enum http_outcome outcome, const struct http_response *response)
 {
         if (outcome == HTTP_OUTCOME_STALE && !sending->was_stale)

@@ -7,19 +7,20 @@
  *              ... response.status, http_field(&response, "etag"), response.text ...
  *      http_response_done(&response);
  *
- * http_send blocks its caller, who moves the bytes himself: the processors of all callers share the work of TLS. A body goes out of
- * the caller's memory, and a body that comes goes `into` the caller's memory; each passes through one buffer of the connection, of
- * 256 KiB. Sums of what comes are computed out of that buffer, while the processor's cache has it. Parallel transfers are parallel callers (lanes.h).
+ * http_send blocks. The calling thread moves the bytes, so the processors of all callers share the work of TLS. A body is sent from the
+ * caller's memory, and the body of an answer is written `into` the caller's memory; each passes through one buffer of the connection,
+ * of 256 KiB. Checksums of an answer are computed from that buffer while the processor's cache holds it. Parallel transfers need
+ * parallel callers (lanes.h).
  *
- * http_send repeats a request whose connection failed or whose answer is 408, 429, 500, 502, 503 or 504, after a pause that grows and
- * that obeys Retry-After, until http_settings.retry_ms have passed since the first failure. A request that is sent on a connection
- * which the server had closed meanwhile is repeated once without a pause. So a server may have done a request more than once:
- * what that means for an answer such as "412, it exists", only the caller knows.
+ * http_send repeats a request if its connection failed or its answer is 408, 429, 500, 502, 503 or 504. It pauses longer each time and
+ * obeys Retry-After, and stops http_settings.retry_ms after the first failure. If the server had closed an idle connection, the request
+ * is repeated once without a pause. So a server may do a request more than once: the caller must consider that for an answer such as
+ * "412, it exists".
  *
- * The number of requests that are under way to one host follows its answers: it grows by one for each round of successes, and
- * 429 and 503 halve it. NEBULA_STORE_MBPS limits the sum of all bodies, in both directions.
+ * The limit of running requests per host follows the host's answers: each round of successes adds one, 429 and 503 halve it.
+ * NEBULA_STORE_MBPS limits the sum of all bodies, in both directions.
  *
- * TLS certificates are verified, against SSL_CERT_FILE or CURL_CA_BUNDLE where one is set. Plain http reaches this machine only,
+ * TLS certificates are verified, against SSL_CERT_FILE or CURL_CA_BUNDLE if one is set. Plain http is allowed only to this machine,
  * unless NEBULA_STORE_ALLOW_HTTP=1. Redirects are not followed: the caller sees them as answers.
  *
  * Errors: NEBULA_UNAVAILABLE (no answer: name, connection, TLS; or request->stop was set), NEBULA_TIMEOUT (too slow), NEBULA_CORRUPT
@@ -48,41 +49,41 @@ struct http_fields; /* the header of one try */
 /* Neither the name nor the value may hold a line end. */
 void http_fields_add(struct http_fields *fields, const char *name, const char *value);
 
-/* Adds what proves to the server who asks. Called before each try; `was_refused`: the server answered 401 to the try before, so
- * whatever it was proved with is of no more use. */
+/* Adds the credentials. Called before each try; `was_refused`: the server answered 401 to the last try, so its credentials are no longer
+ * valid. */
 typedef enum nebula_status http_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
 
 struct http_watch {
-        _Atomic int64_t since_ns; /* os->now_ns() when the try under way began; 0: none is */
-        _Atomic int64_t took_ns;  /* the last try that has ended; 0: none has */
+        _Atomic int64_t since_ns; /* os->now_ns() when the running try began; 0: none is running */
+        _Atomic int64_t took_ns;  /* time of the last ended try; 0: none has ended */
 };
 
 struct http_request {
         const char *method, *url;
         const struct http_header *headers; /* besides those that `sign` adds */
         size_t header_count;
-        http_sign *sign;                   /* NULL: nothing proves who asks */
+        http_sign *sign;                   /* NULL: without credentials */
         void *sign_argument;
         const void *body;
         uint64_t body_size;
-        void *into;         /* where the body of a 2xx goes; NULL: into response->text */
+        void *into;         /* gets the body of a 2xx; NULL: response->text gets it */
         uint64_t into_size; /* room */
-        uint64_t *into_sums;  /* NULL, or room for the CRC-64 of each `into_chunk` bytes of what goes `into`; the last may be shorter */
+        uint64_t *into_sums;  /* NULL, or gets the CRC-64 of each `into_chunk` bytes of the body; the last may be shorter */
         uint64_t into_chunk;
         size_t text_max;    /* bytes of text; 0: HTTP_TEXT_MAX */
         int64_t connect_ms; /* 0: http_settings.connect_ms */
-        int64_t answer_ms;  /* the server may think so long; 0: http_settings.answer_ms */
+        int64_t answer_ms;  /* from the request to the first byte of the answer; 0: http_settings.answer_ms */
         int64_t retry_ms;   /* 0: http_settings.retry_ms; < 0: one try only */
-        bool answer_is_secret; /* no copy of the answer's text stays in memory that http_send gives back */
-        bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, and plain http is fine */
-        atomic_ullong *retries; /* NULL, or counts the repetitions */
-        const atomic_bool *stop, *stop_too; /* NULL, or once one is true the request ends */
-        struct http_watch *watch; /* NULL, or is told of the tries */
+        bool answer_is_secret; /* http_send leaves no copy of the answer's text in freed memory */
+        bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, plain http is allowed */
+        atomic_ullong *retries; /* NULL, or counts repeated tries */
+        const atomic_bool *stop, *stop_too; /* NULL, or the request ends once one is true */
+        struct http_watch *watch; /* NULL, or gets the times of the tries */
 };
 
 struct http_response {
         int status;
-        char *text;         /* NUL-terminated; NULL: it went `into`, or there was none */
+        char *text;         /* NUL-terminated; NULL: there was none, or `into` got it */
         size_t text_size;
         uint64_t into_size; /* bytes that came */
         char *fields;       /* http_field reads them */
@@ -98,28 +99,28 @@ void http_response_done(struct http_response *response);
 #define HTTP_DATE_SIZE 32
 void http_date_format(int64_t seconds, char ret_text[HTTP_DATE_SIZE]);
 bool http_date_parse(const char *text, int64_t *ret_seconds);
-/* For people: "https, ..." with whose certificates are trusted, or "http, ...". */
+/* Describes the transport to a person: "https, ..." with the trusted certificates, or "http, ...". */
 void http_describe(const char *url, char *ret_text, size_t size);
 
-/* So many callers at once can be of use to one host. */
+/* The largest useful number of concurrent callers per host. */
 uint32_t http_width(void);
 
 struct http_settings {
         int64_t connect_ms;
-        int64_t quiet_ms;       /* a transfer under way that moves no byte for so long has failed */
+        int64_t quiet_ms;       /* a running transfer fails if no byte moves for so long */
         int64_t answer_ms;      /* from the last byte of a request to the first of its answer */
-        int64_t retry_ms;       /* from the first failure of a request until it is given up */
-        int64_t retry_new_ms;   /* the same for a host that never answered this process: it may be a typing mistake */
-        int64_t pause_ms;       /* before the first repetition; doubles with each */
+        int64_t retry_ms;       /* from the first failure of a request until it fails for good */
+        int64_t retry_new_ms;   /* the same for a host that has never answered this process, because its name may be wrong */
+        int64_t pause_ms;       /* before the first repetition; doubles each time */
         int64_t pause_max_ms;
-        int64_t halve_ms;       /* the limit of requests under way is halved once within this time */
-        uint64_t slowest;       /* bytes per second; a request has a minute, and the time that its bodies take at this rate */
-        uint32_t width_first, width_max; /* requests under way to one host */
-        int64_t hedge_ms;       /* a range is asked for a second time after so long at the earliest (object_bulk.c) */
-        double megabytes_per_s; /* of 10^6 bytes, all bodies together; 0: no limit */
+        int64_t halve_ms;       /* the limit of running requests is halved at most once in this time */
+        uint64_t slowest;       /* bytes per second; a request has a minute plus the time of its bodies at this rate */
+        uint32_t width_first, width_max; /* running requests per host */
+        int64_t hedge_ms;       /* a slow range is requested a second time after so long at the earliest (object_bulk.c) */
+        double megabytes_per_s; /* 10^6 bytes per second, all bodies together; 0: no limit */
 };
 struct http_settings http_settings_now(void);
-/* For tests: the settings from now on, and every host as if it was never spoken to. Nothing may be under way. */
+/* For tests: replaces the settings and forgets all hosts. No request may be running. */
 void http_settings_set(const struct http_settings *settings);
 
 #endif

@@ -1,4 +1,4 @@
-/* Dates as HTTP writes them: in English and in UTC, whatever the locale is. */
+/* Dates in HTTP's format: in English and in UTC, in any locale. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -1,8 +1,6 @@
-/*
- * How much is under way to each host. The limit follows the host's answers as a window follows lost packets: it grows by one
- * after as many successes as it counts, and an answer that says "too much" halves it, at most once within
- * http_settings.halve_ms: requests that were under way together get that answer together.
- */
+/* The number of running requests per host. Its limit follows the host's answers as a TCP window follows lost packets: it grows by one
+ * after as many successes as its value. An answer that says "too much" halves it, at most once within http_settings.halve_ms, because
+ * requests that ran together get that answer together. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +11,12 @@
 #include "os/thread.h"
 #include "store/http/http_private.h"
 
-#define WAIT_MS 200               /* between two looks at whether the request is to end */
+#define WAIT_MS 200               /* between two checks for the end of the request */
 #define BURST_NS 50000000LL       /* of the limit of bytes per second */
 
 static struct lock lock = LOCK_INIT(LOCK_HTTP_HOSTS); /* guards the hosts and the rate */
 static struct http_host *hosts;
-static int64_t rate_free_ns; /* by then what was taken so far has passed */
+static int64_t rate_free_ns; /* when the bytes taken so far will have passed */
 
 static void host_reset(struct http_host *host)
 {
@@ -54,11 +52,11 @@ static bool has_room(const struct http_host *host, bool is_small)
         return host->busy < host->limit + (is_small ? HTTP_SMALL_SPARE : 0);
 }
 
-/* Lock held. Wakes as many as there is room for: with a large object, most of its threads wait here. */
+/* Lock held. Wakes as many threads as there is room for. With a large object, most of its threads wait here. */
 static void wake(struct http_host *host)
 {
         pthread_cond_signal(&host->small_left);
-        for (uint32_t i = host->busy; i < host->limit && i < host->busy + 2; i++) /* one has left, and the limit grows by one */
+        for (uint32_t i = host->busy; i < host->limit && i < host->busy + 2; i++) /* one request has ended, and the limit may have grown by one */
                 pthread_cond_signal(&host->large_left);
 }
 

@@ -1,8 +1,5 @@
-/*
- * The connections of this process that wait for their next request. Each is a pair of libcurl's handles with at most one connection.
- * The one that was given back last is taken first, so that connections beyond the need grow old and are closed. All of them share the
- * names that were looked up, and the TLS sessions.
- */
+/* The idle connections of this process. Each is a pair of libcurl's handles with at most one connection. The most recent one is used
+ * first, so that unneeded connections grow old and are closed. All of them share the resolved names and the TLS sessions. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,7 +58,7 @@ static enum nebula_status read_environment(struct nebula_error *error)
         allows_plain = plain && !strcmp(plain, "1");
         if (limit)
                 status = conf_parse_number("NEBULA_STORE_MBPS", limit, &http_settings.megabytes_per_s, error);
-        /* A connection that gets less than 1 MB/s of the whole only holds others up. */
+        /* Limits the connections so that each gets at least 1 MB/s: a slower one only delays the others. */
         if (http_settings.megabytes_per_s > 0 && http_settings.megabytes_per_s < http_settings.width_max)
                 http_settings.width_max = http_settings.megabytes_per_s > 2 ? (uint32_t)http_settings.megabytes_per_s : 2;
         if (http_settings.width_first > http_settings.width_max)

@@ -1,4 +1,4 @@
-/* One try of a request: libcurl asks for bytes and hands bytes out; here they are taken from memory and put into memory. */
+/* One try of a request. libcurl asks this code for bytes to send, and gives it the bytes that arrive. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "sum/sum.h"
 
 #define MINUTE_MS 60000
-#define LOOK_MS 50 /* between two looks at what may end a transfer */
+#define LOOK_MS 50 /* between two checks for the end of a transfer */
 
 struct transfer {
         const struct http_request *request;
@@ -18,10 +18,10 @@ struct transfer {
         uint64_t sent;          /* bytes of the body that libcurl has taken */
         uint64_t into_size;
         struct buf text, fields;
-        int64_t moved_ns;       /* when a byte moved last */
-        curl_off_t put;         /* bytes of the body that went out */
+        int64_t moved_ns;       /* when the last byte moved */
+        curl_off_t put;         /* bytes of the body that were sent */
         bool is_success;        /* the status is 2xx */
-        bool has_begun;         /* a byte of the answer came */
+        bool has_begun;         /* a byte of the answer has arrived */
         bool is_quiet, is_stopped, is_too_long, is_flooded;
 };
 
@@ -38,7 +38,7 @@ static size_t give_body(char *to, size_t unit, size_t count, void *argument)
         return size;
 }
 
-/* libcurl repeats a request of its own accord when the server had closed a connection that waited. */
+/* Lets libcurl send the body again: it does so if the server had closed an idle connection. */
 static int seek_body(void *argument, curl_off_t offset, int origin)
 {
         struct transfer *transfer = argument;
@@ -49,7 +49,7 @@ static int seek_body(void *argument, curl_off_t offset, int origin)
         return CURL_SEEKFUNC_OK;
 }
 
-/* An interim answer or a second one of a proxy begins anew: only the last counts. */
+/* Resets the answer at each status line: of interim answers and a proxy's answers only the last counts. */
 static void begin_answer(struct transfer *transfer, const char *line, size_t size)
 {
         const char *blank = memchr(line, ' ', size);
@@ -91,7 +91,7 @@ static size_t take_field(char *line, size_t unit, size_t count, void *argument)
         return whole;
 }
 
-/* The room is there. Past the cache: nothing reads these bytes soon. */
+/* Copies arrived bytes; the caller has checked the room. Bypasses the cache, because these bytes are not read soon. */
 static void take_into(struct transfer *transfer, const char *from, uint64_t size)
 {
         const struct http_request *request = transfer->request;
@@ -138,7 +138,7 @@ static size_t take_body(char *from, size_t unit, size_t count, void *argument)
         return size;
 }
 
-/* Whether the transfer has to end before its time. */
+/* Whether the transfer must end early. */
 static bool must_end(struct transfer *transfer)
 {
         const struct http_request *request = transfer->request;
@@ -146,7 +146,7 @@ static bool must_end(struct transfer *transfer)
         int64_t now_ns = os->now_ns(), limit_ms = http_settings.quiet_ms;
         curl_off_t put = 0;
 
-        /* Of a body that goes out slowly, libcurl takes a piece long before it has sent it. */
+        /* libcurl takes pieces of a body long before it sends them, so the bytes sent show progress. */
         curl_easy_getinfo(transfer->curl, CURLINFO_SIZE_UPLOAD_T, &put);
         if (put != transfer->put) {
                 transfer->put = put;
@@ -175,10 +175,8 @@ void http_describe(const char *url, char *ret_text, size_t size)
                 snprintf(ret_text, size, "http: keys and data cross the network unencrypted");
 }
 
-/*
- * Where systems keep the certificates that they trust. A libcurl that was built for one system knows its place; that of a
- * wheel was built for all of them.
- */
+/* Where systems keep their trusted certificates. A libcurl built for one system knows the place; the wheel's libcurl is built for all of
+ * them. */
 static const char *system_bundle(void)
 {
 #if LIBCURL_VERSION_NUM >= 0x075400
@@ -248,7 +246,7 @@ static void set_options(struct transfer *transfer, const struct http_fields *fie
         struct url url;
 
         curl_easy_setopt(curl, CURLOPT_URL, request->url);
-        curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* what was signed is what is sent */
+        curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* send the path that was signed */
         curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
         curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, fields->list);
@@ -269,7 +267,7 @@ static void set_options(struct transfer *transfer, const struct http_fields *fie
         set_trust(curl);
 }
 
-/* The loop that libcurl asks for. CURLE_ABORTED_BY_CALLBACK: the transfer had to end. */
+/* Runs the transfer. CURLE_ABORTED_BY_CALLBACK: it had to end early. */
 static CURLcode drive(struct http_connection *connection, struct transfer *transfer)
 {
         CURLcode code = CURLE_OUT_OF_MEMORY;
@@ -297,7 +295,7 @@ static CURLcode drive(struct http_connection *connection, struct transfer *trans
         return code;
 }
 
-/* A signal for a broken pipe would end the program: OpenSSL raises it when it writes to a socket that the server has closed. */
+/* Blocks SIGPIPE, which would end the program: OpenSSL causes it by writing to a socket that the server has closed. */
 static CURLcode perform(struct http_connection *connection, struct transfer *transfer)
 {
         static const struct timespec at_once = { 0 };

@@ -1,12 +1,12 @@
 /*
- * lanes.h - pieces of one job on several threads: blocks that are sent, ranges that are read, objects that are removed.
+ * lanes.h - runs the pieces of one job on several threads: blocks to send, ranges to read, objects to remove.
  *
  *      status = lanes_run(count, http_width(), send_block, &job, error);
  *
- * Each thread takes the next index until all are taken. The first failure is the result; it sets `stop`, which the pieces under way
- * pass to their requests (http_request.stop).
+ * Each thread takes the next index until all are taken. The first failure is the result; it sets `stop`, which the running pieces pass to
+ * their requests (http_request.stop).
  *
- * The caller's thread works too, and the others end before lanes_run returns. Fewer threads than asked for are enough.
+ * The caller's thread works, too, and the others end before lanes_run returns. If threads cannot be started, fewer do the work.
  */
 #ifndef NB_STORE_HTTP_LANES_H
 #define NB_STORE_HTTP_LANES_H

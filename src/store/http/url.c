@@ -20,7 +20,7 @@ static char lower(char byte)
         return byte >= 'A' && byte <= 'Z' ? (char)(byte + ('a' - 'A')) : byte;
 }
 
-/* Copies `size` bytes in lower case, of which each is a letter, a digit or in `others`. False: one is not, or there is no room. */
+/* Copies `size` bytes in lower case; each must be a letter, a digit or in `others`. False: one is not, or there is no room. */
 static bool copy_name(char *to, size_t room, const char *from, size_t size, const char *others)
 {
         if (!size || size >= room)
@@ -34,7 +34,7 @@ static bool copy_name(char *to, size_t room, const char *from, size_t size, cons
         return true;
 }
 
-/* *text is behind the host: ":" and a number, or nothing. Moves it behind the port. */
+/* *text follows the host: ":" and a number, or nothing. Moves it behind the port. */
 static bool split_port(const char **text, int *ret_port)
 {
         int port = 0, digits = 0;
@@ -81,7 +81,7 @@ bool url_split(const char *text, struct url *ret_url)
         return true;
 }
 
-/* Four numbers in plain decimal, of which the first is 127: other spellings of an address are no loopback. */
+/* Whether the host is four plain decimal numbers, the first 127: other spellings do not count as loopback. */
 static bool is_127(const char *host)
 {
         unsigned a, b, c, d;

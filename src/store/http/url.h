@@ -4,8 +4,8 @@
  *      if (url_split(text, &url))
  *              ... url.host, url.port, url.path, url.query ...
  *
- * The reader is strict, because a second reader (libcurl) sees the same text: user names, backslashes, blanks and control bytes
- * are refused, so both find the same host.
+ * libcurl parses the same text, and both parsers must find the same host. So this one refuses user names, backslashes, blanks and
+ * control bytes.
  *
  * Threads: no shared state.
  */
@@ -23,22 +23,23 @@ struct url {
         char scheme[16];         /* in lower case */
         char host[URL_HOST_MAX]; /* in lower case; without the brackets of an IPv6 address */
         int port;                /* -1: the scheme's own */
-        const char *path;        /* in the text that was split: "" or begins with '/' */
-        size_t path_size;        /* bytes of the path, which the query follows */
+        const char *path;        /* within the text that was split: "" or begins with '/' */
+        size_t path_size;        /* bytes of the path; the query follows */
         const char *query;       /* behind '?'; "" when there is none */
 };
 
-/* False: the text is no URL that this reader takes. A fragment ("#...") is refused too. */
+/* False: the text is not a URL, or one that this reader refuses, for instance with a fragment ("#..."). */
 bool url_split(const char *text, struct url *ret_url);
-/* The host is this machine, by its loopback interface: "localhost", 127.0.0.0/8 or ::1. */
+/* Whether the host is this machine's loopback interface: "localhost", 127.0.0.0/8 or ::1. */
 bool url_is_loopback(const struct url *url);
 
-/* Adds `text` with every byte but letters, digits, "-._~" and those in `keep` as %XX. */
+/* Adds `text` with %XX for every byte but letters, digits, "-._~" and those in `keep`. */
 void url_encode(struct buf *buf, const char *text, const char *keep);
-/* Adds the text with each %XX as its byte. False: a '%' without two hex digits, or %00. */
+/* Adds the text with each %XX decoded. False: a '%' without two hex digits, or %00. */
 bool url_decode(struct buf *buf, const char *text, size_t size);
 
-/* The URL for messages and logs: without user name, query and fragment, where secrets are. What is no URL prints as "(a URL)". */
+/* The URL for messages and logs, without user name, query and fragment, which may hold secrets. A text that is not a URL prints as "(a
+ * URL)". */
 void url_print(const char *text, char *ret_text, size_t size);
 
 #endif

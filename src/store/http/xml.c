@@ -34,7 +34,7 @@ static bool skip_to(struct xml *xml, const char *text)
 
 void xml_init(struct xml *xml, const char *text, size_t size)
 {
-        *xml = (struct xml){ .at = text, .end = text + size, .text.is_secret = true }; /* a service lends keys in XML */
+        *xml = (struct xml){ .at = text, .end = text + size, .text.is_secret = true }; /* secret, because a service lends keys in XML */
         if (begins(xml, "\xEF\xBB\xBF"))
                 xml->at += 3;
         if (begins(xml, "<?xml"))
@@ -70,7 +70,7 @@ static uint32_t digit_of(char byte)
         return byte >= 'A' && byte <= 'F' ? (uint32_t)(byte - 'A' + 10) : 16;
 }
 
-/* "#65" or "#x41". False: no character of XML. */
+/* Adds the character "#65" or "#x41". False: XML does not allow it. */
 static bool add_numbered(struct buf *buf, const char *text, size_t size)
 {
         bool is_hex = size > 1 && text[1] == 'x';
@@ -114,7 +114,7 @@ static bool take_entity(struct xml *xml)
         return broken(xml);
 }
 
-/* Everything up to the next tag. Outside of the outermost element only blanks may stand. */
+/* Takes the text up to the next tag. Outside the outermost element only blanks are allowed. */
 static bool take_text(struct xml *xml)
 {
         while (xml->at < xml->end && *xml->at != '<') {
@@ -205,7 +205,7 @@ static bool end_element(struct xml *xml, struct xml_item *item)
         item->name = xml->names[xml->depth];
         item->text = xml->text.data;
         item->attributes = "";
-        xml->text.size = 0; /* an element with both text and elements keeps only what stands behind the last of them: none is read */
+        xml->text.size = 0; /* in an element with text and elements, only the text behind the last element stays; no reader uses it */
         return true;
 }
 

@@ -1,21 +1,21 @@
 /*
- * object.h - what the drivers of object stores share. Only these drivers include it.
+ * object.h - the code that the drivers of object stores share. Only these drivers include it.
  *
  *      object_small.c    the operations on small objects, and removal
  *      object_list.c     listings in XML
  *      object_read.c     ranges
- *      object_parts.c    the parts of an upload: which is sent next, and how large they are
+ *      object_parts.c    the parts of an upload: their sizes and their order
  *      object_refer.c    the parts of an object that has bytes of another one
  *      object_name.c     keys as names of objects
  *      object_address.c  the parts of a storage path
  *      object_call.c     small texts of a request
- *      object_fail.c     sentences about answers that are no success
- *      object_token.c    secrets that end, shared by the process
+ *      object_fail.c     messages about answers that are not a success
+ *      object_token.c    secrets that expire, shared by the process
  *      object_sigv4.c    signatures of S3 and of Google
  *      object_oauth.c    bearer tokens of services that speak OAuth
  *
  * A driver describes its service in a struct object_service. An object of key `k` has the name PREFIX + encoded `k` in the service.
- * Every write leaves a number of its own in the object's metadata, by which the driver recognises what it wrote when the answer was lost.
+ * Every write stores an id of its own in the object's metadata. If an answer is lost, the driver recognizes its write by that id.
  */
 #ifndef NB_STORE_OBJECT_OBJECT_H
 #define NB_STORE_OBJECT_OBJECT_H
@@ -27,7 +27,7 @@
 #include "store/http/xml.h"
 #include "store/store_private.h"
 
-#define OBJECT_ID_SIZE 17                /* of the number of a write, as 16 hex digits */
+#define OBJECT_ID_SIZE 17                /* of the id of a write, as 16 hex digits */
 #define OBJECT_CODE_SIZE 64
 #define OBJECT_SUM_SIZE 32               /* of a checksum as text */
 #define OBJECT_QUOTED_SIZE (sizeof(struct store_stamp) + 2)
@@ -36,21 +36,21 @@
 
 struct object_store;
 
-/* The limits of a service. Emulators do not check them. Tests make them small. */
+/* The limits of a service. Emulators do not enforce them; tests make them small. */
 struct object_limits {
         uint64_t part_bytes;      /* of a part of a large object */
-        uint64_t parts_good;      /* with more of them, parts are larger, up to part_bytes_good */
+        uint64_t parts_good;      /* more parts than this are made larger, up to part_bytes_good */
         uint64_t part_bytes_good;
         uint64_t part_bytes_max;
         uint64_t parts_min, parts_max;
-        uint64_t refer_bytes;     /* the least size of a part that is taken from another object, and of the parts beside it; 0: no limit */
+        uint64_t refer_bytes;     /* smallest part that is taken from another object, and smallest part next to one; 0: no limit */
         uint64_t read_bytes;      /* of one request of a read */
-        unsigned page_entries;    /* of a listing; 0: as the server likes */
+        unsigned page_entries;    /* of a listing; 0: the server's default */
 };
 
 /* One request. */
 struct object_param {
-        const char *name, *value; /* value NULL: the name stands alone */
+        const char *name, *value; /* value NULL: only the name is sent */
 };
 struct object_call {
         const char *method;
@@ -71,16 +71,16 @@ struct object_call {
         struct http_watch *watch;
 };
 void object_param(struct object_call *call, const char *name, const char *value);
-/* `value` NULL: the header is left out. Both texts stay the caller's until the call is over. */
+/* `value` NULL: adds no header. Both texts stay the caller's and must last until the call is over. */
 void object_header(struct object_call *call, const char *name, const char *value);
 void object_sort_params(struct object_call *call);
 void object_sort_headers(struct http_header *headers, size_t count);
 void object_query(struct buf *buf, const struct object_call *call);
 
-/* The operation that an answer belongs to. */
+/* The kinds of operations, for error messages. */
 enum object_deed { OBJECT_READ, OBJECT_LIST, OBJECT_WRITE, OBJECT_REMOVE, OBJECT_COPY };
 
-/* The elements of a listing. */
+/* The elements of a listing in XML. */
 struct object_listing {
         const char *root, *entry, *name, *size, *stamp, *time, *folded, *folded_name, *next;
         size_t depth; /* of an entry; 1: the outermost element */
@@ -95,68 +95,69 @@ typedef enum nebula_status object_step(struct object_store *store, const struct 
 typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                             uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
                                             struct nebula_error *error);
-/* Makes one part of a range of the object's source, on condition that this is the one with object->source_stamp. `data` are the same bytes. Any
- * failure means that the part is sent; may run on several threads. */
+/* Makes a part from a range of the object's source, if the source still has object->source_stamp. `data` holds the same bytes. After any
+ * failure the part is sent. May run on several threads. */
 struct object_range {
         uint64_t index, offset, size; /* index: of the part */
-        bool refers;                  /* the source has the same bytes */
+        bool refers;                  /* the source has these bytes */
 };
 typedef enum nebula_status object_refer_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                              const struct object_range *range, const void *data, const atomic_bool *stop,
                                              struct nebula_error *error);
-/* How a service takes large objects (object_parts.c). All steps but send and publish may be NULL. */
+/* The requests with which a service takes large objects (object_parts.c). All steps but send and publish may be NULL. */
 struct object_steps {
         object_step *begin;     /* before the first part */
         object_send_part *send;
-        object_refer_part *refer; /* NULL: the service takes no part from another object */
+        object_refer_part *refer; /* NULL: the service cannot take a part from another object */
         object_step *end;       /* behind the last part */
-        object_step *publish;   /* makes the object, where none is */
-        /* Takes back what the steps before have left, unless `is_over`. Some of them may not have run. */
+        object_step *publish;   /* makes the object, if there is none */
+        /* Removes the results of the earlier steps, unless `is_over`. Some steps may not have run. */
         void (*abort)(struct object_store *store, const struct object_upload *object);
 };
 
 struct object_service {
-        const char *metadata; /* the header field with the number of a write */
+        const char *metadata; /* the header field with the id of a write */
         const char *range;    /* the header field that asks for a range */
-        bool counts_bytes;    /* names have 1024 bytes; else 1024 characters, and 254 in a component */
-        const char *marks[2]; /* header fields of which each answer of the service has one, and none of a proxy */
+        bool counts_bytes;    /* true: names have up to 1024 bytes; false: 1024 characters, with 254 per component */
+        const char *marks[2]; /* header fields: each answer of the service has at least one, a proxy's answer has none */
         const struct object_listing *listing;
         struct object_limits *limits;
-        /* NEBULA_OK: the server answered, whatever it was. */
+        /* NEBULA_OK: the server answered, with any status. */
         enum nebula_status (*send)(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                                    struct nebula_error *error);
-        /* What an answer that is no success means. Never NEBULA_OK. A container that is missing holds no object, and takes none. */
+        /* The error for an answer that is not a success. Never NEBULA_OK. A missing container holds no object and accepts none. */
         enum nebula_status (*fail)(const struct object_store *store, enum object_deed deed, const char *key,
                                    const struct http_response *response, struct nebula_error *error);
         void (*stamp)(const struct http_response *response, struct store_stamp *ret_stamp);
         void (*condition)(struct object_call *call, enum store_condition condition, const struct store_stamp *seen,
                           char text[OBJECT_QUOTED_SIZE]);
-        /* Whether the condition of a write was not met, or another write was in its way. */
+        /* Whether the condition of a write failed, or a concurrent write prevented it. */
         bool (*condition_failed)(const struct http_response *response);
-        /* NULL, or the number of the write where no header field has it as it is; "" when the object is foreign. */
+        /* NULL, or finds the id of the write, for a service that does not return it in a header field; "": the object is foreign. */
         void (*writer)(const struct http_response *response, char ret_id[OBJECT_ID_SIZE]);
-        /* NULL, or whether the answer is about an object: a service can have directories. */
+        /* NULL, or whether the answer is about an object, for a service that has directories. */
         bool (*is_object)(const struct http_response *response);
-        /* Adds what says that the body is an object, and its checksum. */
+        /* Adds the headers that declare the body an object, and its checksum. */
         void (*add_object)(const struct object_store *store, struct object_call *call, char sum[OBJECT_SUM_SIZE]);
-        /* Adds what asks for a listing. */
+        /* Adds the parameters of a listing. */
         void (*add_listing)(struct object_call *call, const char *prefix, bool deep, const char *entries, const char *from);
-        /* Adds what a removal takes besides its condition. */
+        /* Adds the headers that a removal needs besides its condition. */
         void (*add_removal)(struct object_call *call);
-        /* What the condition of a removal met: another object (true), or a server that knows no such condition. */
+        /* Why the condition of a removal failed: there is another object (true), or the server does not support the condition
+         * (*ret_is_unknown). */
         bool (*is_other)(const struct http_response *response, bool *ret_is_unknown);
         const struct object_steps *steps;
 };
 
 struct object_store {
-        struct store store; /* first: a struct store of these drivers is one of these */
+        struct store store; /* must be first: the driver casts between the two */
         const struct object_service *service;
         const char *prefix; /* "", or it ends with '/' */
 };
 
 /* object_call.c */
 void object_new_id(char ret_id[OBJECT_ID_SIZE]);
-/* The ETag of an answer, without its quotes. */
+/* Reads the ETag of an answer, without its quotes. */
 void object_etag(const struct http_response *response, struct store_stamp *ret_stamp);
 void object_etag_text(const char *text, struct store_stamp *ret_stamp);
 /* The stamp in quotes, as a condition. */
@@ -167,24 +168,24 @@ void object_etag_condition(struct object_call *call, enum store_condition condit
 /* 2xx. */
 bool object_is_done(const struct http_response *response);
 enum nebula_status object_no_memory(const struct object_store *store, struct nebula_error *error);
-/* Adds the object's name as it stands in a URL. */
+/* Adds the object's name, encoded for a URL. */
 void object_add_name(struct buf *buf, const struct object_store *store, const char *key);
-/* Sends the request, signed by `sign`. A body that was changed on the way, as `is_changed` told, is sent again. */
+/* Sends the request, signed by `sign`. Sends it again if `is_changed` tells that the body was changed on the way. */
 enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error);
 char *object_take(struct buf *buf);
 /* Overwrite a secret and free it. NULL is fine. */
 void object_forget(char *secret);
-void object_forget_bytes(void *secret, size_t size); /* a text in which NULs were put, or none */
-/* The same for the texts in a JSON object, and drops the object. The parser's own buffers are out of reach. */
+void object_forget_bytes(void *secret, size_t size); /* a text into which NULs were written, or NULL */
+/* Overwrites the texts in a JSON object, and drops it. The parser's own buffers are not overwritten. */
 struct json_t;
 void object_forget_json(struct json_t *body);
 
-/* object_name.c. A name decodes to the key that encodes to it. */
+/* object_name.c. Decoding a name gives the key whose encoding it is. */
 void object_name_encode(struct buf *buf, const char *key);
 void object_name_decode(struct buf *buf, const char *name);
-/* A text that the names of all keys begin with which begin with `prefix`; as long as can be said. */
+/* Adds the longest text with which the names of all keys begin that begin with `prefix`. */
 void object_name_begin(struct buf *buf, const char *prefix);
 /* NEBULA_INVALID: no object can have this key. */
 enum nebula_status object_check_key(const struct object_store *store, const char *key, struct nebula_error *error);
@@ -193,51 +194,52 @@ enum nebula_status object_check_key(const struct object_store *store, const char
 enum nebula_status object_wrong_url(const char *url, const char *what, struct nebula_error *error);
 /* Takes the first component from a path. False: it is empty or too long. */
 bool object_take_component(const char **path, size_t *path_size, char *ret_text, size_t room);
-/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: it is none, or no memory. */
+/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: the path is not valid, or no memory. */
 char *object_make_prefix(const char *path, size_t size);
-/* "https://host:443", from a URL that names them. NULL: no memory. */
+/* "https://host:443", from a URL that has both. NULL: no memory. */
 char *object_make_endpoint(const struct url *url);
 /* "scheme://container/prefix", for messages. NULL: no memory. */
 char *object_make_root(const char *before, const char *container, const char *prefix);
 
 /* object_fail.c */
-/* By how much this machine's clock is off, in words; "" when that is no reason to refuse a signature. */
+/* The error of this machine's clock, in words; "": it is too small to be the reason of a refused signature. */
 const char *object_skew(const struct http_response *response, char *text, size_t size);
-/* The sentence, with the status. `advice` "": nothing is known. */
+/* Sets the sentence and the status. `advice` "": there is none. */
 enum nebula_status object_refused(const struct object_store *store, enum nebula_status status, enum object_deed deed, const char *key,
                                   const struct http_response *response, const char *code, const char *advice, struct nebula_error *error);
 
-/* object_token.c: one for each identity that this process uses; they stay. */
+/* object_token.c: one token for each identity that this process uses; tokens are never freed. */
 struct object_token;
-/* Gets a new text and its life in seconds; INT64_MAX: it has no end. */
+/* Fetches a text and its lifetime in seconds; INT64_MAX: it does not expire. */
 typedef enum nebula_status object_token_fetch(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error);
 struct object_token_source {
-        const char *identity; /* the same text is the same identity; it may hold secrets */
+        const char *identity; /* equal texts are equal identities; may hold secrets */
         object_token_fetch *fetch;
-        void *source;         /* belongs to the token from then on */
+        void *source;         /* the token takes it over */
         void (*done)(void *source);
 };
-/* NULL: no memory. The source is the token's, or was freed. */
+/* NULL: no memory. The token takes over the source, or frees it. */
 struct object_token *object_token_find(const struct object_token_source *source);
-/* A text that is valid now. `refused`: the serial of one that the store did not take; 0: none. The caller forgets *ret_text. */
+/* Returns a text that is valid now. `refused`: the serial of a text that the store refused; 0: none. The caller passes *ret_text to
+ * object_forget. */
 enum nebula_status object_token_get(struct object_token *token, uint64_t refused, char **ret_text, uint64_t *ret_serial,
                                     struct nebula_error *error);
-void object_token_forget_all(void); /* for tests: nothing may be under way */
+void object_token_forget_all(void); /* for tests: no request may be running */
 /* Adds "Authorization: Bearer TOKEN". */
 enum nebula_status object_token_sign(struct object_token *token, uint64_t *serial, bool was_refused, struct http_fields *fields,
                                      struct nebula_error *error);
 
-/* object_oauth.c: how to ask a service for a token. Texts belong to it. */
+/* object_oauth.c: how to request a token from a service. It owns the texts. */
 struct object_oauth {
         char *name;            /* for messages */
-        char *url, *form;      /* form: what is posted; NULL: the token is asked for with GET */
-        char *assertion;       /* the file whose text goes behind the form; NULL: none */
-        char *header, *secret; /* what the service wants to see; NULL: nothing */
-        const char *missing;   /* what the environment has not, when the machine's own service does not answer */
-        bool is_machine;       /* the service of the machine itself: there or nowhere */
+        char *url, *form;      /* form: the body of a POST; NULL: the request is a GET */
+        char *assertion;       /* the file whose text follows the form; NULL: none */
+        char *header, *secret; /* a header that the service requires; NULL: none */
+        const char *missing;   /* the settings that are missing, for the error if the machine's own service does not answer */
+        bool is_machine;       /* the service of the machine itself: it answers quickly or does not exist */
 };
 void object_oauth_pair(struct buf *buf, const char *separator, const char *name, const char *value);
-/* Takes over the texts, also when it fails. NULL: no memory. */
+/* Takes over the texts, also after a failure. NULL: no memory. */
 struct object_token *object_oauth_find(struct object_oauth *oauth);
 
 /* object_sigv4.c: signature version 4. */
@@ -248,25 +250,27 @@ struct object_sigv4 {
         const char *algorithm, *key_prefix, *service, *terminator, *date_name, *hash_name, *session_name;
 };
 struct object_sigv4_key {
-        const char *access, *secret, *session; /* session "": there is none */
+        const char *access, *secret, *session; /* session "": the key has none */
 };
 void object_sigv4_time(int64_t seconds, char ret_text[OBJECT_SIGV4_TIME_SIZE]);
 /* False: OpenSSL has no memory for it. */
 bool object_sha256_text(const void *data, size_t size, char ret_text[OBJECT_SHA256_SIZE]);
-/* The value of Authorization for a request whose header has these fields, in lower case and sorted. `hash`: of the body, or
- * OBJECT_UNSIGNED. NULL: no memory. */
+/* The value of Authorization for a request with these header fields, in lower case and sorted. `hash`: of the body, or OBJECT_UNSIGNED.
+ * NULL: no memory. */
 char *object_sigv4_sign(const struct object_sigv4 *sigv4, const struct object_sigv4_key *key, const char *region, const char *time,
                         const struct object_call *call, const char *path, const struct http_header *headers, size_t count, const char *hash);
-/* Adds the signature of the call's header, and the fields that it takes. */
+/* Signs the call's header: adds the signature and the fields that it needs. */
 enum nebula_status object_sigv4_fields(const struct object_sigv4 *sigv4, const struct object_sigv4_key *key, const char *region,
                                        int64_t seconds, const struct object_call *call, const char *url, const char *hash,
                                        struct http_fields *fields, struct nebula_error *error);
 
-/* object_small.c: what is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
+/* object_small.c: finds the object that has the key. NEBULA_NOT_FOUND: there is none. `ret_id`: of the write that made it; "" if it is
+ * foreign. */
 enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],
                                struct nebula_error *error);
-/* Looks at the object that a write's condition met. NEBULA_OK: this write `id` has made it, and its answer was lost; NEBULA_BUSY: another has;
- * NEBULA_NOT_FOUND: nothing, or what was seen: the write may try again. `seen`: for STORE_IF_SAME, else NULL. */
+/* Finds the object because of which the condition of write `id` failed. NEBULA_OK: this write made it, and its answer was lost.
+ * NEBULA_BUSY: another write made it. NEBULA_NOT_FOUND: there is none, or the one that was seen; the write may try again. `seen`: for
+ * STORE_IF_SAME, else NULL. */
 enum nebula_status object_look_who_wrote(struct object_store *store, const char *key, const char *id, enum store_condition condition,
                                          const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
 enum nebula_status object_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
@@ -277,19 +281,20 @@ enum nebula_status object_get(struct store *store, const char *key, size_t limit
 enum nebula_status object_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
 enum nebula_status object_clock(struct store *store, int64_t *ret_ns, struct nebula_error *error);
 enum nebula_status object_free_bytes(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
-/* Puts until a condition that failed over nothing has failed for good. `once` makes one try: NEBULA_NOT_FOUND is another try. */
+/* Repeats `once` while it returns NEBULA_NOT_FOUND: the condition failed although there is no object. Gives up after some tries. */
 typedef enum nebula_status object_try(void *argument, struct nebula_error *error);
 enum nebula_status object_try_again(struct object_store *store, const char *key, object_try *once, void *argument, struct nebula_error *error);
 
 /* object_list.c, object_read.c */
 enum nebula_status object_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                                struct nebula_error *error);
-/* Sorts a page by keys, in which a prefix stands where its first object does. */
+/* Sorts a page by keys; a prefix is sorted as if it ended with '/'. */
 void object_sort_page(struct store_page *page);
-/* The key of a name as the service lists it. *ret_key is NULL: none that these drivers give to an object. False: no memory. */
+/* The key of a name in a listing. *ret_key is NULL: these drivers give no object that name. False: no memory. */
 bool object_key_of(const struct object_store *store, const char *name, char **ret_key);
 enum nebula_status object_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
-/* size > 0. `stamp` "": of whatever is there, which it becomes. The rest as in struct http_request. */
+/* size > 0. `stamp`: the expected one; if it is "", the read takes any object and sets it. The other fields are as in struct
+ * http_request. */
 struct object_reading {
         const char *key;
         void *data;
@@ -315,21 +320,21 @@ struct object_upload {
         const char *data;
         uint64_t size, part_bytes, part_count;
         struct bulk_feed *feed;    /* NULL: all bytes are final */
-        uint32_t *missing;         /* with a feed: chunks of each part that are not final */
-        uint64_t taken;            /* parts that a thread has taken */
+        uint32_t *missing;         /* with a feed: the number of chunks of each part that are not final */
+        uint64_t taken;            /* parts taken by threads */
         struct store_written *ret_written; /* may be NULL */
-        /* Of an object with a source that was found; else NULL. Then part_count is more than enough until all parts are taken. */
+        /* NULL unless the object has a source that was found. With a source, part_count is an upper bound until all parts are taken. */
         const struct store_source *source;
         struct store_stamp source_stamp;
         uint8_t *fates;            /* per chunk of the feed: enum object_fate */
-        uint64_t planned, part_min; /* planned: bytes before the next part; part_min: all parts but the last are as large */
-        atomic_bool is_refused;    /* no more parts are taken from the source */
-        atomic_uint_fast64_t referred; /* bytes that were taken from it */
-        /* The driver's own; freed with the upload. */
+        uint64_t planned, part_min; /* planned: bytes before the next part; part_min: only the last part may be smaller */
+        atomic_bool is_refused;    /* takes no more parts from the source */
+        atomic_uint_fast64_t referred; /* bytes taken from the source */
+        /* Owned by the driver; freed with the upload. */
         char *place;               /* the key of a temporary object; NULL: none is used */
         char *upload_id;           /* that the service gave */
-        struct object_part *parts; /* what the service said of each */
-        bool is_over;              /* nothing is left to abort; publish sets it if it succeeds */
+        struct object_part *parts; /* the service's answer for each part */
+        bool is_over;              /* nothing is left to abort; set by publish when it succeeds */
 };
 struct store_upload {
         char id[OBJECT_ID_SIZE];
@@ -338,17 +343,17 @@ struct store_upload {
 };
 /* object_refer.c */
 enum object_fate { OBJECT_NOT_FINAL, OBJECT_DIFFERS, OBJECT_SAME };
-/* An object_step: finds the source that the caller named. Where it is not the one that is meant, the object has none. */
+/* An object_step: finds the source that the caller named. If it is absent or has another mark, the object has no source. */
 object_step object_find_source;
-/* What choose_parts leaves, for an object with a source. */
+/* Plans the parts of an object with a source, after choose_parts. */
 enum nebula_status object_plan_ranges(const struct object_store *store, struct object_upload *object, struct nebula_error *error);
-/* The next part of an object with a source. False: more chunks have to be final first. */
+/* Plans the next part of an object with a source. False: more chunks must be final first. */
 bool object_next_range(struct object_upload *object, struct object_range *ret_range);
-/* Makes the part from the source. False: it is to be sent. */
+/* Makes the part from the source. False: the caller must send it. */
 bool object_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object, const struct object_range *range,
                   const atomic_bool *stop);
 
-/* The key of a temporary object for one that is not to be seen yet. NULL: no memory. */
+/* The key of a temporary object for an upload whose service cannot hide it. NULL: no memory. */
 char *object_make_place(const struct store_upload *upload, const struct object_upload *object);
 enum nebula_status object_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
                                  struct nebula_error *error);

@@ -1,4 +1,4 @@
-/* The parts of a storage path that all object stores have: a container and a prefix. */
+/* The parts of a storage path that all object stores share: a container and a prefix. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ bool object_take_component(const char **path, size_t *path_size, char *ret_text,
         return true;
 }
 
-/* Whether the text is a name as it is. */
+/* Whether the text is a name that needs no decoding. */
 static bool is_name(const char *text)
 {
         struct buf buf = { 0 };

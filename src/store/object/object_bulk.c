@@ -1,14 +1,13 @@
 /*
- * Reading a large object, in pieces that are on their way at the same time. All of them are of one content: the stamp of the first is the
- * condition of the others.
+ * Reads a large object in pieces, several at once. All pieces are of one content: the stamp of the first is the condition of the others.
  *
- * When no piece is left to be taken, one thread looks after those that are on their way. If one takes twice as long as 95 of 100 took, the
- * thread asks for it a second time (a hedge), into memory of its own. The first answer counts:
+ * When all pieces are taken, one thread watches those that are still running. If a piece takes twice as long as 95 of 100 pieces took, the
+ * thread requests it a second time (a hedge), into memory of its own. The first answer counts:
  *
- *      RUNS ---> TAKEN   its own thread has it, and checks it; the hedge is stopped
- *        `-----> HEDGED  the hedge has it: the own thread is stopped, and once it has left the piece, the bytes are put in place and checked
+ *      RUNS ---> TAKEN   the piece's own thread got the bytes, and checks them; the hedge is stopped
+ *        `-----> HEDGED  the hedge got the bytes: it stops the own thread, waits until that has left the piece, copies and checks the bytes
  *
- * So one thread at a time writes to a piece, and none after its chunks were right. No more than one hedge is on its way per read.
+ * So only one thread at a time writes to a piece, and none after its chunks were right. A read has at most one running hedge.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +19,8 @@
 #include "store/object/object.h"
 
 #define MS_NS INT64_C(1000000)
-#define LOOK_MS 5        /* between two looks at the pieces on their way */
-#define LIMIT_LOOKS 20   /* after so many the limit is computed again */
+#define LOOK_MS 5        /* between two checks of the running pieces */
+#define LIMIT_LOOKS 20   /* the limit is computed again after so many checks */
 #define SAMPLES_MIN 4u
 
 enum piece_state { PIECE_RUNS, PIECE_TAKEN, PIECE_HEDGED };
@@ -29,9 +28,9 @@ enum piece_state { PIECE_RUNS, PIECE_TAKEN, PIECE_HEDGED };
 struct piece {
         struct http_watch watch;
         atomic_int state;
-        atomic_bool stop;    /* the own thread's request is to end */
+        atomic_bool stop;    /* ends the own thread's request */
         atomic_bool is_done; /* so is the hedge's */
-        atomic_bool is_left; /* the own thread writes no more */
+        atomic_bool is_left; /* the own thread will not write any more */
         bool was_hedged;
 };
 
@@ -67,7 +66,7 @@ static uint64_t *make_sums(const struct reading *reading, uint64_t size, struct 
         return sums;
 }
 
-/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. `sums`: of the chunks behind *done. */
+/* *done: bytes of the piece whose chunks are right, up to the first wrong one. `sums`: of the chunks behind *done. */
 static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, const uint64_t *sums, uint64_t *done,
                                        struct nebula_error *error)
 {
@@ -84,7 +83,7 @@ static enum nebula_status check_chunks(const struct reading *reading, uint64_t o
         return NEBULA_OK;
 }
 
-/* Of the bytes behind `done`. */
+/* The range behind `done`. */
 static struct object_reading range_of(const struct reading *reading, size_t index, uint64_t done, uint64_t *sums, const atomic_bool *stop)
 {
         uint64_t offset = index * reading->piece_bytes + done;
@@ -93,10 +92,8 @@ static struct object_reading range_of(const struct reading *reading, size_t inde
                                       .sums = reading->check ? sums : NULL, .chunk_bytes = reading->chunk_bytes, .stop = stop };
 }
 
-/*
- * Bytes that were changed on the way are right the second time; those that are wrong in the store are not. Chunks that were right are not read
- * again: an upload of the same memory may be sending them.
- */
+/* Reads wrong chunks once more: if the bytes were changed on the way, they are right the second time. Right chunks are not read again:
+ * an upload of the same memory may be sending them. */
 static enum nebula_status check_piece(struct reading *reading, size_t index, uint64_t *sums, const atomic_bool *stop, struct nebula_error *error)
 {
         uint64_t offset = index * reading->piece_bytes, size = piece_size(reading, index), done = 0;
@@ -146,7 +143,7 @@ static enum nebula_status read_piece(struct reading *reading, size_t turn, const
         if (!take(piece, PIECE_TAKEN)) {
                 atomic_store(&piece->is_left, true);
                 free(sums);
-                return NEBULA_OK; /* what becomes of the hedge's bytes is the result */
+                return NEBULA_OK; /* the hedge's bytes are the result */
         }
         atomic_store(&piece->is_done, true);
         if (!status)
@@ -163,7 +160,7 @@ static int by_time(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* How long a piece may take before it is asked for again; INT64_MAX: it is not known yet. */
+/* The time after which a piece is requested again; INT64_MAX: not known yet. */
 static int64_t hedge_after_ns(const struct reading *reading)
 {
         int64_t limit_ns = http_settings_now().hedge_ms * MS_NS, *times = calloc(reading->count, sizeof *times), found;
@@ -182,7 +179,7 @@ static int64_t hedge_after_ns(const struct reading *reading)
         return found > limit_ns ? found : limit_ns;
 }
 
-/* The one that has been on its way for longest. NULL: none for so long. */
+/* The piece that has been running for longest. NULL: none for so long. */
 static struct piece *slowest(const struct reading *reading, int64_t after_ns)
 {
         int64_t now_ns = os->now_ns(), since_ns, most_ns = after_ns;
@@ -200,7 +197,7 @@ static struct piece *slowest(const struct reading *reading, int64_t after_ns)
         return found;
 }
 
-/* Reads the piece into `room`. A failure is none of the read: the piece is on its way in any case. */
+/* Reads the piece into `room`. A failure does not fail the read: the piece's own request is still running. */
 static enum nebula_status hedge(struct reading *reading, struct piece *piece, char *room, const atomic_bool *stop, struct nebula_error *error)
 {
         size_t index = (size_t)(piece - reading->pieces) + reading->first;
@@ -226,7 +223,7 @@ static enum nebula_status hedge(struct reading *reading, struct piece *piece, ch
         return status;
 }
 
-/* Until all pieces are there, or the read has failed. */
+/* Hedges slow pieces until all are read, or the read has failed. */
 static enum nebula_status look_after(struct reading *reading, const atomic_bool *stop, struct nebula_error *error)
 {
         int64_t after_ns = INT64_MAX;
@@ -259,7 +256,7 @@ static enum nebula_status run_turn(void *argument, size_t turn, const atomic_boo
 
 static enum nebula_status read_others(struct reading *reading, struct nebula_error *error)
 {
-        bool may_hedge = http_settings_now().megabytes_per_s <= 0; /* a limit of our own makes nothing faster */
+        bool may_hedge = http_settings_now().megabytes_per_s <= 0; /* with a rate limit, a second request saves no time */
         enum nebula_status status;
 
         reading->first = 1;

@@ -1,4 +1,4 @@
-/* Requests to any object store: small texts, and the way of one request. */
+/* Requests to any object store: small texts, and sending one request. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,12 +10,12 @@
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
-#define SOUND_TRIES 4 /* of a request whose body was changed on the way */
+#define SOUND_TRIES 4 /* for a body that was changed on the way */
 
 void object_param(struct object_call *call, const char *name, const char *value)
 {
         if (call->param_count == OBJECT_PARAMS_MAX)
-                abort(); /* the calls are known when this is compiled */
+                abort(); /* unreachable: the calls are known at compile time */
         call->params[call->param_count++] = (struct object_param){ name, value };
 }
 

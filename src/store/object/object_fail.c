@@ -1,4 +1,4 @@
-/* Sentences about answers that are no success. */
+/* Error messages for answers that are not a success. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "os/os.h"
 #include "store/object/object.h"
 
-#define SKEW_S 600 /* Azure and S3 refuse what was signed 15 minutes ago */
+#define SKEW_S 600 /* Azure and S3 refuse signatures that are 15 minutes old */
 
 const char *object_skew(const struct http_response *response, char *text, size_t size)
 {

@@ -1,4 +1,4 @@
-/* Listings in XML: one page of the service's is one page of ours. */
+/* Listings in XML: one page of the service is one page of the store. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,14 +9,14 @@
 
 #define PAGE_TEXT_MAX (64u << 20) /* 5,000 entries with names of 1,024 characters and metadata stay far below */
 
-/* A listing while it is read. */
+/* The state of a listing that is being read. */
 struct listing {
         const struct object_store *store;
         const struct object_listing *names;
         const char *prefix; /* that keys begin with */
         struct store_page page;
         char *next;
-        /* Of the entry that is open: */
+        /* The entry whose element is open: */
         struct store_entry entry;
         bool is_directory, name_is_encoded;
         bool no_memory;
@@ -27,7 +27,7 @@ static bool is(const struct xml_item *item, const char *name)
         return !strcmp(item->name, name);
 }
 
-/* The key of a name behind the root's prefix. */
+/* The key of a name, without the root's prefix. */
 static bool decode(const char *name, char **ret_key)
 {
         struct buf key = { 0 }, again = { 0 };
@@ -56,7 +56,7 @@ bool object_key_of(const struct object_store *store, const char *name, char **re
         return strncmp(name, store->prefix, before) || decode(name + before, ret_key);
 }
 
-/* Azure writes names that XML cannot hold as %XX, and says so. */
+/* Azure writes names that XML cannot hold with %XX, and marks them. */
 static char *key_of(struct listing *listing, const char *name)
 {
         struct buf buf = { 0 };
@@ -73,7 +73,7 @@ static char *key_of(struct listing *listing, const char *name)
         return key;
 }
 
-/* Directories of accounts with a hierarchy are in lists, and so are the marks that other programs leave for them, "name/". */
+/* Skips directories of accounts with a hierarchy, and the markers "name/" that other programs make for directories. */
 static void add_entry(struct listing *listing, bool is_prefix)
 {
         struct store_entry *entry = &listing->entry;
@@ -90,7 +90,7 @@ static void add_entry(struct listing *listing, bool is_prefix)
         listing->is_directory = false;
 }
 
-/* "2009-10-12T17:50:30.000Z", in whole seconds as the header of an object has them. */
+/* Parses "2009-10-12T17:50:30.000Z" to whole seconds, the resolution of an object's header. */
 static bool time_of(const char *text, int64_t *ret_seconds)
 {
         struct tm tm = { 0 };
@@ -102,7 +102,7 @@ static bool time_of(const char *text, int64_t *ret_seconds)
         return true;
 }
 
-/* A value within an entry. False: it is not what the protocol says. */
+/* Takes a value of an entry. False: it is not valid. */
 static bool take_value(struct listing *listing, const struct xml_item *item)
 {
         struct store_entry *entry = &listing->entry;
@@ -147,7 +147,7 @@ static bool take_item(struct listing *listing, const struct xml_item *item)
         return true;
 }
 
-/* False: the text is no listing. */
+/* False: the text is not a listing. */
 static bool read_page(struct listing *listing, const struct http_response *response)
 {
         struct xml_item item;
@@ -163,7 +163,7 @@ static bool read_page(struct listing *listing, const struct http_response *respo
         return is_sound;
 }
 
-/* The order of keys, in which a prefix stands where its first object does. */
+/* The order of keys; a prefix is sorted as if it ended with '/'. */
 static int by_key(const void *left, const void *right)
 {
         const struct store_entry *a = left, *b = right;
@@ -172,7 +172,7 @@ static int by_key(const void *left, const void *right)
 
         if (order)
                 return order;
-        /* One begins with the other: what follows decides. */
+        /* One begins with the other: the next byte of the longer one decides. */
         return (int)(unsigned char)(a->key[both] ? a->key[both] : a->is_prefix ? '/' : 0) -
                (int)(unsigned char)(b->key[both] ? b->key[both] : b->is_prefix ? '/' : 0);
 }

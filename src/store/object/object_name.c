@@ -1,9 +1,9 @@
 /*
- * Names of objects, the same in all stores. Azure takes no bytes that are not UTF-8 and no control characters, and it turns '\' into '/'. Such bytes of a key stand
- * as %XX in the name. Azure drops a dot at the end of a component, so "%2E" follows such a dot. It does not take the dot's place,
- * because Azure lists names in their order, and this way their order is that of the keys, but for bytes below '%' and '/' behind such a
- * dot. A '%' of a key that would look like one of these stands as %25. All else is the key as it is, so other programs find a
- * checkpoint's files by their names.
+ * Names of objects, the same in all stores. A name is the key, so that other programs find a checkpoint's files, with these exceptions:
+ *   - Azure refuses control characters and bytes that are not UTF-8, and turns '\' into '/'. The name has %XX for such bytes.
+ *   - Azure drops a dot at the end of a component. The name has "%2E" behind such a dot. It keeps the dot itself, because Azure lists
+ *     names in order. So names sort as keys do, except for bytes below '%' and '/' behind such a dot.
+ *   - The name has %25 for a '%' of the key that would look like one of these.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static bool ends_component(char byte)
         return !byte || byte == '/';
 }
 
-/* The bytes of the character at `text`, 1 to 4; 0: its first byte does not go into a name. */
+/* The bytes of the character at `text`, 1 to 4; 0: its first byte must be escaped in a name. */
 static size_t plain_size(const char *text)
 {
         const unsigned char *bytes = (const unsigned char *)text;
@@ -33,7 +33,7 @@ static size_t plain_size(const char *text)
                 return 0;
         if (*bytes == 0xc2 && bytes[1] < 0xa0) /* more control characters */
                 return 0;
-        return *bytes == 0xef && bytes[1] == 0xbf && bytes[2] >= 0xbe ? 0 : size; /* U+FFFE and U+FFFF are in no XML */
+        return *bytes == 0xef && bytes[1] == 0xbf && bytes[2] >= 0xbe ? 0 : size; /* XML does not allow U+FFFE and U+FFFF */
 }
 
 static int hex(char digit)
@@ -41,8 +41,8 @@ static int hex(char digit)
         return digit >= '0' && digit <= '9' ? digit - '0' : digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
 }
 
-/* At '%': whether it begins "%XX" for a byte that a name cannot have, with any number of "25" after the '%', of which *ret_is_bare says
- * that there is none. */
+/* Whether the '%' at `text` begins "%XX" for a byte that a name cannot have. Any number of "25" may follow the '%'; *ret_is_bare: none
+ * does. */
 static bool is_escape(const char *text, bool *ret_is_bare, uint8_t *ret_byte)
 {
         const char *digits = text + 1;
@@ -93,7 +93,7 @@ void object_name_decode(struct buf *buf, const char *name)
 
                 if (!escapes || !is_bare)
                         buf_add_byte(buf, (uint8_t)*name);
-                else if (byte != '.') /* the dot stands before it */
+                else if (byte != '.') /* the escape follows the dot */
                         buf_add_byte(buf, byte);
                 name += escapes ? 3 : 1;
         }
@@ -116,7 +116,7 @@ void object_name_begin(struct buf *buf, const char *prefix)
                 buf_add(buf, last, size);
 }
 
-/* UTF-8 has one byte of another kind than 10xxxxxx in each character. */
+/* Counts bytes or characters. In UTF-8 each character has one byte that is not 10xxxxxx. */
 static size_t length_of(const struct object_service *service, const char *text, size_t size)
 {
         size_t count = 0;

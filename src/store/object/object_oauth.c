@@ -1,4 +1,4 @@
-/* Bearer tokens of services that speak OAuth: a directory that is posted to, or a service of the machine that is asked with GET. */
+/* Bearer tokens of services that speak OAuth: a directory, which takes a POST, or a service of the machine, which takes a GET. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +8,10 @@
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
-#define UNKNOWN_LIFE_S 600      /* of a token that does not say when it ends */
+#define UNKNOWN_LIFE_S 600      /* of a token without an expiry time */
 #define TOKEN_MAX (64u << 10)
 #define MACHINE_TRIES 5
-#define MACHINE_CONNECT_MS 2000 /* the service is on this machine's network card, or nowhere */
+#define MACHINE_CONNECT_MS 2000 /* the service is on this machine's network card or does not exist */
 
 void object_oauth_pair(struct buf *buf, const char *separator, const char *name, const char *value)
 {
@@ -21,7 +21,7 @@ void object_oauth_pair(struct buf *buf, const char *separator, const char *name,
         url_encode(buf, value, "");
 }
 
-/* Of a number or a text that is one, as services differ. -1: it is neither. */
+/* Parses a number, or a text that holds one, because services differ. -1: it is neither. */
 static int64_t number_of(const json_t *value)
 {
         char *end;
@@ -57,7 +57,7 @@ static enum nebula_status read_answer(const struct object_oauth *oauth, const st
         return NEBULA_OK;
 }
 
-/* The body of the POST; NULL with *ret_status NEBULA_OK: the token is asked for with GET. */
+/* Makes the body of the POST; NULL with *ret_status NEBULA_OK: the request is a GET. */
 static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret_status, struct nebula_error *error)
 {
         struct buf buf = { .is_secret = true };
@@ -70,7 +70,7 @@ static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret
                 return NULL;
         buf_add_text(&buf, oauth->form);
         if (oauth->assertion) {
-                result = os_read_file(oauth->assertion, TOKEN_MAX, &text, &size); /* anew each time: the cluster replaces it */
+                result = os_read_file(oauth->assertion, TOKEN_MAX, &text, &size); /* read each time, because the cluster replaces it */
                 if (result) {
                         buf_done(&buf);
                         *ret_status = error_set(error, NEBULA_UNAVAILABLE, -result, "%s: %s", oauth->name, oauth->assertion);
@@ -86,7 +86,7 @@ static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret
         return text;
 }
 
-/* A directory says why it refuses; its sentence holds no secret. */
+/* Reports a refusal. The directory's own sentence holds no secret. */
 static enum nebula_status refused(const struct object_oauth *oauth, const struct http_response *response, struct nebula_error *error)
 {
         json_t *body = response->text ? json_loadb(response->text, response->text_size, 0, NULL) : NULL;
@@ -114,7 +114,7 @@ static enum nebula_status ask(const struct object_oauth *oauth, const char *form
         return http_send(&request, ret_response, error);
 }
 
-/* The machine's own service answers 404 and 410 while it starts or is replaced. */
+/* Retries answers 404 and 410: the machine's own service gives them while it starts or is replaced. */
 static enum nebula_status fetch(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
         const struct object_oauth *oauth = source;

@@ -1,4 +1,5 @@
-/* The parts of large objects. They go out of the caller's memory, several at once and as soon as they are final; the store keeps them unseen. */
+/* The parts of large objects. They are sent from the caller's memory, several at once, each as soon as it is final. The service does not
+ * show them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,12 +13,12 @@
 #define FEED_WAIT_MS 100
 #define STEP_WIDTH 8u
 
-/* The parts of an upload that are still to be sent. */
+/* The state of sending the parts of an upload. */
 struct sending {
         struct object_store *store;
         struct store_upload *upload;
-        struct lock lock; /* guards the rest, and what says in an object how far it is */
-        size_t object;    /* from which parts are taken */
+        struct lock lock; /* guards the rest, and the progress of each object */
+        size_t object;    /* index of the object whose parts are taken now */
         bool is_begun;    /* its feed is */
 };
 
@@ -121,7 +122,8 @@ static enum nebula_status plan(struct object_store *store, const struct store_ob
         return status;
 }
 
-/* One more part of an object with a feed: 0, -EAGAIN, -ECANCELED. Lock held, also while waiting: no other thread has more to do. */
+/* Takes one more part of an object with a feed: 0, -EAGAIN or -ECANCELED. Lock held, even while waiting: no other thread has work
+ * before. */
 static int take_fed(struct sending *sending, struct object_upload *object, uint64_t *ret_index)
 {
         uint64_t offset;
@@ -138,7 +140,7 @@ static int take_fed(struct sending *sending, struct object_upload *object, uint6
         return result;
 }
 
-/* The same of an object with a source. */
+/* The same for an object with a source. */
 static int take_range(struct sending *sending, struct object_upload *object, struct object_range *ret_range)
 {
         uint64_t offset;
@@ -174,7 +176,7 @@ static bool is_taken(const struct object_upload *object)
         return object->source ? object->planned == object->size : object->taken == object->part_count;
 }
 
-/* 0, -EAGAIN or -ECANCELED. -ENODATA: no part is left, since an object with a source has fewer than it could have. */
+/* 0, -EAGAIN or -ECANCELED. -ENODATA: no part is left; an object with a source may have fewer than part_count. */
 static int take_part(struct sending *sending, struct object_upload **ret_object, struct object_range *ret_range)
 {
         struct store_upload *upload = sending->upload;

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "store/object/object.h"
 
-/* "bytes 0-9/100", "bytes *\/100". False: the answer does not say it. *ret_first is written for the former only. */
+/* Parses "bytes 0-9/100" or "bytes *\/100". False: the answer has no such field. Writes *ret_first only for the former. */
 static bool range_of(const struct http_response *response, uint64_t *ret_first, uint64_t *ret_whole)
 {
         const char *text = http_field(response, "content-range"), *slash = text ? strchr(text, '/') : NULL;
@@ -65,7 +65,7 @@ enum nebula_status object_read_range(struct object_store *store, const struct ob
         else if (response.status == 412)
                 status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", store->store.root, key);
         else if (response.status == 200 && !offset && response.into_size == size)
-                ; /* the whole object is the range */
+                ; /* the range is the whole object */
         else if (response.status == 206 ? !range_of(&response, &first, &whole) || first != offset : response.status == 200)
                 status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is another range than was asked for", store->store.root, key);
         else if (response.status != 206)

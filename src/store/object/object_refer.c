@@ -1,11 +1,8 @@
-/*
- * The parts of an object that has bytes of another one, its source. Their borders follow from the bytes: a run of chunks that are the same
- * becomes parts that the service takes from the source, all else becomes parts that are sent. Parts get their numbers in the order of
- * their bytes, since S3 wants numbers without gaps; so a part is known when all chunks before its end are final.
- *
- * Services want parts of a least size. A run of same chunks that is shorter is sent with the bytes behind it; a run of others takes bytes of
- * the run behind it until it is long enough.
- */
+/* The parts of an object that has bytes of another one, its source. The bytes decide the borders of the parts: the service takes a run
+ * of chunks that are the same from the source, all other bytes are sent. Parts are numbered in the order of their bytes, because S3
+ * allows no gaps. So a part is planned once all chunks before its end are final.
+ * Services require parts of a least size. A shorter run of same chunks is sent with the bytes behind it. A shorter run of other chunks
+ * takes bytes from the run behind it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +11,7 @@
 #include "base/log.h"
 #include "store/object/object.h"
 
-#define REFER_BYTES (UINT64_C(64) << 20) /* of one request: it takes some seconds at most, and the others run beside it */
+#define REFER_BYTES (UINT64_C(64) << 20) /* of one request: it takes a few seconds, and other requests run beside it */
 
 enum nebula_status object_find_source(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                       struct nebula_error *error)
@@ -63,7 +60,8 @@ static uint64_t chunk_end(const struct object_upload *object, uint64_t offset)
         return end < object->size ? end : object->size;
 }
 
-/* How much of the run of same chunks at `begin` one request takes; 0: it is too short. False: the end of the run is not known yet. */
+/* The bytes of the run of same chunks at `begin` that one request takes; 0: the run is too short. False: the end of the run is not known
+ * yet. */
 static bool measure_run(const struct object_upload *object, uint64_t begin, uint64_t *ret_size)
 {
         uint64_t most = larger(REFER_BYTES, object->part_min), end = begin;
@@ -72,15 +70,15 @@ static bool measure_run(const struct object_upload *object, uint64_t begin, uint
                 end = chunk_end(object, end);
         if (end < object->size && end - begin < most + object->part_min && fate_at(object, end) == OBJECT_NOT_FINAL)
                 return false;
-        if (end - begin > most) /* what is left of the run is long enough for another part */
+        if (end - begin > most) /* leave at least part_min bytes for the next part */
                 *ret_size = end == object->size || end - begin - most >= object->part_min ? most : end - begin - object->part_min;
         else
                 *ret_size = end == object->size || end - begin >= object->part_min ? end - begin : 0;
         return true;
 }
 
-/* The bytes to send at `begin`, where the source has none, or too few. What is left of the run is long enough for a part of its own, or is sent
- * with it. False: as above. */
+/* The bytes to send at `begin`, if the source lacks them or its run is too short. A rest of the next run that would be too short for a
+ * part is sent, too. False: the end is not known yet. */
 static bool measure_sent(const struct object_upload *object, uint64_t begin, uint64_t *ret_size)
 {
         uint64_t end = begin, room = object->part_bytes + object->part_min, most = object->size - begin < room ? object->size : begin + room;

@@ -1,4 +1,4 @@
-/* Signature version 4: of Amazon, and of Google, which differs in a few words. */
+/* Signature version 4 of Amazon, and of Google, which uses other names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
-#define DATE_SIZE 9 /* "20130524", which a date and time begins with */
+#define DATE_SIZE 9 /* "20130524", the first bytes of a date and time */
 
 void object_sigv4_time(int64_t seconds, char ret_text[OBJECT_SIGV4_TIME_SIZE])
 {
@@ -51,7 +51,7 @@ static void add_names(struct buf *buf, const struct http_header *headers, size_t
         }
 }
 
-/* The request as it is signed. The path and the query are those of the URL. */
+/* The canonical text of the request, which is signed. Path and query come from the URL. */
 static char *canonical(const struct object_call *call, const char *path, const struct http_header *headers, size_t count, const char *hash)
 {
         struct buf buf = { .is_secret = true };
@@ -74,7 +74,7 @@ static char *canonical(const struct object_call *call, const char *path, const s
         return object_take(&buf);
 }
 
-/* The key of one day, region and service. */
+/* Derives the key of one day, region and service. */
 static bool derive(const struct object_sigv4 *sigv4, const char *secret, const char *day, const char *region, uint8_t key[CRYPT_SHA256_BYTES])
 {
         const char *const steps[] = { day, region, sigv4->service, sigv4->terminator };

@@ -9,7 +9,7 @@
 #include "store/http/lanes.h"
 #include "store/object/object.h"
 
-#define PUT_TRIES 6           /* of a write whose condition failed though nothing is there */
+#define PUT_TRIES 6           /* of a write whose condition failed although there is no object */
 #define REMOVE_WIDTH 16u
 #define CLOCK_KEY ".nebula-clock"
 
@@ -109,7 +109,7 @@ enum nebula_status object_try_again(struct object_store *store, const char *key,
 {
         int64_t pause_ms = http_settings_now().pause_ms / 8;
 
-        /* Something was in the way, and is gone: the write may find the place free now. */
+        /* The object that failed the condition has gone: the next try may succeed. */
         for (int tries = 0; tries < PUT_TRIES; tries++) {
                 enum nebula_status status = once(argument, error);
 
@@ -128,7 +128,7 @@ struct putting {
         enum store_condition condition;
         const struct store_stamp *seen;
         struct store_stamp stamp;
-        char id[OBJECT_ID_SIZE]; /* of all tries: the first can be done after another was refused */
+        char id[OBJECT_ID_SIZE]; /* of all tries: the first may succeed after the second was refused */
 };
 
 static enum nebula_status put_once(void *argument, struct nebula_error *error)
@@ -208,7 +208,7 @@ struct removal {
         const struct store_victim *victims;
 };
 
-/* For a server that knows no removal on condition. A write between the look and the removal loses its object. */
+/* For a server without conditional removal. If another write happens between the look and the removal, its object is lost. */
 static enum nebula_status look_and_remove(struct object_store *store, const struct store_victim *victim, const atomic_bool *stop,
                                           struct nebula_error *error)
 {
@@ -262,7 +262,7 @@ enum nebula_status object_remove(struct store *base, const struct store_victim *
         return lanes_run(count, REMOVE_WIDTH, remove_one, &removal, error);
 }
 
-/* Every answer of the service has its time. */
+/* Uses the date that every answer of the service has. */
 enum nebula_status object_clock(struct store *base, int64_t *ret_ns, struct nebula_error *error)
 {
         struct object_store *store = (struct object_store *)base;

@@ -1,8 +1,6 @@
-/*
- * Secrets that end: bearer tokens, and keys that a service lends. One is kept for the whole process and replaced some minutes before it
- * ends, because a service that hands them out refuses those who ask for each request. One thread fetches; the others use the old secret as
- * long as it is good, and wait for the new one if it is not.
- */
+/* Secrets that expire: bearer tokens, and keys that a service lends. The whole process keeps one and replaces it some minutes before its
+ * end, because such services refuse clients that ask for each request. One thread fetches. Meanwhile the others use the old secret while
+ * it is valid, or wait for the new one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +11,8 @@
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
-#define EARLY_S 300 /* a token is replaced so long before its end, or in the last half of a short life */
-#define AGAIN_S 30  /* after a failure, while the old token is still good */
+#define EARLY_S 300 /* a token is replaced so long before its end, or in the last half of a short lifetime */
+#define AGAIN_S 30  /* after a failure, while the old token is still valid */
 #define LONG_S (7 * 86400)
 
 struct object_token {
@@ -28,7 +26,7 @@ struct object_token {
         char *text;
         uint64_t serial;  /* of the text; 0: there is none */
         int64_t until_ns, renew_ns;
-        bool is_fetching;            /* a thread is, without the lock */
+        bool is_fetching;            /* a thread is fetching, without the lock */
         uint64_t fetches;            /* that have ended */
         struct nebula_error failure; /* of the last one, if it failed */
 };
@@ -105,7 +103,7 @@ static void replace(struct object_token *token, char *text, int64_t life)
         token->renew_ns = now_ns + (life - early) * 1000000000;
 }
 
-/* Lock held, but not during the fetch itself. */
+/* Lock held, but released during the fetch. */
 static void renew(struct object_token *token)
 {
         struct nebula_error failure = { 0 };
@@ -128,7 +126,7 @@ static void renew(struct object_token *token)
         pthread_cond_broadcast(&token->fetched);
 }
 
-/* Lock held. False: the fetch that is under way has not ended in time. */
+/* Lock held. False: the running fetch has not ended in time. */
 static bool wait_for_fetch(struct object_token *token)
 {
         struct http_settings settings = http_settings_now();
@@ -150,7 +148,7 @@ static bool is_good(const struct object_token *token, uint64_t refused)
         return token->text && os->now_ns() < token->until_ns && token->serial != refused;
 }
 
-/* Lock held. The text is good when it succeeds. */
+/* Lock held. On success the text is valid. */
 static enum nebula_status make_good(struct object_token *token, uint64_t refused, struct nebula_error *error)
 {
         bool is_ours = !token->is_fetching;
@@ -161,7 +159,7 @@ static enum nebula_status make_good(struct object_token *token, uint64_t refused
                 renew(token);
         else if (!wait_for_fetch(token))
                 return error_set(error, NEBULA_TIMEOUT, 0, "no token yet: a thread has been asking for one for too long");
-        if (!token->failure.status || is_good(token, refused)) /* a new one whose life is over at once is tried, too */
+        if (!token->failure.status || is_good(token, refused)) /* a new token that expires at once is tried, too */
                 return NEBULA_OK;
         if (error)
                 *error = token->failure;

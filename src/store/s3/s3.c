@@ -1,4 +1,4 @@
-/* The driver of S3: opening, and what its service is called. */
+/* The driver of S3: opening, and the table of its service. */
 #include "store/s3/s3.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ struct object_limits s3_limits = {
         .parts_good = 1000,
         .part_bytes_good = 64u << 20,
         .part_bytes_max = UINT64_C(5) << 30,
-        .parts_min = 1, /* S3 takes an empty part, and no upload without parts */
+        .parts_min = 1, /* S3 takes an empty part, but no upload without parts */
         .parts_max = 10000,
         .refer_bytes = 5u << 20,
         .read_bytes = 8u << 20,

@@ -3,11 +3,11 @@
  *
  *      s3://BUCKET/PREFIX
  *
- * An object has the name PREFIX/key. A small one is one PutObject. A large one is a multipart upload, whose parts S3 keeps unseen until
- * CompleteMultipartUpload makes them the object. Every write leaves a number of its own in the object's metadata (x-amz-meta-nebula), by
- * which the driver recognises what it wrote when the answer was lost.
+ * An object has the name PREFIX/key. A small one takes one PutObject. A large one is a multipart upload; S3 does not show the parts until
+ * CompleteMultipartUpload makes them the object. Every write stores an id of its own in the object's metadata (x-amz-meta-nebula). If an
+ * answer is lost, the driver recognizes its write by that id.
  *
- * A stamp is an ETag. Of a body in one part that is its MD5, so two writes of equal bytes have one stamp.
+ * A stamp is an ETag. For a body in one part the ETag is its MD5, so two writes of equal bytes have one stamp.
  *
  * docs/storage.md lists the credentials and their order.
  */

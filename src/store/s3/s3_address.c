@@ -1,4 +1,4 @@
-/* Which host, bucket and region a storage path means. */
+/* Finds the host, bucket and region of a storage path. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "store/s3/s3_private.h"
 
-/* The names that S3 takes. No other text gets into the name of a host. */
+/* Whether S3 takes the name. No other text becomes part of a host name. */
 static bool is_bucket(const char *text)
 {
         size_t size = strlen(text);
@@ -16,7 +16,7 @@ static bool is_bucket(const char *text)
                *text != '.' && text[size - 1] != '-' && text[size - 1] != '.' && !strstr(text, "..");
 }
 
-/* NULL with NEBULA_OK: none is set, so AWS is meant. */
+/* NULL with NEBULA_OK: none is set, so AWS is used. */
 static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error *error)
 {
         static const char *const names[] = { "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL" };
@@ -49,7 +49,8 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
 
         if (!url_split(text, &url) || *url.query || url.port > 0)
                 return object_wrong_url(text, "is no SCHEME://BUCKET/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
-        if (!is_bucket(url.host) || strncmp(strstr(text, "://") + 3, url.host, strlen(url.host))) /* a host's capitals do not count, a bucket's do */
+        /* Case matters in a bucket's name, but not in a host's. */
+        if (!is_bucket(url.host) || strncmp(strstr(text, "://") + 3, url.host, strlen(url.host)))
                 return object_wrong_url(text, "names no bucket: 3 to 63 small letters, digits, hyphens and dots", error);
         if (style && strcmp(style, "path") && strcmp(style, "virtual"))
                 return error_set(error, NEBULA_INVALID, 0, "NEBULA_S3_STYLE is neither \"path\" nor \"virtual\"");
@@ -65,7 +66,7 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
                 s3_address_done(&address);
                 return status;
         }
-        /* A certificate for *.s3.amazonaws.com is none for names with more dots. */
+        /* A certificate for *.s3.amazonaws.com does not cover names with more dots. */
         address.is_virtual = style ? !strcmp(style, "virtual") : !address.endpoint && !strpbrk(address.bucket, "._");
         *ret_address = address;
         return NEBULA_OK;
@@ -79,7 +80,7 @@ void s3_address_done(struct s3_address *address)
         *address = (struct s3_address){ 0 };
 }
 
-/* A region gets into the names of hosts. */
+/* Whether the text is a region: it becomes part of host names. */
 static bool is_region(const char *text)
 {
         size_t size = text ? strlen(text) : 0;

@@ -1,4 +1,4 @@
-/* One request to S3: its URL, its keys, and the region, which the first answer may correct. */
+/* Sends one request to S3: its URL, its keys, and the region, which the first answer may correct. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,15 +7,15 @@
 #include "os/os.h"
 #include "store/s3/s3_private.h"
 
-#define SIGNED_BYTES (64u << 10) /* of larger bodies the signature has no sum, which takes long: they carry a CRC-64 */
-#define LONG_TRIES 4             /* of a request whose 200 turned out to be a failure of the server */
+#define SIGNED_BYTES (64u << 10) /* of larger bodies the signature has no hash, which takes long: they carry a CRC-64 */
+#define LONG_TRIES 4             /* for a request whose 200 turned out to be a server failure */
 
 struct signing {
         struct s3_store *s3;
         const struct object_call *call;
         const char *url, *region;
         char hash[OBJECT_SHA256_SIZE];
-        uint64_t refused, serial; /* of the keys: those that were refused, and those that the last try used */
+        uint64_t refused, serial; /* of the keys: the refused ones, and those of the last try */
 };
 
 static enum nebula_status sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error)
@@ -53,7 +53,7 @@ char *s3_value(const struct http_response *response, const char *name)
         return found;
 }
 
-/* Whether the body is an error, whatever the status says. */
+/* Whether the body is an error, even with a 200. */
 static bool is_error(const struct http_response *response)
 {
         struct xml_item item;
@@ -68,7 +68,7 @@ static bool is_error(const struct http_response *response)
         return is_so;
 }
 
-/* Whether the body has begun and not ended: the connection was cut where no length tells that. */
+/* Whether the body has no end: the connection was cut, and no length shows it. */
 static bool is_cut(const struct http_response *response)
 {
         struct xml_item item;
@@ -173,14 +173,14 @@ static char *make_url(const struct s3_store *s3, const char *region, const struc
         return object_take(&buf);
 }
 
-/* A body that was changed or held up on the way is sent again. */
+/* Whether the body was changed or delayed on the way: then it is sent again. */
 static bool is_changed(const struct http_response *response)
 {
         return response->status == 400 && (s3_is_code(response, "BadDigest") || s3_is_code(response, "XAmzContentSHA256Mismatch") ||
                                            s3_is_code(response, "XAmzContentChecksumMismatch") || s3_is_code(response, "RequestTimeout"));
 }
 
-/* True: the bucket is in another region, which is noted. */
+/* True: the bucket is in another region, which is remembered. */
 static bool learn_region(struct s3_store *s3, const char *region, const struct http_response *response)
 {
         const char *said = http_field(response, "x-amz-bucket-region");
@@ -242,7 +242,7 @@ enum nebula_status s3_send(struct object_store *store, const struct object_call 
         }
 }
 
-/* The status that such a failure has otherwise. */
+/* The status that the failure usually has. */
 static int status_of(const struct http_response *response)
 {
         static const struct {
@@ -267,7 +267,7 @@ enum nebula_status s3_send_long(struct object_store *store, const struct object_
 
                 if (status || ret_response->status != 200 || (!is_error(ret_response) && !is_cut(ret_response)))
                         return status;
-                ret_response->status = status_of(ret_response); /* 500 for one that was cut: only another try tells how it went */
+                ret_response->status = status_of(ret_response); /* 500 for a cut body: only another try shows the outcome */
                 if (ret_response->status != 500 || tries + 1 == LONG_TRIES)
                         return status;
                 http_response_done(ret_response);

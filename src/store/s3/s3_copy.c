@@ -1,7 +1,5 @@
-/*
- * Copies inside the store: no client reads the bytes. CopyObject replaces what is there. A copy on condition is a multipart upload whose parts
- * are ranges of the source, because more servers know conditions there; so is one of more than 5 GiB.
- */
+/* Copies inside the store: no client reads the bytes. CopyObject replaces the object that has the key. A conditional copy is a multipart
+ * upload whose parts are ranges of the source, because more servers support conditions there. A copy of more than 5 GiB is one, too. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +13,7 @@
 #define COPY_PART_BYTES (UINT64_C(1) << 30)
 #define COPY_ONCE_MAX (UINT64_C(5) << 30)
 
-/* "/bucket/name", as it stands in a URL. NULL: no memory. */
+/* "/bucket/name", encoded for a URL. NULL: no memory. */
 static char *source_of(const struct s3_store *s3, const char *key)
 {
         struct buf buf = { 0 };
@@ -45,7 +43,7 @@ static enum nebula_status copy_once(struct s3_store *s3, const char *source, con
         return status;
 }
 
-/* A range of the source becomes a part. */
+/* A copy whose parts are ranges of the source. */
 struct copying {
         const char *source, *from, *to, *upload_id;
         const struct store_stamp *stamp; /* of the source */
@@ -87,12 +85,12 @@ static enum nebula_status copy_part(struct s3_store *s3, const char *source, con
                                    .first = index * COPY_PART_BYTES };
 
         copying.size = entry->size - copying.first < COPY_PART_BYTES ? entry->size - copying.first : COPY_PART_BYTES;
-        if (!copying.size) /* there is no range of no bytes */
+        if (!copying.size) /* an empty range cannot be copied */
                 return s3_multipart_send(&s3->object, to, upload_id, index, "", 0, ret_part, NULL, error);
         return copy_range(s3, &copying, ret_part, error);
 }
 
-/* The completion sends the sum of the whole object, so S3 finds out if these bytes are not those in memory. */
+/* The completion sends the sum of the whole object, so S3 notices if these bytes differ from those in memory. */
 enum nebula_status s3_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                             const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {

@@ -1,4 +1,4 @@
-/* The sources of keys. s3_keys_find looks in the order of AWS's own programs. */
+/* Finds the keys, in the order of AWS's own programs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ void s3_keys_split(char *text, struct object_sigv4_key *ret_key)
         ret_key->session = strsep(&rest, "\n");
 }
 
-/* A file that was written anew counts when the store refuses the keys. */
+/* Reads the files again after the store refused the keys: they may have changed. */
 static enum nebula_status fetch_profile(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
         char *access = s3_profile_value("aws_access_key_id"), *secret = s3_profile_value("aws_secret_access_key");
@@ -91,7 +91,7 @@ static bool profile_has(const char *name)
         return has;
 }
 
-/* NEBULA_INVALID: the profile wants what this driver has not. */
+/* NEBULA_INVALID: the profile needs a feature that this driver lacks. */
 static enum nebula_status check_profile(struct nebula_error *error)
 {
         static const char *const others[] = { "role_arn", "credential_process", "sso_session", "sso_start_url" };
@@ -104,7 +104,8 @@ static enum nebula_status check_profile(struct nebula_error *error)
         return NEBULA_OK;
 }
 
-/* The service that lends keys to a container gets a secret. Over http it is on this machine or its network card, as for AWS's programs. */
+/* The service that lends keys to a container gets a secret. With http it must be on this machine or its network card, as for AWS's
+ * programs. */
 static enum nebula_status check_container(struct nebula_error *error)
 {
         static const char *const near[] = { "169.254.170.2", "169.254.170.23", "fd00:ec2::23" }; /* of ECS and EKS */

@@ -1,4 +1,4 @@
-/* Sentences about answers of S3 that are no success, with advice. */
+/* Error messages and advice for answers of S3 that are not a success. */
 #include <stdio.h>
 #include <string.h>
 

@@ -15,17 +15,17 @@
 #define CONTAINER_HOST "http://169.254.170.2"
 #define MACHINE_HOST "http://169.254.169.254"
 #define MACHINE_ROLES "/latest/meta-data/iam/security-credentials/"
-#define MACHINE_CONNECT_MS 2000 /* the service is on this machine's network card, or nowhere */
+#define MACHINE_CONNECT_MS 2000 /* the service is on this machine's network card or does not exist */
 #define MACHINE_RETRY_MS 5000
 #define UNKNOWN_LIFE_S 600
 
-/* The settings when the lender was found. */
+/* The settings at the time when the lender was found. */
 struct lending {
         enum s3_lender lender;
-        char *url;   /* of the web identity's or the container's service; the host of the machine's */
+        char *url;   /* of the web identity's or container's service; for the machine's: its host */
         char *role;  /* web identity: AWS_ROLE_ARN */
-        char *name;  /* web identity: of the session */
-        char *file;  /* with the web identity, or the container's authorization; NULL: none */
+        char *name;  /* web identity: the session's name */
+        char *file;  /* holds the web identity or the container's authorization; NULL: none */
         char *token; /* the container's authorization; NULL: none */
 };
 
@@ -42,7 +42,7 @@ static enum nebula_status no_keys(const struct lending *lending, const struct ht
         return status;
 }
 
-/* "2026-11-26T21:30:00Z" */
+/* The remaining lifetime; expiration is like "2026-11-26T21:30:00Z". */
 static int64_t life_of(const char *expiration)
 {
         struct tm tm = { 0 };
@@ -52,7 +52,7 @@ static int64_t life_of(const char *expiration)
         return timegm(&tm) - os->wall_ns() / 1000000000;
 }
 
-/* Both services of the machine speak JSON with the same names. */
+/* Reads the keys from JSON: both services of the machine use the same names. */
 static enum nebula_status read_json(const struct lending *lending, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
                                     struct nebula_error *error)
 {
@@ -85,7 +85,7 @@ static void forget_answer(struct http_response *response)
         http_response_done(response);
 }
 
-/* The text of a file, which the cluster replaces, up to the line's end. */
+/* Reads the first line of a file that the cluster replaces. */
 static char *read_line(const char *path, struct nebula_error *error)
 {
         size_t size;
@@ -116,7 +116,7 @@ static enum nebula_status fetch_container(const struct lending *lending, char **
         return status;
 }
 
-/* A session of the machine's service; then the name of the role, then its keys. */
+/* Gets a session of the machine's service, then the name of the role, then its keys. */
 static enum nebula_status fetch_machine(const struct lending *lending, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
         struct http_response session = { 0 }, role = { 0 }, keys = { 0 };

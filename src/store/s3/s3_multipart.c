@@ -1,8 +1,6 @@
-/*
- * Multipart uploads. Parts go out of the caller's memory, several at once and as soon as they are final; S3 keeps them unseen. To complete
- * an upload makes its parts the object, where none is. An upload that is neither completed nor aborted stays, and costs, until a rule of
- * the bucket removes it.
- */
+/* Multipart uploads. Parts are sent from the caller's memory, several at once, each as soon as it is final. S3 does not show them. The
+ * completion makes them the object, if there is none. An upload that is neither completed nor aborted stays, and costs money, until a
+ * rule of the bucket removes it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,7 +114,7 @@ void s3_multipart_abort(struct object_store *store, const char *key, const char 
                 http_response_done(&response);
 }
 
-/* A completion of an upload: one request, which is repeated while another write of the key is under way. */
+/* The completion of an upload: one request, repeated while another write of the key is running. */
 struct completing {
         struct object_store *store;
         const char *key, *id, *upload_id;
@@ -124,10 +122,11 @@ struct completing {
         const char *list; /* of the parts */
         size_t list_size;
         const uint64_t *sum;
-        bool is_under_way; /* the last answer was that another write of the key is under way */
+        bool is_under_way; /* the last answer: another write of the key is running */
 };
 
-/* NEBULA_OK: the object has this upload's number, so a completion before was done and its answer lost. NEBULA_NOT_FOUND: nothing is there. */
+/* NEBULA_OK: the object has this upload's id, so an earlier completion succeeded and its answer was lost. NEBULA_NOT_FOUND: there is no
+ * object. */
 static enum nebula_status look_whose(const struct completing *completing, struct nebula_error *error)
 {
         struct store_stamp stamp;
@@ -144,14 +143,15 @@ static enum nebula_status refused(struct completing *completing, const struct ht
                 return s3_fail(completing->store, OBJECT_WRITE, completing->key, response, error);
         status = look_whose(completing, error);
         if (completing->is_under_way && completing->condition == STORE_ALWAYS && status == NEBULA_BUSY)
-                return NEBULA_NOT_FOUND; /* this upload takes the place of what is there */
+                return NEBULA_NOT_FOUND; /* STORE_ALWAYS: this upload replaces the object */
         if (completing->is_under_way || status != NEBULA_NOT_FOUND)
                 return status;
         return error_set(error, NEBULA_BUSY, 0, "%s/%s: another upload had this place, or a rule of the bucket has ended this one",
                          completing->store->store.root, completing->key);
 }
 
-/* NEBULA_NOT_FOUND: another write of the key is under way, and nothing is there. It may be a try of this completion whose answer was lost. */
+/* NEBULA_NOT_FOUND: another write of the key is running, and there is no object. It may be an earlier try of this completion whose
+ * answer was lost. */
 static enum nebula_status complete_once(struct completing *completing, struct nebula_error *error)
 {
         struct object_call call = { .method = "POST", .key = completing->key, .answer_ms = ANSWER_MS, .body = completing->list,
@@ -176,7 +176,7 @@ static enum nebula_status complete_once(struct completing *completing, struct ne
         return status;
 }
 
-/* After its abort an upload becomes no object any more; it is one, or never will be. */
+/* Aborts the upload, so that a late completion has no effect. Then the object either exists or never will. */
 static enum nebula_status give_up(const struct completing *completing, struct nebula_error *error)
 {
         enum nebula_status status;

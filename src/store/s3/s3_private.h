@@ -1,13 +1,14 @@
 /*
- * s3_private.h - what the files of the S3 driver share. The driver of Google Cloud Storage, whose XML API is like S3, includes it, too.
+ * s3_private.h - declarations that the files of the S3 driver share. The driver of Google Cloud Storage includes it, too: its XML API is
+ * like S3.
  *
- *      s3.c             opening, and what the service is called
- *      s3_address.c     which host, bucket and region a storage path means
- *      s3_credential.c  where keys come from
+ *      s3.c             opening, and the table of the service
+ *      s3_address.c     host, bucket and region of a storage path
+ *      s3_credential.c  finds the keys
  *      s3_lend.c        keys that a service lends for some time
  *      s3_profile.c     the files of AWS's command
  *      s3_call.c        one request
- *      s3_fail.c        what its failure means
+ *      s3_fail.c        messages about its failure
  *      s3_copy.c        copies inside the store
  *      s3_multipart.c   multipart uploads
  */
@@ -30,27 +31,27 @@ struct s3_address {
         char bucket[S3_BUCKET_MAX];
         char *prefix;   /* "", or it ends with '/' */
         char *root;     /* for messages */
-        char *endpoint; /* "https://host:443"; NULL: AWS's of the region */
-        bool is_virtual; /* the bucket is a part of the host's name */
+        char *endpoint; /* "https://host:443"; NULL: that of AWS in the region */
+        bool is_virtual; /* the bucket's name is a part of the host's */
 };
 /* `scheme`: with "://". */
 enum nebula_status s3_address_parse(const char *url, const char *scheme, struct s3_address *ret_address, struct nebula_error *error);
 void s3_address_done(struct s3_address *address);
-/* Of the environment or the profile; us-east-1 when nothing names one. */
+/* From the environment or the profile; else us-east-1. */
 void s3_region_find(char ret_region[S3_REGION_MAX]);
 /* The URL of the bucket, without '/' at its end. */
 void s3_add_bucket(struct buf *buf, const struct s3_address *address, const char *region);
-/* AWS's host of a service in a region. */
+/* Adds the host of an AWS service in a region. */
 void s3_add_host(struct buf *buf, const char *service, const char *region);
 
-/* s3_profile.c: the value in the credentials file, else in the configuration file. NULL: there is none. The caller forgets it. */
+/* s3_profile.c: the value in the credentials file, else in the configuration file. NULL: none. The caller passes it to object_forget. */
 char *s3_profile_value(const char *name);
 const char *s3_profile_name(void);
 
-/* s3_credential.c: where keys come from. A token's text is access, secret and session, each with '\n' behind it. */
+/* s3_credential.c: finds the source of keys. A token's text is access, secret and session, each followed by '\n'. */
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error);
 char *s3_keys_text(const char *access, const char *secret, const char *session);
-/* The parts of such a text, which it cuts. */
+/* Splits such a text in place. */
 void s3_keys_split(char *text, struct object_sigv4_key *ret_key);
 
 /* s3_lend.c */
@@ -62,26 +63,26 @@ struct s3_store {
         struct object_store object; /* first */
         struct s3_address address;
         bool has_sums;              /* bodies carry their CRC-64 */
-        struct lock lock;           /* guards the rest; the keys stay once they are found and may be read without it */
+        struct lock lock;           /* guards the rest; keys that were found never change and are read without the lock */
         struct object_token *keys;
         char source[S3_SOURCE_MAX]; /* of the keys, for messages */
-        char region[S3_REGION_MAX]; /* changes when a server says that the bucket is elsewhere */
+        char region[S3_REGION_MAX]; /* corrected when a server says that the bucket is in another region */
 };
 
 /* s3_call.c */
 enum nebula_status s3_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                            struct nebula_error *error);
 enum nebula_status s3_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);
-/* The code in the body of an answer that is no success; "": it has none. */
+/* The code in the body of an answer that is not a success; "": none. */
 void s3_code(const struct http_response *response, char ret_code[OBJECT_CODE_SIZE]);
 bool s3_is_code(const struct http_response *response, const char *code);
-/* The text of the element, for instance of an upload's id. NULL: there is none, or no memory. */
+/* The text of an element, for instance an upload's id. NULL: absent, or no memory. */
 char *s3_value(const struct http_response *response, const char *name);
-/* Whether the answer is that another write of the key is under way. It may be an earlier try of the same request. */
+/* Whether the answer says that another write of the key is running. It may be an earlier try of the same request. */
 bool s3_is_under_way(const struct http_response *response);
 bool s3_condition_failed(const struct http_response *response);
 void s3_add_listing(struct object_call *call, const char *prefix, bool deep, const char *entries, const char *from);
-/* For requests whose answer begins before their outcome is known: a failure can stand in the body of a 200. */
+/* For requests whose answer begins before their outcome is known: the body of a 200 may hold a failure. */
 enum nebula_status s3_send_long(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                                 struct nebula_error *error);
 
@@ -91,15 +92,15 @@ enum nebula_status s3_fail(const struct object_store *store, enum object_deed de
 enum nebula_status s3_explain(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
                               const char *source, const char *rights, struct nebula_error *error);
 
-/* s3_multipart.c: the requests of an upload, which Google takes, too. `id`: of the write, for the metadata. */
+/* s3_multipart.c: the requests of an upload; the driver of Google uses them, too. `id`: of the write, for the metadata. */
 enum nebula_status s3_multipart_begin(struct object_store *store, const char *key, const char *id, char **ret_upload_id, struct nebula_error *error);
 enum nebula_status s3_multipart_send(struct object_store *store, const char *key, const char *upload_id, uint64_t index, const void *data,
                                      uint64_t size, struct object_part *ret_part, const atomic_bool *stop, struct nebula_error *error);
-/* The list of the parts, which makes them an object. NULL: no memory. */
+/* The list of the parts for the completion. NULL: no memory. */
 char *s3_multipart_list(const struct object_part *parts, uint64_t count, size_t *ret_size);
 void s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id);
 extern const struct object_steps s3_steps;
-/* Makes the parts an object, with the sum of all bytes if the store takes one. STORE_ALWAYS or STORE_IF_ABSENT. */
+/* Completes the upload, with the sum of all bytes if the store takes one. STORE_ALWAYS or STORE_IF_ABSENT. */
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error);
 void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);

@@ -1,4 +1,4 @@
-/* The files that AWS's command writes: ~/.aws/credentials, with a section [NAME] for each profile, and ~/.aws/config, with [profile NAME]. */
+/* Reads the files of AWS's command: ~/.aws/credentials, with a section [NAME] for each profile, and ~/.aws/config, with [profile NAME]. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ const char *s3_profile_name(void)
         return conf_env("AWS_PROFILE") ? conf_env("AWS_PROFILE") : "default";
 }
 
-/* Cuts blanks at both ends of the text. */
+/* Removes blanks at both ends of the text. */
 static char *trim(char *text)
 {
         size_t size;
@@ -26,7 +26,7 @@ static char *trim(char *text)
         return text;
 }
 
-/* "[profile name]", "[name]": whether it is the section of the profile. Cuts the line. */
+/* Whether the line is the profile's section: "[profile name]" or "[name]". Changes the line. */
 static bool is_section(char *line, const char *profile)
 {
         char *end = strchr(line, ']');
@@ -40,7 +40,7 @@ static bool is_section(char *line, const char *profile)
         return !strcmp(line, profile);
 }
 
-/* The value that the section gives to the name. Cuts the text. Lines that begin with a blank belong to a nested value. */
+/* The value of the name in the profile's section. Changes the text. Lines that begin with a blank belong to a nested value. */
 static char *find(char *text, const char *profile, const char *name)
 {
         bool is_ours = false;
