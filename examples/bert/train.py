@@ -21,6 +21,7 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 LENGTH = 64
@@ -35,6 +36,26 @@ def found_lines():
     return lines
 
 
+class Profile(TrainerCallback):
+    """Runs torch.profiler around one save."""
+
+    def __init__(self, folder, first_save):
+        self.track = nm.profiler_track(folder)
+        plan = torch.profiler.schedule(wait=max(first_save - 3, 0), warmup=1, active=4, repeat=1)
+        self.profiler = torch.profiler.profile(schedule=plan, on_trace_ready=self.track)
+
+    def on_train_begin(self, *_, **__):
+        self.profiler.start()
+
+    def on_step_begin(self, *_, **__):  # the save of a step comes after its end
+        self.profiler.step()
+
+    def on_train_end(self, *_, **__):
+        self.profiler.stop()
+        nm.flush_persistence()
+        self.track.update()
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--path", default="runs/bert", help="the Trainer's output_dir")
 parser.add_argument("--data", help="a text file, one passage a line; Python's docstrings without it")
@@ -42,6 +63,7 @@ parser.add_argument("--deepspeed", help="DeepSpeed's JSON, with or without a neb
 parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--save-every", type=int, default=10)
 parser.add_argument("--tensorboard", help="folder for TensorBoard")
+parser.add_argument("--profile", help="folder for a trace of the four steps around the first save, with Nebula's track in it")
 arguments = parser.parse_args()
 
 if arguments.deepspeed:
@@ -76,6 +98,8 @@ trainer = Trainer(
 )
 if not arguments.deepspeed:
     nm.attach(trainer)
+if arguments.profile:
+    trainer.add_callback(Profile(arguments.profile, arguments.save_every))
 last = get_last_checkpoint(arguments.path)
 print(f"resuming from {Path(last).name}" if last else "starting", flush=True)
 trainer.train(resume_from_checkpoint=last)

@@ -18,6 +18,7 @@ from . import _nebula
 from ._session import about, config, engine
 from ._session.rows import human_bytes
 from ._session.tags import WHOLE
+from ._session.traced import traced
 from ._session.waits import patiently, refuse_within_save
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 from .integrations import guards
@@ -195,6 +196,7 @@ class Checkpoint:
 
     # -- writing
 
+    @traced("save")
     def save(self, name: str, obj: Any, overlap: bool = False) -> bool:
         """Saves ``obj``, anything that torch.save takes, as file ``name``.
 
@@ -260,6 +262,7 @@ class Checkpoint:
             self._engine.note_late(failure)
         self._lost_files.add(name)
 
+    @traced("save")
     def save_bytes(self, name: str, parts: Any, overlap: bool = False) -> bool:
         """Saves the concatenation of ``parts``, bytes-like objects and contiguous tensors, as file ``name``.
 
@@ -322,6 +325,7 @@ class Checkpoint:
                 return about.About()
         return self._about
 
+    @traced("commit")
     def commit(self) -> bool:
         """Closes this rank's part, and never waits for another rank. Returns True on success, also if no file was saved.
 
@@ -476,6 +480,7 @@ class Checkpoint:
                 raise
             return {"error": str(failure)}  # it was committed once, and lost since
 
+    @traced("wait for")
     def wait(self, state: str = "durable", timeout: float | None = None) -> None:
         """Waits until ``state`` is reached. Waiting for "durable" also asks the agent to persist the checkpoint now.
 
@@ -547,6 +552,7 @@ class Checkpoint:
             return False
         return bool(report.get("spread")) and report["state"] in WHOLE
 
+    @traced("load")
     def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Loads the object of file ``name``, verified, from the fastest place that has it.
 

@@ -1,5 +1,6 @@
 """Each recipe of examples/ runs, stops, and resumes where it was."""
 
+import json
 import subprocess
 import sys
 
@@ -21,18 +22,24 @@ def test_the_recipe_resumes(node, name):
     environment, launcher = RECIPES[name]
     python = interpreter(environment) if environment else sys.executable
 
-    def run(steps):
+    def run(steps, *more):
         script = ROOT / "examples" / name / "train.py"
-        command = [python, *launcher, ENDING, script, "--steps", steps, "--save-every", 10, "--path", node.persist]
+        command = [python, *launcher, ENDING, script, "--steps", steps, "--save-every", 10, "--path", node.persist, *more]
         done = subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    assert not [line for line in run(20).splitlines() if line.startswith("resum")]
+    more = ["--profile", node.base / "traces"] if name == "bert" else []
+    assert not [line for line in run(20, *more).splitlines() if line.startswith("resum")]
     again = run(40)
     if name == "bert":
         assert "resuming from checkpoint-20" in again
         assert again.count("'loss'") == 2
+        traces = [json.loads(path.read_text())["traceEvents"] for path in (node.base / "traces").iterdir()]
+        assert len(traces) == 2  # one per rank
+        for events in traces:
+            ours = {event["name"] for event in events if event.get("pid") == "nebula" and event["ph"] == "X"}
+            assert "checkpoint-10" in ours and "commit checkpoint-10" in ours, ours
     else:
         assert "resumed after step 20" in again
         assert "step 40 loss" in again

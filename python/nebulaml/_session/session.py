@@ -14,6 +14,7 @@ from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
 from . import config, engine
 from .rows import Row, Rows, listing
+from .traced import traced
 from .waits import interruptible, patiently
 
 __all__ = ["Session", "default"]
@@ -225,6 +226,7 @@ class Session:
             state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
             self._engine.guarded("prepare", lambda state=state, item=item: preparing.prepare(self._engine, state, item))
 
+    @traced("flush")
     def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
         """Waits until everything committed, or one tag, is durable. Returns False if it is not (and on_error is "warn").
 
