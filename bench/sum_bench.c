@@ -86,7 +86,7 @@ static void measure(const char *isa, const char *what, void (*run)(void))
 
 int main(int argc, char **argv)
 {
-        static const char *const names[] = { "portable", "pclmul", "vpclmul-256", "vpclmul-512" };
+        static const char *const names[] = { "portable", "pclmul", "vpclmul-256", "vpclmul-512", "pmull" };
 
         size = (argc > 1 ? strtoul(argv[1], NULL, 10) : 256) << 20;
         from = aligned_alloc(4096, size);
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
         }
         memset(from, 0x5a, size);
         memset(to, 0, size);
-        for (int isa = SUM_ISA_PORTABLE; isa <= SUM_ISA_VPCLMUL_512; isa++) {
+        for (int isa = SUM_ISA_PORTABLE; isa < SUM_ISA_COUNT; isa++) {
                 if (sum_isa_force((enum sum_isa)isa)) {
                         printf("%-12s (this machine lacks it)\n", names[isa]);
                         continue;

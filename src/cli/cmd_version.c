@@ -5,7 +5,7 @@
 
 int command_version(int argc, char **argv)
 {
-        static const char *const sums[] = { "portable", "pclmul", "vpclmul-256", "vpclmul-512" };
+        static const char *const sums[] = { "portable", "pclmul", "vpclmul-256", "vpclmul-512", "pmull" };
         struct cli_common common = { 0 };
         const struct args_option options[] = { CLI_COMMON(common) };
         struct args args;

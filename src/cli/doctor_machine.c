@@ -18,7 +18,7 @@
 
 static bool check_versions(const char *path, struct doctor_finding *finding)
 {
-        static const char *const sums[] = { "portable, slow", "pclmul", "vpclmul-256", "vpclmul-512" };
+        static const char *const sums[] = { "portable, slow", "pclmul", "vpclmul-256", "vpclmul-512", "pmull" };
         char *kernel = NULL;
         size_t size;
 
@@ -29,7 +29,7 @@ static bool check_versions(const char *path, struct doctor_finding *finding)
               os->cpu_count(), sums[sum_isa_used()]);
         if (sum_isa_used() == SUM_ISA_PORTABLE) {
                 finding->verdict = DOCTOR_SLOWER;
-                ADVICE(finding, "checksums cost more CPU time than on a CPU with PCLMULQDQ");
+                ADVICE(finding, "checksums cost more CPU time than on a CPU with PCLMULQDQ or PMULL");
         }
         free(kernel);
         return true;

@@ -46,6 +46,20 @@ bool cpu_has(uint32_t features)
         }
         return (found & features) == features;
 }
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+/* Bits of AT_HWCAP, as Linux defines them for this architecture. */
+#define HWCAP_PMULL_BIT (1ul << 4)
+#define HWCAP_CRC32_BIT (1ul << 7)
+
+bool cpu_has(uint32_t features)
+{
+        unsigned long capabilities = getauxval(AT_HWCAP); /* a look into this process's memory, no system call */
+        uint32_t found = (capabilities & HWCAP_PMULL_BIT ? CPU_ARM_PMULL : 0) | (capabilities & HWCAP_CRC32_BIT ? CPU_ARM_CRC32 : 0);
+
+        return (found & features) == features;
+}
 #else
 bool cpu_has(uint32_t features)
 {

@@ -16,6 +16,8 @@ enum cpu_feature {
         CPU_VPCLMULQDQ = 1 << 4,
         CPU_AVX512F = 1 << 5,
         CPU_AVX512VL = 1 << 6,
+        CPU_ARM_PMULL = 1 << 7,
+        CPU_ARM_CRC32 = 1 << 8,
 };
 
 /* Whether all of `features` are there. */

@@ -1,4 +1,4 @@
-/* CRC-32C, by the instruction that x86 has for it, and by a table elsewhere. */
+/* CRC-32C, by the instruction that x86 and ARM have for it, and by a table elsewhere. */
 #include <string.h>
 
 #include "sum/cpu.h"
@@ -39,10 +39,35 @@ TARGET static uint32_t by_instruction(uint32_t crc, const uint8_t *bytes, size_t
 }
 #endif
 
+#ifdef __aarch64__
+#include <arm_acle.h>
+#ifdef __clang__
+#define TARGET __attribute__((target("crc")))
+#else
+#define TARGET __attribute__((target("+crc")))
+#endif
+
+TARGET static uint32_t by_instruction(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+        uint64_t word;
+
+        for (; size >= sizeof word; size -= sizeof word, bytes += sizeof word) {
+                memcpy(&word, bytes, sizeof word);
+                crc = __crc32cd(crc, word);
+        }
+        for (; size; size--)
+                crc = __crc32cb(crc, *bytes++);
+        return crc;
+}
+#endif
+
 uint32_t sum_crc32c(uint32_t crc, const void *data, size_t size)
 {
 #ifdef __x86_64__
         if (sum_isa_used() != SUM_ISA_PORTABLE && cpu_has(CPU_SSE4_2))
+                return ~by_instruction(~crc, data, size);
+#elif defined(__aarch64__)
+        if (sum_isa_used() != SUM_ISA_PORTABLE && cpu_has(CPU_ARM_CRC32))
                 return ~by_instruction(~crc, data, size);
 #endif
         return ~portable(~crc, data, size);

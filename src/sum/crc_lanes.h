@@ -3,7 +3,8 @@
  * vectors forward (fold.c has the derivation). The result is one lane that is congruent to all data before it; the
  * portable code finishes it.
  *
- * Only the carry-less files include this header. Each first defines its instruction set:
+ * Only the carry-less files include this header. Each first includes lane_x86.h or lane_arm.h, which have one lane, and
+ * defines its instruction set:
  *
  *     TARGET                      the attribute of its functions
  *     vector, VECTOR_BYTES        a register, and its size
@@ -17,8 +18,6 @@
  *     COPIES_BOTH                 set only if a copy has time for the sums; lanes_copy_both then exists, and needs
  *     vector_stream(to, v)        a store past the caches; `to` is aligned
  */
-#include <immintrin.h>
-
 #define REGISTERS 4
 #define STEP (VECTOR_BYTES * REGISTERS)
 #define PREFETCH_BYTES 1024
@@ -29,23 +28,12 @@
 #define UNROLLED _Pragma("GCC unroll 4")
 #endif
 
-TARGET static inline __m128i load_fold(const struct sum_fold *fold)
-{
-        return _mm_set_epi64x((long long)fold->high, (long long)fold->low);
-}
-
-TARGET static inline __m128i fold_lane(__m128i lane, __m128i by, __m128i there)
-{
-        return _mm_xor_si128(there, _mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00),
-                                                  _mm_clmulepi64_si128(lane, by, 0x11)));
-}
-
 /* Joins the registers of one polynomial into one lane, then folds in all whole 16 bytes of the rest. */
 TARGET static inline void join(const vector registers[REGISTERS], const struct sum_fold *folds, const uint8_t *data, size_t size,
                                uint8_t ret_lane[16])
 {
         vector by = vector_each(load_fold(&folds[FOLD_VECTOR])), lanes = registers[0];
-        __m128i by_lane = load_fold(&folds[SUM_FOLD_16]), lane, each[VECTOR_BYTES / 16];
+        lane by_lane = load_fold(&folds[SUM_FOLD_16]), joined, each[VECTOR_BYTES / 16];
 
         UNROLLED
         for (int k = 1; k < REGISTERS; k++)
@@ -53,16 +41,16 @@ TARGET static inline void join(const vector registers[REGISTERS], const struct s
         for (; size >= VECTOR_BYTES; data += VECTOR_BYTES, size -= VECTOR_BYTES)
                 lanes = vector_fold(lanes, by, vector_load(data));
         vector_store(each, lanes);
-        lane = each[0];
+        joined = each[0];
         for (size_t k = 1; k < VECTOR_BYTES / 16; k++)
-                lane = fold_lane(lane, by_lane, each[k]);
+                joined = fold_lane(joined, by_lane, each[k]);
         for (; size >= 16; data += 16, size -= 16)
-                lane = fold_lane(lane, by_lane, _mm_loadu_si128((const __m128i *)(const void *)data));
-        _mm_storeu_si128((__m128i *)(void *)ret_lane, lane);
+                joined = fold_lane(joined, by_lane, lane_load(data));
+        lane_store(ret_lane, joined);
 }
 
 /* Folds all whole 16 bytes of one polynomial into one lane. `raw` is the register before them. */
-TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
+TARGET static inline void fold_all(lane raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
                                    uint8_t ret_lane[16])
 {
         vector by = vector_each(load_fold(&folds[FOLD_STEP])), registers[REGISTERS];
@@ -81,22 +69,22 @@ TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, co
 
 TARGET static uint32_t lanes_crc32(uint32_t raw, const uint8_t *data, size_t size)
 {
-        uint8_t lane[16];
+        uint8_t last[16];
 
         if (size < SIZE_MIN)
                 return smaller.crc32(raw, data, size);
-        fold_all(_mm_cvtsi32_si128((int)raw), sum_folds32, data, size, lane);
-        return sum_finish32(lane, data, size);
+        fold_all(lane_first(raw), sum_folds32, data, size, last);
+        return sum_finish32(last, data, size);
 }
 
 TARGET static uint64_t lanes_crc64(uint64_t raw, const uint8_t *data, size_t size)
 {
-        uint8_t lane[16];
+        uint8_t last[16];
 
         if (size < SIZE_MIN)
                 return smaller.crc64(raw, data, size);
-        fold_all(_mm_cvtsi64_si128((long long)raw), sum_folds64, data, size, lane);
-        return sum_finish64(lane, data, size);
+        fold_all(lane_first(raw), sum_folds64, data, size, last);
+        return sum_finish64(last, data, size);
 }
 
 /* Loads each byte once for both sums. */
@@ -113,8 +101,8 @@ TARGET static void lanes_both(const uint8_t *data, size_t size, uint32_t *raw32,
         UNROLLED
         for (int k = 0; k < REGISTERS; k++)
                 registers32[k] = registers64[k] = vector_load(data + VECTOR_BYTES * k);
-        registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
-        registers64[0] = vector_xor(registers64[0], vector_first(_mm_cvtsi64_si128((long long)*raw64)));
+        registers32[0] = vector_xor(registers32[0], vector_first(lane_first(*raw32)));
+        registers64[0] = vector_xor(registers64[0], vector_first(lane_first(*raw64)));
         for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
                 UNROLLED
                 for (int k = 0; k < REGISTERS; k++) {
@@ -150,8 +138,8 @@ SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *fr
                 registers32[k] = registers64[k] = vector_load_any(from + VECTOR_BYTES * k);
                 vector_stream(to + VECTOR_BYTES * k, registers32[k]);
         }
-        registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
-        registers64[0] = vector_xor(registers64[0], vector_first(_mm_cvtsi64_si128((long long)*raw64)));
+        registers32[0] = vector_xor(registers32[0], vector_first(lane_first(*raw32)));
+        registers64[0] = vector_xor(registers64[0], vector_first(lane_first(*raw64)));
         for (to += STEP, from += STEP, size -= STEP; size >= STEP + 64; to += STEP, from += STEP, size -= STEP) {
                 for (size_t k = 0; k < STEP; k += 64) /* the processor prefetches too, but less far while it multiplies */
                         _mm_prefetch((const char *)from + PREFETCH_BYTES + k, _MM_HINT_T0);

@@ -2,8 +2,6 @@
 #include "sum/sum_private.h"
 
 #ifdef SUM_X86
-#include <immintrin.h>
-
 #include "sum/cpu.h"
 
 #define TARGET __attribute__((target("sse4.1,pclmul")))
@@ -15,6 +13,8 @@
 #define vector_first(lane) (lane)
 #define vector_each(lane) (lane)
 #define vector_fold fold_lane
+
+#include "sum/lane_x86.h"
 
 typedef __m128i vector;
 

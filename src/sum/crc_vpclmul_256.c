@@ -2,8 +2,6 @@
 #include "sum/sum_private.h"
 
 #ifdef SUM_X86
-#include <immintrin.h>
-
 #define TARGET __attribute__((target("avx2,vpclmulqdq,pclmul")))
 #define VECTOR_BYTES 32
 #define FOLD_VECTOR SUM_FOLD_32
@@ -11,6 +9,8 @@
 #define SIZE_MIN 256
 #define smaller sum_pclmul
 #define COPIES_BOTH
+
+#include "sum/lane_x86.h"
 
 typedef __m256i vector;
 
@@ -34,14 +34,14 @@ TARGET static inline void vector_stream(void *to, vector value)
         _mm256_stream_si256(to, value);
 }
 
-TARGET static inline vector vector_first(__m128i lane)
+TARGET static inline vector vector_first(lane moved)
 {
-        return _mm256_inserti128_si256(_mm256_setzero_si256(), lane, 0);
+        return _mm256_inserti128_si256(_mm256_setzero_si256(), moved, 0);
 }
 
-TARGET static inline vector vector_each(__m128i lane)
+TARGET static inline vector vector_each(lane moved)
 {
-        return _mm256_broadcastsi128_si256(lane);
+        return _mm256_broadcastsi128_si256(moved);
 }
 
 TARGET static inline vector vector_xor(vector a, vector b)

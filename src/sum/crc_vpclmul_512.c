@@ -2,8 +2,6 @@
 #include "sum/sum_private.h"
 
 #ifdef SUM_X86
-#include <immintrin.h>
-
 #define TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul")))
 #define VECTOR_BYTES 64
 #define FOLD_VECTOR SUM_FOLD_64
@@ -11,6 +9,8 @@
 #define SIZE_MIN 512
 #define smaller sum_pclmul
 #define COPIES_BOTH
+
+#include "sum/lane_x86.h"
 
 typedef __m512i vector;
 
@@ -34,14 +34,14 @@ TARGET static inline void vector_stream(void *to, vector value)
         _mm512_stream_si512(to, value);
 }
 
-TARGET static inline vector vector_first(__m128i lane)
+TARGET static inline vector vector_first(lane moved)
 {
-        return _mm512_zextsi128_si512(lane);
+        return _mm512_zextsi128_si512(moved);
 }
 
-TARGET static inline vector vector_each(__m128i lane)
+TARGET static inline vector vector_each(lane moved)
 {
-        return _mm512_broadcast_i32x4(lane);
+        return _mm512_broadcast_i32x4(moved);
 }
 
 TARGET static inline vector vector_xor(vector a, vector b)

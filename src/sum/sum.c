@@ -30,6 +30,12 @@ static const struct sum_ops *ops_of(enum sum_isa isa)
         case SUM_ISA_VPCLMUL_512:
                 break;
 #endif
+        case SUM_ISA_PMULL:
+#ifdef SUM_ARM
+                return cpu_has(CPU_ARM_PMULL) ? &sum_pmull : NULL;
+#endif
+        case SUM_ISA_COUNT:
+                break;
         }
         return NULL;
 }
@@ -41,7 +47,7 @@ static void prepare(void)
         sum_portable_prepare();
         sum_combine_prepare();
         sum_folds_prepare();
-        for (int isa = SUM_ISA_VPCLMUL_512; !best; isa--)
+        for (int isa = SUM_ISA_COUNT - 1; !best; isa--)
                 best = ops_of((enum sum_isa)isa);
         atomic_store(&chosen, best);
 }
@@ -121,7 +127,7 @@ bool sum_copies_both_unnoticed(void)
 enum sum_isa sum_isa_used(void)
 {
         const struct sum_ops *used = ops();
-        int isa = SUM_ISA_VPCLMUL_512;
+        int isa = SUM_ISA_COUNT - 1;
 
         while (isa > SUM_ISA_PORTABLE && ops_of((enum sum_isa)isa) != used)
                 isa--;

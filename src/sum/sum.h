@@ -36,7 +36,7 @@ bool sum_copies_both(void);
 /* Whether sum_copy_both is so close to the copy alone that a save does not become slower (AVX-512). */
 bool sum_copies_both_unnoticed(void);
 
-enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL_256, SUM_ISA_VPCLMUL_512 };
+enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL_256, SUM_ISA_VPCLMUL_512, SUM_ISA_PMULL, SUM_ISA_COUNT };
 /* For tests and doctor: the instruction set in use. sum_isa_force returns 0, or -1 if this machine lacks it. */
 enum sum_isa sum_isa_used(void);
 int sum_isa_force(enum sum_isa isa);

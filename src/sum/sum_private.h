@@ -82,4 +82,9 @@ size_t sum_copy_head(uint8_t *to, const uint8_t *from);
 void sum_copy_rest(uint8_t *to, const uint8_t *from, size_t size);
 #endif
 
+#if defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+#define SUM_ARM 1
+extern const struct sum_ops sum_pmull; /* crc_pmull.c */
+#endif
+
 #endif
