@@ -204,6 +204,34 @@ static void many_that_were_uploaded_survive_from_their_publishing_on(void)
         check_all();
 }
 
+/* Its blocks are those of a file that goes later. */
+static void a_file_that_shares_blocks_survives_from_its_publishing_on(void)
+{
+        struct store_source source = { .key = "first/x", .size = BIG_BYTES };
+        char *data = aligned_alloc(4096, (BIG_BYTES + 4095) / 4096 * 4096);
+        struct store_written written = { .referred = 0 };
+        struct bulk_feed feed;
+        struct store_object object = { .key = "second/x", .data = data, .size = BIG_BYTES, .feed = &feed, .source = &source, .ret_written = &written };
+        struct store_upload *upload;
+        uint64_t begun;
+
+        begin();
+        put("first/x", 'a', BIG_BYTES);
+        snprintf(source.mark.text, sizeof source.mark.text, "%s", stamp_of("first/x").text);
+        memset(data, 'a', BIG_BYTES);
+        REQUIRE(!bulk_feed_init_pieces(&feed, BIG_BYTES));
+        bulk_feed_tell_same(&feed, 0);
+        bulk_feed_end(&feed);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && written.referred == BIG_BYTES);
+        begun = os_crash_position();
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
+        promise(begun, "second/x", 'a');
+        take_away("first/x");
+        bulk_feed_done(&feed);
+        free(data);
+        check_all();
+}
+
 static void a_creation_survives_from_its_return_on(void)
 {
         begin();
@@ -318,7 +346,8 @@ static void directories_that_were_found_are_not_trusted(void)
 }
 
 TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_survives_from_its_return_on),
-         TEST(many_that_were_uploaded_survive_from_their_publishing_on), TEST(a_creation_survives_from_its_return_on),
+         TEST(many_that_were_uploaded_survive_from_their_publishing_on), TEST(a_file_that_shares_blocks_survives_from_its_publishing_on),
+         TEST(a_creation_survives_from_its_return_on),
          TEST(a_second_write_leaves_the_first_or_itself), TEST(a_removal_survives_from_its_return_on),
          TEST(a_removal_takes_what_it_means_and_leaves_the_rest), TEST(a_copy_survives_from_its_return_on),
          TEST(a_directory_that_was_made_anew_is_not_trusted), TEST(directories_that_were_found_are_not_trusted))
