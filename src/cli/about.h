@@ -1,5 +1,5 @@
 /*
- * about.h - what a program said of a version: nebula-metadata.json, a file of the version (python/nebulaml/_session/about.py).
+ * about.h - the metrics and metadata that a program gave a version: nebula-metadata.json, a file of the version (python/nebulaml/_session/about.py).
  *
  * Threads: no shared state.
  */

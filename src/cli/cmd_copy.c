@@ -1,4 +1,4 @@
-/* nebula copy: versions from one storage to another. */
+/* nebula copy: copies versions from one storage path to another. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "store/latest.h"
 #include "store/transfer.h"
 
-#define LINE_NS 1000000000 /* between two lines about the progress, with --json */
+#define LINE_NS 1000000000 /* pause between two progress lines with --json */
 
 struct copy {
         bool json, all, replaces;
@@ -78,7 +78,7 @@ static enum nebula_status choose(struct copy *copy, struct nebula_error *error)
         return status;
 }
 
-/* Before the first byte: a copy that would be refused in its middle does not begin. */
+/* Checks all versions before the first byte is copied, so that a copy does not stop in the middle because a version is refused. */
 static enum nebula_status look(struct copy *copy, const struct transfer *transfer, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
@@ -140,7 +140,7 @@ static enum nebula_status copy_one(struct copy *copy, const struct transfer *tra
         return NEBULA_OK;
 }
 
-/* A failure costs no data: readers of Nebula do not look at the hint. */
+/* A failure loses no data: Nebula's readers do not use this hint. */
 static void mend_latest(struct copy *copy)
 {
         struct manifest newest = { 0 };

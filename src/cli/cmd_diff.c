@@ -20,11 +20,11 @@ struct side {
 struct diff {
         struct side a, b;
         json_t *files;
-        size_t equal_files, equal_tensors, changed, other, only_a, only_b; /* tensors, but for the first */
-        size_t differing_files; /* that have no tensors, or whose other contents differ */
+        size_t equal_files, equal_tensors, changed, other, only_a, only_b; /* all but the first count tensors */
+        size_t differing_files; /* without tensors, or with other contents that differ */
 };
 
-/* Tensors of one name stay in the order of the file. */
+/* Keeps tensors of the same name in the order of the file. */
 static int by_name(const void *a, const void *b)
 {
         const struct torch_tensor *x = a, *y = b;
@@ -49,7 +49,7 @@ static uint64_t bytes_of(const struct torch_tensor *tensor)
         return tensor->elements * torch_dtype_size(tensor->dtype);
 }
 
-/* Of one that is not contiguous the whole storage is read. */
+/* Reads the tensor, or its whole storage if it is not contiguous. */
 static enum nebula_status fetch(struct sparse *file, const struct torch_tensor *tensor, struct nebula_error *error)
 {
         return tensor->is_contiguous ? sparse_need(file, tensor->offset, bytes_of(tensor), error)
@@ -67,7 +67,7 @@ static void add_difference(json_t *row, const struct difference *difference, uin
                                                                            : numbers_json(difference->largest));
 }
 
-/* Checksums first: what is equal by them is not read. */
+/* Compares checksums first: equal chunks are not read. */
 static enum nebula_status compare_values(struct diff *diff, struct sparse *file_a, const struct torch_tensor *a, struct sparse *file_b,
                                          const struct torch_tensor *b, json_t *rows, struct nebula_error *error)
 {
@@ -201,7 +201,7 @@ static enum nebula_status compare_file(struct diff *diff, const char *name, json
                 goto out;
         }
         status = a.recorded.is_zip && b.recorded.is_zip ? compare_tensors(diff, &a, &b, row, &failure) : NEBULA_INVALID;
-        if (status == NEBULA_INVALID) { /* no torch file, or one that only torch knows */
+        if (status == NEBULA_INVALID) { /* not a torch file, or one that only torch can read */
                 diff->differing_files++;
                 json_object_set_new(row, "result", json_string("changed"));
                 if (*failure.message)

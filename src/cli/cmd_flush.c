@@ -1,4 +1,4 @@
-/* nebula flush: makes a version that the agent has in memory durable, before its turn. */
+/* nebula flush: makes a version that the agent has in memory durable before its turn. */
 #include <stdlib.h>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-/* nebula goodput: where the time of a job went. */
+/* nebula goodput: how a job spent its time. */
 #include <inttypes.h>
 #include <string.h>
 

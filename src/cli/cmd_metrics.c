@@ -1,4 +1,4 @@
-/* nebula metrics: printed once, written to a file again and again, or served over HTTP. */
+/* nebula metrics: prints them once, writes them to a file periodically, or serves them over HTTP. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "cli/target.h"
 #include "os/os.h"
 
-/* A reader sees the file before or the new one. node_exporter reads names that end in .prom, and this one's temporary name does not. */
+/* Replaces the file atomically. node_exporter reads names that end in .prom; the temporary name does not. */
 static enum nebula_status write_once(const char *file, const char *path, const char *history, struct nebula_error *error)
 {
         struct output_file output;

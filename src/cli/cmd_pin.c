@@ -1,4 +1,4 @@
-/* nebula pin, nebula unpin: versions that no rule removes. */
+/* nebula pin, nebula unpin: exempt versions from all removal rules. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static bool is_in_memory(const char *path, const char *tag)
         return result;
 }
 
-/* The tag that is meant by "latest", or the same tag, if it is there; `is_any`: also if it is not. */
+/* The tag that "latest" stands for, or the given tag, if it exists; `is_any`: even if it does not. */
 static enum nebula_status find_tag(struct store *store, const char *given, bool is_any, char ret_tag[256], struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
@@ -40,7 +40,7 @@ static enum nebula_status find_tag(struct store *store, const char *given, bool 
                 memcpy(ret_tag, manifest.tag, sizeof manifest.tag);
         else if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && strcmp(given, "latest") &&
                  (status == NEBULA_CORRUPT || is_in_memory(store->root, given)))
-                status = NEBULA_OK; /* a damaged one may be worth keeping */
+                status = NEBULA_OK; /* a damaged version may be worth keeping */
         manifest_done(&manifest);
         return status;
 }

@@ -16,7 +16,7 @@
 struct prune {
         uint64_t keep_last, keep_every; /* 0: not given */
         const char *tag, *job;          /* NULL: not given */
-        uint64_t entry;                 /* of the tag's log, which the version must be; 0: any */
+        uint64_t entry;                 /* number of the version's entry in the tag's log; 0: any */
         bool abandoned, yes;
 };
 
@@ -150,7 +150,7 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
         return status;
 }
 
-/* What is pinned stays whatever the rules say. If --tag names such a version, refuses. */
+/* Keeps pinned versions, whatever the rules are. If --tag names one, refuses. */
 static enum nebula_status spare_pinned(struct store *store, const char *tag, const struct manifest_scan *scan, bool *drop, struct pins *ret_pins,
                                        struct nebula_error *error)
 {

@@ -11,10 +11,8 @@
 #include "os/os.h"
 #include "os/process.h"
 
-/*
- * The first argument is the command's name. `import nebulaml` fails where the package is not installed, or was built for another Python. The current directory is
- * no place for packages: a folder "nebulaml" there may belong to anybody.
- */
+/* The first argument is the command's name. `import nebulaml` fails if the package is not installed, or was built for another Python.
+ * The current directory is removed from the search path: a folder "nebulaml" in it may be another user's. */
 static char script[] =
         "import sys\n"
         "sys.path[:] = [path for path in sys.path if path]\n"

@@ -124,7 +124,7 @@ static enum nebula_status answer_list(struct store *store, const json_t *request
         for (size_t i = 0; i < list.count && !status; i++) {
                 const struct store_entry *entry = &list.entries[i];
 
-                /* A key that is no text has no name in a request. */
+                /* Skips keys that are not UTF-8: a request cannot name them. */
                 if (entry->is_prefix || entry->is_link || store_is_temporary(entry->key) || !text_is_utf8(entry->key, strlen(entry->key)))
                         continue;
                 if (json_array_append_new(entries, json_pack("{s:s, s:I}", "key", entry->key, "time_ns", (json_int_t)entry->time_ns)))

@@ -2,7 +2,7 @@
  * nebula trace: one version's life as a Chrome trace, which Perfetto and chrome://tracing show.
  *
  * Each rank is a thread of the node whose record covers it: its copying, and the writing of the node's share. The version itself is a
- * process of its own. Times are microseconds since 1970, so that the trace fits beside others.
+ * process of its own. Times are microseconds since 1970, so that traces of other programs can be shown beside it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,8 +20,8 @@
 
 struct trace {
         json_t *events;
-        double begun, ended; /* seconds since 1970, of all; 0: none yet */
-        double slowest;      /* seconds of the longest copying */
+        double begun, ended; /* seconds since 1970, of all events; 0: no event yet */
+        double slowest;      /* seconds of the slowest rank's copy */
         uint32_t slowest_rank;
         size_t ranks;
 };
@@ -45,7 +45,7 @@ static void widen(struct trace *trace, double from, double to)
                 trace->ended = to;
 }
 
-/* A piece of a thread's time. Clocks of several nodes may disagree: none ends before it began. */
+/* Adds an interval to a thread. Clocks of several nodes may disagree: an interval that would end before its begin gets length 0. */
 static void add_piece(struct trace *trace, const char *name, uint64_t pid, uint64_t tid, double from, double to, json_t *args)
 {
         if (from > 0 && to > 0) {
@@ -161,7 +161,7 @@ static int by_time(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* Some readers want ascending times. Names, which have none, come first. */
+/* Sorts by time, because some readers require that. Names have no time and come first. */
 static void sort_events(struct trace *trace)
 {
         size_t count = json_array_size(trace->events);

@@ -1,4 +1,4 @@
-/* nebula doctor --measure: how fast this machine copies memory, and writes to and reads from the storage path. */
+/* nebula doctor --measure: the speeds at which this machine copies memory, and writes to and reads from the storage path. */
 #include "cli/doctor_measure.h"
 
 #include <inttypes.h>
@@ -33,7 +33,7 @@ static void *copy_share_run(void *argument)
         return NULL;
 }
 
-/* Seconds for one copy of MEASURE_BYTES by that many threads. */
+/* Seconds for one copy of MEASURE_BYTES by `threads` threads. */
 static double copy_once(char *to, const char *from, uint32_t threads)
 {
         struct copy_share shares[MEASURE_THREADS];

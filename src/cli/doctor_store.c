@@ -1,7 +1,5 @@
-/*
- * Checks of what a store lets this user do. They run in the order of the table: the object that one check writes is read, replaced
- * conditionally and removed by those behind it.
- */
+/* Checks of the rights that a store gives this user. They run in the order of the table: one check writes an object, and later ones
+ * read, replace and remove it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,16 +14,16 @@
 
 #define SPEED_BYTES (16u << 20)
 #define CLOCK_NOTE_NS (60 * INT64_C(1000000000))
-#define CLOCK_BAD_NS (240 * INT64_C(1000000000)) /* S3 refuses from 5 minutes on, Azure from 15 */
+#define CLOCK_BAD_NS (240 * INT64_C(1000000000)) /* S3 refuses a clock that is 5 minutes off, Azure one that is 15 minutes off */
 
 static struct {
-        struct store *store; /* NULL: it cannot be opened, or the directory does not exist yet */
-        bool is_out;         /* it does not answer, or takes no credential: each further check would wait for the same failure */
-        bool is_written;     /* the object `key` is there */
+        struct store *store; /* NULL: the store cannot be opened, or the directory does not exist yet */
+        bool is_out;         /* the store does not answer, or accepts no credential: each further check would wait for the same failure */
+        bool is_written;     /* the object `key` exists */
         char key[100];
 } tried;
 
-/* The rights that a deed needs, as each service calls them. */
+/* The rights that each operation needs, by the service's names. */
 static const struct {
         const char *scheme, *list, *read, *write, *remove;
 } rights[] = {
@@ -48,7 +46,7 @@ static size_t right_of_scheme(void)
         return i;
 }
 
-/* Whether a check can be made. */
+/* Whether a check can run. */
 static bool is_open(struct doctor_finding *finding, bool needs_object)
 {
         if (tried.is_out || (needs_object && !tried.is_written)) {
@@ -135,7 +133,7 @@ static bool check_clock(const char *path, struct doctor_finding *finding)
                 return true;
         }
         offset_ns = clock_ns - (begun_ns + os->wall_ns()) / 2;
-        /* Object stores tell whole seconds. */
+        /* Object stores give times in whole seconds. */
         if (llabs(offset_ns) < 1500000000) {
                 FOUND(finding, "this machine and the storage agree");
                 return true;
@@ -228,7 +226,7 @@ static bool check_get(const char *path, struct doctor_finding *finding)
         return true;
 }
 
-/* Fills `data` so that nothing on the way can compress it. */
+/* Fills `data` with bytes that no layer can compress. */
 static void fill(uint64_t *data, size_t count)
 {
         uint64_t state = 0x9e3779b97f4a7c15;

@@ -21,7 +21,7 @@ enum column { TAG, STEP, GENERATION, SIZE, RESULT, BLOCKED, PERSIST, BEGUN, CAPT
 
 const char *const history_tier_names[HISTORY_TIERS] = { "unknown", "memory", "peer", "storage" };
 
-/* Cuts the next field off. Quotes are taken away in place. *text is NULL behind the last one. */
+/* Cuts off the next field and removes its quotes, in place. *text is NULL after the last one. */
 static char *next_field(char **text)
 {
         char *from = *text, *to = from, *begin = from;
@@ -51,7 +51,7 @@ static size_t split(char *line, char *fields[FIELDS_MAX])
         return count;
 }
 
-/* Where each column is; -1: nowhere. The columns that were added last may be missing in the header of an old file. */
+/* Finds the index of each column; -1: absent. An old file may lack the newest columns. */
 static void read_header(char *line, int places[COLUMNS])
 {
         char *fields[FIELDS_MAX];
@@ -116,7 +116,7 @@ static double larger(double a, double b)
         return a > b ? a : b;
 }
 
-/* Another node's share of the same version: it has begun when the first rank has, and is blocked as long as the slowest. */
+/* Adds another node's share of the same version. The version begins with its first rank, and blocks as long as its slowest. */
 static void join(struct history_row *row, const struct history_row *other)
 {
         if (other->read > 0 && row->read > 0 && other->read_step == row->read_step)
@@ -154,7 +154,7 @@ static int by_begin(const void *a, const void *b)
         return (x->begun > y->begun) - (x->begun < y->begun);
 }
 
-/* One writing of several nodes has one moment of its commit, or is told apart by nothing. */
+/* Whether two rows are shares of one writing: they have the same commit time, or nothing else distinguishes them. */
 static bool is_share(const struct history_row *row, const struct history_row *other)
 {
         return !strcmp(row->tag, other->tag) && row->generation == other->generation && row->step == other->step &&
@@ -177,7 +177,7 @@ static enum nebula_status parse(char *text, struct history *ret_history, struct 
                 end = strchr(line, '\n');
                 if (end)
                         *end++ = 0;
-                if (*line && line[strlen(line) - 1] == '\r') /* a program has written the file again */
+                if (*line && line[strlen(line) - 1] == '\r') /* another program has rewritten the file */
                         line[strlen(line) - 1] = 0;
                 if (!n)
                         read_header(line, places);

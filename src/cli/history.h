@@ -1,8 +1,8 @@
 /*
  * history.h - checkpointHistories.csv, which agents write: one line per version that has ended (docs/formats.md).
  *
- * Several nodes may write one file, each the share of its ranks: lines of one writing of a version are joined. Columns are found by their names.
- * A field that is missing or no number is 0. Lines that are no lines of this file are left out.
+ * Several nodes may write one file, each the share of its ranks: lines of one writing of a version are joined. Columns are found by their
+ * names. A field that is missing or not a number is 0. Lines of another form are skipped.
  *
  * Threads: no shared state.
  */
@@ -11,7 +11,7 @@
 
 #include "nebula.h"
 
-/* Where the version came from that the ranks went on from: the slowest, when they read it from several. */
+/* The tier from which the ranks read the version that they resumed from; the slowest one, if there were several. */
 enum history_tier { HISTORY_TIER_UNKNOWN, HISTORY_TIER_MEMORY, HISTORY_TIER_PEER, HISTORY_TIER_STORAGE, HISTORY_TIERS };
 extern const char *const history_tier_names[HISTORY_TIERS];
 
@@ -21,16 +21,16 @@ struct history_row {
         uint64_t generation, size;
         double blocked_s, persist_s;
         double begun, captured, committed, durable; /* seconds since 1970; 0: not reached */
-        double stopped, read;                       /* the same; 0: not known */
+        double stopped, read;                       /* the same; 0: unknown */
         int64_t read_step;
         enum history_tier read_tier;
 };
 struct history {
-        struct history_row *rows; /* by the time at which they were begun */
+        struct history_row *rows; /* in order of `begun` */
         size_t count;
 };
 
-/* `given`: the file, or NULL: the one of the storage path `path`, NEBULA_OUTPUT_DIR or <path>/.nebula. */
+/* `given`: the file; NULL: that of the storage path `path`, in NEBULA_OUTPUT_DIR or <path>/.nebula. */
 enum nebula_status history_load(const char *given, const char *path, struct history *ret_history, struct nebula_error *error);
 void history_done(struct history *history);
 

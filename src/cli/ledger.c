@@ -25,7 +25,7 @@ static int by_size(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* Sorts the list. 0: it is empty. */
+/* Sorts the list. 0: the list is empty. */
 static double median(double *list, size_t count)
 {
         if (!count)
@@ -34,7 +34,7 @@ static double median(double *list, size_t count)
         return count % 2 ? list[count / 2] : (list[count / 2 - 1] + list[count / 2]) / 2;
 }
 
-/* Ranks have loaded a version since the save before. */
+/* Whether ranks have loaded a version since the save before. */
 static bool is_restart(const struct history_row *before, const struct history_row *row)
 {
         return row->read > before->begun && row->read <= row->begun && row->read > before->read;
@@ -45,7 +45,7 @@ static double blocked_of(const struct history_row *row, double until)
         return least(row->blocked_s, positive(until - row->begun));
 }
 
-/* The time in which a version was copied or written, behind what blocked. */
+/* The time of copying or writing a version after the save stopped blocking. */
 static double background_of(const struct history_row *row, double until)
 {
         double end = row->durable > row->begun ? row->durable : row->captured;
@@ -53,7 +53,7 @@ static double background_of(const struct history_row *row, double until)
         return positive(least(end, until) - row->begun - blocked_of(row, until));
 }
 
-/* Of the steps from one to another, the share that was done before: up to `high`. */
+/* The share of the steps from `from` to `to` that were done before, that is, up to `high`. */
 static double share_again(int64_t from, int64_t to, int64_t high)
 {
         if (from < 0 || high <= from)
@@ -67,7 +67,7 @@ static void add_trained(struct ledger *ledger, double seconds, double again)
         ledger->seconds[LEDGER_PRODUCTIVE] += seconds * (1 - again);
 }
 
-/* high: the last step that was reached before. */
+/* high: the last step reached before. */
 static void add_interval(struct ledger *ledger, const struct history_row *row, const struct history_row *next, int64_t high)
 {
         double blocked = blocked_of(row, next->begun), rest = next->begun - row->begun - blocked;
@@ -79,7 +79,7 @@ static void add_interval(struct ledger *ledger, const struct history_row *row, c
         add_trained(ledger, rest - inflated, next->step > row->step ? share_again(row->step, next->step, high) : 0);
 }
 
-/* interval_s: between two saves, usually. */
+/* interval_s: the usual time between two saves. */
 static void add_restart(struct ledger *ledger, const struct history_row *row, const struct history_row *next, int64_t high, double interval_s)
 {
         double blocked = blocked_of(row, next->read), down = next->read - row->begun - blocked, lost;
@@ -98,7 +98,7 @@ static void add_restart(struct ledger *ledger, const struct history_row *row, co
         add_trained(ledger, next->begun - next->read, share_again(next->read_step, next->step, high));
 }
 
-/* The median time of a step, and of the interval between two saves, over intervals without a restart. */
+/* Measures the median time of a step, and of the interval between two saves, over intervals without a restart. */
 static enum nebula_status measure(const struct history *history, struct ledger *ledger, double *ret_interval_s, struct nebula_error *error)
 {
         double *steps = calloc(history->count + 1, sizeof *steps), *intervals = calloc(history->count + 1, sizeof *intervals);

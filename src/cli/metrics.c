@@ -31,7 +31,7 @@ static void add_head(struct buf *buf, const char *name, const char *type, const 
         add(buf, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* 17 digits, and the words of the format for what is no finite number. */
+/* Writes 17 digits; for a value that is not finite, the format's own words. */
 static void add_value(struct buf *buf, const char *name, const char *labels, double value)
 {
         if (isfinite(value))
@@ -49,7 +49,7 @@ static void add_one(struct buf *buf, const char *name, const char *type, const c
 static const double blocked_bounds[] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, INFINITY };
 static const double persist_bounds[] = { 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, INFINITY };
 
-/* is_persist: the time of the writing to storage, of versions that were written; else that for which a save blocked, of all. */
+/* is_persist: the time of writing to storage, for versions that were written; else the time that a save blocked, for all versions. */
 static void add_histogram(struct buf *buf, const char *name, const char *labels, const struct history *history, bool is_persist)
 {
         const double *bounds = is_persist ? persist_bounds : blocked_bounds;
@@ -178,7 +178,7 @@ static void add_history(struct buf *buf, const char *path, const char *given)
         history_done(&history);
 }
 
-/* Of the jobs of the path; with "" of all. */
+/* Adds the jobs of the path; "": all jobs. */
 static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 {
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;

@@ -1,5 +1,5 @@
 /*
- * metrics.h - what this node's agent and the history of one storage path say, as Prometheus reads it.
+ * metrics.h - metrics of this node's agent and of the history of one storage path, in Prometheus' format.
  *
  * No metric has a label whose values come from a user: no tag, step or path is one, so nothing has to be escaped and the number of series
  * does not grow. docs/operate.md lists the metrics; docs/grafana.json and docs/alerts.yml use their names, and a test compares all three.
@@ -11,8 +11,8 @@
 
 #include "nebula.h"
 
-/* The text of one scrape (exposition format 0.0.4), which the caller frees. `path` "": only the agent. `history`: the file, or NULL: the one of
- * the path. An agent or a history that is missing is no failure: its metrics are left out. NULL: no memory. */
+/* The text of one scrape (exposition format 0.0.4); the caller frees it. `path` "": only the agent. `history`: the file; NULL: that of
+ * the path. If the agent or the history is missing, their metrics are left out. NULL: no memory. */
 char *metrics_text(const char *path, const char *history, size_t *ret_size);
 
 #endif

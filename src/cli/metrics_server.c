@@ -65,7 +65,7 @@ static int keep_message(const struct mg_connection *connection, const char *mess
         return 1;
 }
 
-/* Writes ADDRESS:PORT as civetweb takes it, and the address alone. False: `text` is neither that nor PORT. */
+/* Splits `text`, PORT or ADDRESS:PORT, into civetweb's form and the address. False: it is neither. */
 static bool parse(const char *text, char ret_listen[80], char ret_host[64])
 {
         const char *port = strrchr(text, ':');
@@ -95,7 +95,7 @@ enum nebula_status metrics_serve(const char *text, const char *path, const char 
         struct serving serving = { .path = path, .history = history };
         const struct mg_callbacks callbacks = { .log_message = keep_message };
         char listen[80], host[64];
-        /* Neither a directory nor scripts are served: every request goes to `answer`. */
+        /* civetweb serves no directory and no scripts: `answer` handles every request. */
         const char *options[] = { "listening_ports", listen, "num_threads", "16", "request_timeout_ms", "10000", NULL };
         struct mg_server_port port;
         struct mg_context *server;

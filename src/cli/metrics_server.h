@@ -6,8 +6,8 @@
 
 #include "nebula.h"
 
-/* `address`: PORT, HOST:PORT or [HOST]:PORT with a numeric host; without one, 127.0.0.1. Says on stdout where it listens, and returns only on
- * failure: NEBULA_INVALID, the address is none; NEBULA_UNAVAILABLE, it cannot listen there, or this build has no server. */
+/* `address`: PORT, HOST:PORT or [HOST]:PORT with a numeric host; the default host is 127.0.0.1. Prints the address, and returns only on
+ * failure: NEBULA_INVALID, the address is not valid; NEBULA_UNAVAILABLE, it cannot listen there, or this build has no server. */
 enum nebula_status metrics_serve(const char *address, const char *path, const char *history, struct nebula_error *error);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "base/buf.h"
 
-/* A float of `exponent` and `mantissa` bits, with a bias of half the exponents. */
+/* A float with `exponent` and `mantissa` bits; the bias is half the number of exponents. */
 static double small_float(uint32_t bits, unsigned exponent_bits, unsigned mantissa_bits, bool has_infinity)
 {
         uint32_t mantissa = bits & ((1u << mantissa_bits) - 1), top = (1u << exponent_bits) - 1;
@@ -18,7 +18,7 @@ static double small_float(uint32_t bits, unsigned exponent_bits, unsigned mantis
 
         if (exponent == top && has_infinity)
                 return mantissa ? NAN : sign * INFINITY;
-        if (exponent == top && mantissa == (1u << mantissa_bits) - 1) /* e4m3fn: this pattern alone is NaN */
+        if (exponent == top && mantissa == (1u << mantissa_bits) - 1) /* e4m3fn: only this pattern is NaN */
                 return NAN;
         if (!exponent)
                 return sign * ldexp(mantissa, 1 - bias - (int)mantissa_bits);
@@ -29,7 +29,7 @@ static uint64_t bits_of(const uint8_t *at, size_t size)
 {
         uint64_t bits = 0;
 
-        memcpy(&bits, at, size); /* little-endian, as the files and all machines that Nebula runs on */
+        memcpy(&bits, at, size); /* little-endian, as the files and all machines that Nebula supports */
         return bits;
 }
 
@@ -59,7 +59,7 @@ static bool is_signed(enum torch_dtype dtype)
         return dtype >= TORCH_I64 && dtype <= TORCH_I8;
 }
 
-/* Sign-extended for signed kinds. */
+/* Extends the sign of signed kinds. */
 static uint64_t integer_at(const uint8_t *at, enum torch_dtype dtype)
 {
         size_t size = torch_dtype_size(dtype);
@@ -70,7 +70,7 @@ static uint64_t integer_at(const uint8_t *at, enum torch_dtype dtype)
         return bits;
 }
 
-/* Part 0, or part 1 of a complex number. */
+/* Part 0: the number; part 1: the imaginary part of a complex number. */
 static double number_at(const uint8_t *at, enum torch_dtype dtype, int part)
 {
         switch (dtype) {
@@ -91,7 +91,7 @@ static int parts_of(enum torch_dtype dtype)
         return dtype == TORCH_C64 || dtype == TORCH_C128 ? 2 : 1;
 }
 
-/* Where the elements lie, in the order of their indices. */
+/* Visits the elements in the order of their indices. */
 struct cursor {
         const struct torch_tensor *tensor;
         const uint8_t *at;

@@ -23,8 +23,8 @@ struct numbers numbers_of(const void *image, const struct torch_tensor *tensor);
 struct difference {
         uint64_t differing;  /* elements whose bytes differ */
         bool is_integer;
-        double largest;      /* of |a - b|, of floats; NaN if one of two is NaN and the other is not */
-        uint64_t largest_integer; /* the same of integers, exact */
+        double largest;      /* of |a - b| for floats; NaN if only one of two values is NaN */
+        uint64_t largest_integer; /* the same for integers, exact */
 };
 /* Both have the same dtype and shape. */
 struct difference numbers_difference(const void *image_a, const struct torch_tensor *a, const void *image_b, const struct torch_tensor *b);

@@ -109,7 +109,7 @@ enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t 
         return status;
 }
 
-/* Bytes that no checksum of a chunk vouches for: the structure that they describe is checked as hostile. */
+/* Reads bytes without comparing a chunk's checksum: their structure is then parsed as hostile. */
 static enum nebula_status peek(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error)
 {
         if (offset >= sparse->size || sparse->is_mapped)

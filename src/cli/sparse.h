@@ -22,16 +22,16 @@ struct sparse {
         char key[MANIFEST_KEY_MAX];
         struct record_file recorded;
         bool is_mapped;
-        bool *have; /* per chunk: it was read, and was right */
+        bool *have; /* per chunk: it was read and is right */
 };
 
 enum nebula_status sparse_open(struct store *store, const struct manifest *manifest, const char *name, struct sparse *ret_sparse,
                                struct nebula_error *error);
 enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *error);
 enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error);
-void sparse_close(struct sparse *sparse); /* fine with a zeroed one */
+void sparse_close(struct sparse *sparse); /* accepts a zeroed one */
 
-/* Whether both have the same bytes there. Chunks with equal checksums are not read. */
+/* Whether the range has the same bytes in both files. Chunks with equal checksums are not read. */
 enum nebula_status sparse_same(struct sparse *a, struct sparse *b, uint64_t offset, uint64_t size, bool *ret_same, struct nebula_error *error);
 
 #endif

@@ -14,14 +14,14 @@
 struct version {
         char tag[256], job[256];
         int64_t step; /* -1: none */
-        uint64_t generation, size, written; /* written: bytes that had to be sent to storage; as many as `size` until it is there */
+        uint64_t generation, size, written; /* written: bytes that had to be sent to storage; equals `size` until the version is there */
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
         double moved;     /* when it was committed; if it was not, when its state last changed */
         uint64_t sequence;
         struct line line;
-        bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step since */
+        bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step */
         char error[256]; /* why it failed or waits; "": neither */
 };
 struct versions {
@@ -32,7 +32,7 @@ struct versions {
         char broken[512];    /* message about the first of them */
         bool has_agent;
         struct pins pins;    /* of the storage path */
-        json_t **metrics;    /* per version: what its program said of it, or NULL; NULL: not asked for (versions_load_metrics) */
+        json_t **metrics;    /* per version: its metrics, or NULL; NULL: not requested (versions_load_metrics) */
 };
 
 /* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
@@ -40,7 +40,7 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
 /* Merges what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);
-/* Reads what the programs said of the versions in storage, with two requests each. A version without such a file has none. */
+/* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */
 void versions_load_metrics(struct versions *versions);
 void versions_done(struct versions *versions);
 json_t *versions_json(const struct versions *versions);

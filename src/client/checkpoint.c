@@ -7,8 +7,8 @@
 #include "image/image.h"
 #include "os/ending.h"
 
-/* Whether a flush at the same agent began after the last save. A flush of all tags says nothing of a version that
- * other ranks have not committed. */
+/* Whether a flush at the same agent began after the last save. A flush of all tags does not cover a version that other ranks have not
+ * committed. */
 static bool is_flushed(const struct nebula_checkpoint *checkpoint)
 {
         struct nebula_session *session = checkpoint->session;

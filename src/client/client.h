@@ -56,7 +56,7 @@
 
 /* $NEBULA_CAPTURE. */
 enum client_capture {
-        CLIENT_CAPTURE_AUTO = 0, /* copy-on-write for large ranges in huge pages if the machine allows it; a copy for the rest */
+        CLIENT_CAPTURE_AUTO = 0, /* copy-on-write for large ranges in huge pages if the machine allows it; else a copy */
         CLIENT_CAPTURE_COPY,
         CLIENT_CAPTURE_COW, /* copy-on-write; an error if the machine does not allow it */
 };
@@ -202,7 +202,7 @@ enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type
 /* The two halves of client_wire_call, for a caller that works in between. */
 enum nebula_status client_wire_send(struct client_wire *wire, enum ipc_type type, const void *request, size_t size, bool *ret_broken,
                                     struct nebula_error *error);
-/* Whether `is_interrupted` says so before an answer comes. Then the connection is closed: the agent gives the request up. */
+/* Whether `is_interrupted` is true before an answer comes. Then the connection is closed, and the agent gives up the request. */
 bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, int (*is_interrupted)(void *argument), void *argument);
 enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
                                      struct nebula_error *error);

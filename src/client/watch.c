@@ -11,11 +11,11 @@ struct nebula_watch {
         struct client_wire wire;
         double since;
         struct lock lock; /* guards the members below; the connection is closed under it */
-        int waiting_fd;   /* of the call that waits; -1: none does */
+        int waiting_fd;   /* of the waiting call; -1: no call is waiting */
         bool is_stopped;
 };
 
-/* Says which connection waits from now on, or that none does. False: the watch is stopped. */
+/* Sets the connection that is being waited on; -1: none. False: the watch is stopped. */
 static bool set_waiting(struct nebula_watch *watch, int fd)
 {
         bool is_stopped;

@@ -5,10 +5,10 @@
  *      https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, also with a SAS behind '?'
  *      http://127.0.0.1:10000/ACCOUNT/CONTAINER/PREFIX, an emulator
  *
- * An object is a block blob with the name PREFIX/key. A small one is one Put Blob. A large one is blocks, which Azure keeps unseen,
- * and one Put Block List, which makes all of them the blob at once; Azure drops blocks that no list named within a week. Every write
- * leaves a number of its own in the blob's metadata (x-ms-meta-nebula), by which the driver recognises what it wrote when the answer
- * was lost. A stamp is an ETag.
+ * An object is a block blob with the name PREFIX/key. A small one takes one Put Blob. A large one takes blocks, which Azure does not
+ * show, and one Put Block List, which makes all of them the blob at once. Azure drops blocks that no list names within a week. Every
+ * write stores an id of its own in the blob's metadata (x-ms-meta-nebula). If an answer is lost, the driver recognizes its write by that
+ * id. A stamp is an ETag.
  *
  * docs/storage.md lists the credentials and their order.
  */

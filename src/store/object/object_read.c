@@ -1,4 +1,4 @@
-/* Reading one range. */
+/* Reads one range. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
