@@ -1,1 +1,1 @@
-"""The manager: when to save, what to keep, how to come back."""
+"""The manager: it decides when to save and which versions to keep, and restores them."""

@@ -1,4 +1,4 @@
-"""What a manager saves and restores: modules, optimizers, whatever has a state_dict(), and plain values."""
+"""The items that a manager saves and restores: modules, optimizers, other objects with a state_dict(), and plain values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["check_keys", "load", "restore", "selector", "state_of"]
 
 log = logging.getLogger("nebulaml")
 
-_WRAPPERS = (("DistributedDataParallel", "module"), ("OptimizedModule", "_orig_mod"))  # of torch; their names would be in every key
+_WRAPPERS = (("DistributedDataParallel", "module"), ("OptimizedModule", "_orig_mod"))  # of torch; their names would be part of every key
 
 
 def _bare(item: Any) -> Any:
-    """A module without what DistributedDataParallel and torch.compile put around it."""
+    """Returns the module inside the wrappers of DistributedDataParallel and torch.compile."""
     for _ in range(4):
         inner = next((attribute for name, attribute in _WRAPPERS if type(item).__name__ == name and hasattr(item, attribute)), None)
         if inner is None:
@@ -31,13 +31,13 @@ def _bare(item: Any) -> Any:
 
 
 def state_of(item: Any) -> Any:
-    """What is saved of an item."""
+    """Returns the value to save of an item: its state_dict(), if it has one."""
     item = _bare(item)
     return item.state_dict() if callable(getattr(item, "state_dict", None)) else item
 
 
 def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[str] | None:
-    """The patterns. Raises NebulaConfigError for one that is of no item."""
+    """Returns the patterns as a list. Raises NebulaConfigError for a pattern that begins with no item."""
     if keys is None:
         return None
     patterns = [keys] if isinstance(keys, str) else list(keys)
@@ -48,7 +48,7 @@ def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[s
 
 
 def selector(name: str, patterns: list[str] | None) -> Callable[[str], bool] | bool:
-    """True: all of this item; False: nothing of it; else whether one of its keys is wanted."""
+    """Returns True to restore the whole item, False to skip it, or else a function that is True for the keys to restore."""
     if patterns is None or any("." not in pattern and fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
         return True
     inner = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern.partition(".")[0])]
@@ -58,7 +58,7 @@ def selector(name: str, patterns: list[str] | None) -> Callable[[str], bool] | b
 
 
 def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
-    """The object of a file, which none of its tensors keeps."""
+    """Loads the object of a file, with tensors in memory of their own, so that none keeps the file mapped."""
     try:
         return loading.load_own(checkpoint._map(file, lazily=True), file, weights_only)
     except pickle.UnpicklingError as failure:
@@ -66,7 +66,7 @@ def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
 
 
 def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], bool] | bool, strict: bool, weights_only: bool) -> list[str]:
-    """Brings a target to what was saved, in place. Returns what was left out, in words."""
+    """Restores a target in place. Returns a sentence for each part that was left out."""
     target = _bare(target)
     part = None if select is True else select
     if not isinstance(target, torch.nn.Module) and callable(getattr(target, "load_state_dict", None)):
@@ -100,7 +100,7 @@ def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, wei
 
 
 def _refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, weights_only: bool) -> bool:
-    """Into the tensors that an optimizer has already; False: it has none yet, or others."""
+    """Loads into the tensors that an optimizer already has. Returns False if it has none yet, or others."""
     current = optimizer.state_dict()
     if not current["state"]:
         return False

@@ -1,4 +1,4 @@
-"""Manager: when to save, what to keep, and how to come back, for a training loop that leaves these to it."""
+"""Manager: decides when to save and which versions to keep, and restores them, for a training loop."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["Manager", "Restored", "Version"]
 
 log = logging.getLogger("nebulaml")
 
-LEAVE_MARGIN_S = 3.0  # of a notice's time: for the program's own end
+LEAVE_MARGIN_S = 3.0  # part of the time after a notice that is left for the program's own end
 
 EXTRA = "extra"  # the item whose value restore() returns
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What restore() found: the step; what was said of the version; and the value of its item "extra", None without one."""
+    """The result of restore(): the step, metrics and metadata of the version, and the value of its item "extra" (None without one)."""
 
     step: int
     metrics: dict[str, float]
@@ -49,7 +49,7 @@ class Restored:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """One row of Manager.checkpoints(). size: bytes; pinned: the reason, None: it is not."""
+    """One row of Manager.checkpoints(). size: bytes. pinned: the reason of the pin; None: not pinned."""
 
     step: int
     state: str
@@ -62,16 +62,18 @@ class Version:
 class Manager:
     """The checkpoints of one path, numbered by steps. Each manager is a session of its own; several may live in one process.
 
-    path: a directory, or a URL; a step is the checkpoint ``global_step<n>`` in it.
-    save_every_steps, save_every_s: should_save() is True at multiples of the one, and when the other has passed since the last save;
-        with neither at each step. After SIGTERM it is True once: save, and end the loop when ``stop_requested``.
-    keep_last, keep_every, keep_best: versions that stay in storage: the newest so many, those whose step is a multiple, the best by a
-        metric. The newest and those that are pinned stay in any case; without any of the three all stay.
-    on_error: "raise": what fails is raised, and what fails later is raised by the next call; "warn": it is a line of the log, and in
-        ``errors``.
+    path: a directory or a URL. Step n is the checkpoint ``global_step<n>`` in it.
+    save_every_steps, save_every_s: should_save() is True at multiples of save_every_steps, and when save_every_s seconds have
+        passed since the last save. Without both it is True at each step. After SIGTERM it is True once: save, and end the
+        loop if ``stop_requested``.
+    keep_last, keep_every, keep_best: the versions that stay in storage: the newest keep_last, those whose step is a multiple of
+        keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of the three all stay.
+    on_error: "raise": failures are raised, and the next call raises a failure that came later. "warn": failures are logged,
+        and ``errors`` lists them.
     weights_only: False trusts all files of this path: loading them may run code.
-    replicated: names of items that are the same on all ranks, which rank 0 alone saves. Of others each rank saves its own.
-    evictions: "azure", "aws" or "gce": what that cloud's metadata service says of this machine's end is a notice like SIGTERM.
+    replicated: names of items that are the same on all ranks. Rank 0 alone saves them; of other items each rank saves its own.
+    evictions: "azure", "aws" or "gce". If that cloud's metadata service announces the end of this machine, that is a notice
+        like SIGTERM.
     settings: those of ``init()``. Each version is persisted at once unless persistent_time_interval says otherwise.
     """
 
@@ -95,14 +97,14 @@ class Manager:
         self._keep = Keep(keep_last, keep_every, keep_best)
         self._weights_only = weights_only
         self._replicated = frozenset([replicated] if isinstance(replicated, str) else replicated)
-        # keep_last=0: the agent would not know the best and the pinned.
+        # keep_last=0, because the agent does not know the best and the pinned versions: this manager removes old ones.
         self._session = Session(
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_last=0, keep_every=0, **settings
         )
         self._engine = self._session._engine
         self._notices = notices.Notices(self._engine, evictions)
-        self._own: dict[int, Checkpoint] = {}  # saved here, newest last
-        self._decided: tuple[int, bool] | None = None  # what should_save() said last
+        self._own: dict[int, Checkpoint] = {}  # versions saved by this object, newest last
+        self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
         self._keeping = threading.Lock()  # held while versions are removed
         self._errors: list[NebulaError] = []
@@ -124,10 +126,10 @@ class Manager:
     # -- saving
 
     def prepare(self, items: Mapping[str, Any]) -> None:
-        """Makes memory for the first save, in the background: call it when model and optimizer are there, before training.
+        """Makes memory for the first save, in the background. Call it before training, when model and optimizer exist.
 
-        Without it the first two saves wait until the agent has found memory. State that an optimizer of torch will make at its
-        first step is counted. Nothing is saved, and nothing is changed.
+        Without it the first two saves wait until the agent has made memory. For an optimizer of torch it counts the state that
+        its first step will make. It saves and changes nothing.
         """
         _check_names(items)
         place = self._engine.place()
@@ -138,14 +140,14 @@ class Manager:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a notice, SIGTERM or an eviction, has come to a rank: the program is to save, and to end."""
+        """True if a notice, SIGTERM or an eviction, has come to a rank. The program should save and end."""
         return self._notices.is_here
 
     def leave(self, timeout: float | None = None) -> str | None:
-        """After the save that a notice asked for, before the program ends: makes the newest version safe, as far as the time allows.
+        """Makes the newest version safe before the program ends, as far as the time allows. Call it after the save for a notice.
 
-        timeout: seconds; None: what the notice leaves, less a margin. Waits for a copy on another node first, if there are
-        replicas, then for storage. Returns the state that was reached, which the log says, too; None: nothing was saved here.
+        It waits first for a copy on another node, if there are replicas, and then for storage. timeout: seconds; None: the time
+        that the notice leaves, less a margin. Returns the state that was reached, which it also logs. None: nothing was saved here.
         """
         begun = time.monotonic()
         left = self._notices.left_s() - LEAVE_MARGIN_S if timeout is None else timeout
@@ -167,7 +169,7 @@ class Manager:
         return reached
 
     def should_save(self, step: int) -> bool:
-        """Whether this step is due, or a notice has come. The same on all ranks, each of which asks at each step."""
+        """Returns True if this step is due, or a notice has come. All ranks get the same answer; each must ask at each step."""
         _check_step(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
@@ -183,10 +185,11 @@ class Manager:
         metadata: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> Checkpoint | None:
-        """Saves the items as version ``step`` if should_save(step), or ``force``. None: it was not due, or it failed and on_error is "warn".
+        """Saves the items as version ``step`` if should_save(step), or if ``force``. Returns the checkpoint.
 
-        items: modules, optimizers, whatever has a state_dict(), and plain values, by name. When this returns the values are fixed, and
-        training goes on. The version is complete when all ranks have come here.
+        items: modules, optimizers, other objects with a state_dict(), and plain values, by name. When save() returns, the values
+        are fixed and training can go on. The version is complete when all ranks have called save(). Returns None if the step was
+        not due, or if the save failed and on_error is "warn".
         """
         self._raise_late()
         if not force and not self.should_save(step):
@@ -218,7 +221,7 @@ class Manager:
         return checkpoint
 
     def _forget_old(self) -> None:
-        """Handles of versions that storage has: others are found again by their tags."""
+        """Drops handles of versions that storage has. They can be found again by their tags."""
         for step in list(self._own)[:-4]:
             if self._own[step].state in ("durable", "failed"):
                 del self._own[step]
@@ -228,11 +231,11 @@ class Manager:
     def restore(
         self, targets: Mapping[str, Any], step: int | None = None, strict: bool = True, keys: Sequence[str] | str | None = None
     ) -> Restored | None:
-        """Brings the targets to what was saved, in place. None: there is no checkpoint. Called on every rank.
+        """Restores the targets in place from a version. Every rank must call it. Returns None if there is no checkpoint.
 
-        step: which; None: the newest. keys: only what these patterns name, as "model", "model.encoder.*" or "*"; None: all.
-        strict: names, shapes and types must fit; else what does not is left as it is, with a line in the log.
-        Raises NebulaNotFound for a step, or an item, that is not there, and NebulaConfigError for what does not fit.
+        step: the version; None: the newest. keys: patterns of the parts to restore, for example "model", "model.encoder.*" or "*";
+        None: all. strict: names, shapes and types must fit; otherwise parts that do not fit stay as they are, and the log names
+        them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit.
         """
         self._raise_late()
         patterns = kinds.check_keys(keys, list(targets))
@@ -255,7 +258,7 @@ class Manager:
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
 
     def _find(self, checkpoint: Checkpoint, name: str, said: about.About, files: Mapping[str, int], strict: bool) -> str | None:
-        """The file of an item. None: it is not there, and need not be."""
+        """Returns the file of an item. None: it does not exist, and ``strict`` is False."""
         place = self._engine.place()
         if said.items.get(name) and said.world != place.world:
             raise NebulaConfigError(
@@ -273,21 +276,21 @@ class Manager:
     # -- looking
 
     def _versions(self) -> list[dict[str, Any]]:
-        """What this node can load, newest first, with its step."""
+        """Returns the versions that this node can load, newest first, with their steps."""
         path = self._session.persist_path
         whole = (one for one in agree.inventory(self._engine, None) if _nebula.follows_step(one["tag"]))
         return [one for one in whole if not storage_tool.was_removed(path, one["tag"], one["state"])]
 
     def all_steps(self) -> list[int]:
-        """The steps that can be loaded, and those that this manager has saved and other ranks may still be at; ascending."""
+        """Returns, in ascending order, the steps that can be loaded and those that this manager has saved and other ranks may still save."""
         return sorted({one["step"] for one in self._versions()} | set(self._pending()))
 
     def _pending(self) -> list[int]:
-        """Saved here, and not failed; the newest last."""
+        """Returns the steps saved here that are neither durable nor failed, newest last."""
         return [step for step, checkpoint in self._own.items() if checkpoint.state not in ("failed", "durable")]
 
     def latest_step(self) -> int | None:
-        """The step that restore() would take, or that was saved here last."""
+        """Returns the step that was saved here last and is not durable yet, or else the newest that can be loaded. None: there is none."""
         pending = self._pending()
         if pending:
             return pending[-1]
@@ -295,7 +298,7 @@ class Manager:
         return int(newest[0]["step"]) if newest else None
 
     def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
-        """The best by keep_best's metric, or by another one ("min" unless ``mode`` is "max"). None: no version has it."""
+        """Returns the best step by keep_best's metric, or by ``metric`` (the smallest, unless ``mode`` is "max"). None: no version has it."""
         rule = self._keep.best
         if metric is not None and (rule is None or metric != rule.metric or mode is not None):
             rule = Best(metric, mode or "min")
@@ -305,7 +308,7 @@ class Manager:
         return best[0] if best else None
 
     def _metrics(self) -> dict[int, dict[str, float]]:
-        """By step."""
+        """Returns the metrics of all versions by step."""
         found = {one["step"]: self._about(one).metrics for one in self._versions()}
         found.update((step, self._own[step]._said().metrics) for step in self._pending())
         return found
@@ -318,7 +321,7 @@ class Manager:
         return self._known[key]
 
     def checkpoint(self, step: int) -> Checkpoint:
-        """That version. Raises NebulaNotFound, which names the steps there are."""
+        """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
         _check_step(step)
         found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
         if found is None or storage_tool.was_removed(path, found.tag, found.state):
@@ -327,7 +330,7 @@ class Manager:
         return found
 
     def checkpoints(self) -> Rows[Version]:
-        """A row for each version, the newest first."""
+        """Returns a row for each version, the newest first."""
         states = {one["tag"]: one for one in self._engine.versions(None)}
         pinned = pins.read(self._session.persist_path)
         rows = []
@@ -339,16 +342,16 @@ class Manager:
 
     @property
     def errors(self) -> list[NebulaError]:
-        """What failed and was not raised, the oldest first."""
+        """Failures that were not raised, the oldest first."""
         self._errors += self._engine.take_late() if self._engine.settings().on_error != "raise" else []
         return self._errors
 
     # -- waiting
 
     def wait(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
-        """Returns when one step, or everything saved here, has reached ``state``: "captured", "committed", "replicated" or "durable".
+        """Waits until one step, or all steps saved here, have reached ``state``: "captured", "committed", "replicated" or "durable".
 
-        timeout: seconds; None waits for ever. Raises NebulaTimeout, or what made it fail.
+        timeout: seconds; None sets no limit. Raises NebulaTimeout, or the error that made a version fail.
         """
         if step is not None:
             (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
@@ -365,27 +368,27 @@ class Manager:
         self._raise_late()
 
     async def wait_async(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
-        """wait(), for programs on an event loop, which goes on meanwhile."""
+        """As wait(), without blocking the event loop of the program."""
         await asyncio.to_thread(self.wait, step, state, timeout)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
-        """``callback(event)`` is called for what becomes of versions in the background: on rank 0, by a thread of Nebula's."""
+        """Makes Nebula call ``callback(event)`` for events of versions in the background: on rank 0, on a thread of Nebula."""
         self._engine.listeners.append(callback)
 
     # -- keeping
 
     def pin(self, step: int, reason: str = "") -> None:
-        """This version stays, whatever the rules say, until unpin()."""
+        """Keeps a version in spite of the rules, until unpin()."""
         self.checkpoint(step)
         pins.add(self._session.persist_path, _tag(step), reason)
 
     def unpin(self, step: int) -> None:
-        """The rules hold for it again."""
+        """Removes the pin of a version, so that the rules apply to it again."""
         _check_step(step)
         pins.remove(self._session.persist_path, _tag(step))
 
     def delete(self, step: int) -> None:
-        """Removes a version from storage. Raises NebulaConfigError for one that is pinned, and for the newest, which a restart would load."""
+        """Removes a version from storage. Raises NebulaConfigError for a pinned version, and for the newest, which a restart would load."""
         checkpoint = self._own.get(step) or self.checkpoint(step)
         if _tag(step) in pins.read(self._session.persist_path):
             raise NebulaConfigError(f"step {step} is pinned: unpin({step}) first")
@@ -395,7 +398,7 @@ class Manager:
         self._own.pop(step, None)
 
     def _retain(self) -> None:
-        """Removes what no rule keeps. Rank 0's work."""
+        """Removes the versions that no rule keeps. Only rank 0 does it."""
         if self._keep.all or self._session.persist_path is None or self._engine.place().rank != 0:
             return
         with self._keeping:
@@ -419,7 +422,10 @@ class Manager:
         self._engine.raise_late()
 
     def close(self) -> None:
-        """Waits for copies in memory that are under way, and ends. Versions become durable without this process. Raises what failed late."""
+        """Waits for running copies in memory and closes the session. Raises a failure that was not raised yet.
+
+        The agent makes committed versions durable without this process.
+        """
         if self._engine.is_closed:
             return
         self._notices.forget()
@@ -432,7 +438,7 @@ class Manager:
 
 
 def _keeper(manager: Manager) -> Callable[[Event], None]:
-    """Listens for versions that became durable, and keeps no manager alive."""
+    """Returns a listener that applies the rules after a version has become durable. It keeps no manager alive."""
     known = weakref.ref(manager)
 
     def hear(event: Event) -> None:

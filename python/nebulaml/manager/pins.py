@@ -1,4 +1,4 @@
-"""Pins: versions that stay whatever the rules say. They lie in storage, and the `nebula` command reads and writes them (docs/formats.md)."""
+"""Pins: they keep versions in spite of the rules. They lie in storage, and the `nebula` command reads and writes them (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["add", "read", "remove"]
 
 
 def add(persist_path: str | None, tag: str, reason: str) -> None:
-    """Pins a version, which may be in memory only yet, or gives another reason."""
+    """Pins a version, which may still be in memory only, or changes the reason of its pin."""
     _call(persist_path, f"{tag} cannot be pinned", "pin", "--early", "--reason", reason, "--", tag)
 
 
 def remove(persist_path: str | None, tag: str) -> None:
-    """Takes a pin back; none is no error."""
+    """Removes a pin. It is no error if there is none."""
     _call(persist_path, f"the pin of {tag} cannot be removed", "unpin", "--", tag)
 
 
 def read(persist_path: str | None) -> dict[str, str]:
-    """The reasons by tag. A pin that cannot be read pins all the same."""
+    """Returns the reasons by tag. A pin that cannot be read still counts."""
     if not persist_path:
         return {}
     return {one["tag"]: one["reason"] for one in _call(persist_path, "the pins of this storage cannot be read", "pin")["pins"]}

@@ -1,4 +1,4 @@
-"""When a manager saves, and which versions it keeps."""
+"""The rules for when a manager saves and which versions it keeps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Best:
             raise NebulaConfigError(f"Best({self.metric!r}, count={self.count!r}): the count is 1 or more")
 
     def order(self, metrics: dict[int, dict[str, float]]) -> list[int]:
-        """Steps from the best on; of equal ones the later first."""
+        """Returns the steps from the best on; of equal ones the later step first. Steps without the metric are left out."""
         known = {step: said[self.metric] for step, said in metrics.items() if not math.isnan(said.get(self.metric, math.nan))}
         sign = 1 if self.mode == "min" else -1
         return sorted(known, key=lambda step: (sign * known[step], -step))
 
 
 class SaveEvery:
-    """Whether a step is to be saved: every so many steps, when so many seconds have passed, or both. Neither: each step."""
+    """Decides whether to save a step: every ``steps`` steps, after ``seconds`` seconds, or both. With neither, each step."""
 
     def __init__(self, steps: int | None, seconds: float | str | None) -> None:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -45,13 +45,13 @@ class SaveEvery:
         self._last = time.monotonic()
 
     def is_due_by_step(self, step: int) -> bool:
-        """The same on all ranks."""
+        """Returns the same answer on all ranks."""
         if self.steps is None:
             return self.seconds is None
         return step % self.steps == 0
 
     def is_due_by_time(self) -> bool:
-        """By this process's clock."""
+        """Answers by this process's clock."""
         return self.seconds is not None and time.monotonic() - self._last >= self.seconds
 
     def saved(self) -> None:
@@ -60,7 +60,7 @@ class SaveEvery:
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """The rules: a version that one of them names stays. Without any rule all stay."""
+    """The rules: a version stays if one of them names it. Without any rule all stay."""
 
     last: int | None = None
     every: int | None = None
@@ -79,7 +79,7 @@ class Keep:
 
 
 def kept(rules: Keep, newest_first: list[int], metrics: dict[int, dict[str, float]], pinned: Iterable[int]) -> set[int]:
-    """Of these steps the ones that stay. The newest is always one of them: a restart loads it."""
+    """Returns the steps that stay. The newest always does, because a restart loads it."""
     if rules.all:
         return set(newest_first)
     stay = set(newest_first[: rules.last or 1]) | set(pinned)

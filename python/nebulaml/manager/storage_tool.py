@@ -1,4 +1,4 @@
-"""What of storage is the `nebula` command's work: removing a version as the rules of its layout want it, and pins."""
+"""Work on storage that the `nebula` command does: it removes versions in the order that the layout needs, and handles pins."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _KINDS = {2: NebulaConfigError, 3: NebulaNotFound, 4: NebulaStorageError, 5: Neb
 
 
 def remove(persist_path: str | None, tag: str, entry: int | None = None) -> None:
-    """Removes a version from storage; with `entry`, only if it is still that entry of the tag's log. Raises NebulaConfigError for the newest,
-    for a pinned one, for one that was written again, and without a storage path."""
+    """Removes a version from storage; with `entry`, only if that is still the newest entry of the tag's log.
+
+    Raises NebulaConfigError for the newest version, for a pinned one, for one that was written again, and without a storage path.
+    """
     if persist_path is None:
         raise NebulaConfigError(f"{tag} is in memory only, where newer versions take its place")
     call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag, *(["--entry", str(entry)] if entry else []))
 
 
 def call(persist_path: str, what: str, *words: str) -> dict:
-    """What `nebula WORDS` answers about a storage path. `what`: the beginning of the sentence about a failure."""
+    """Runs `nebula WORDS` on a storage path and returns its answer. `what`: the beginning of the error message."""
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
         raise NebulaUnavailable(f"{what}: the `nebula` command of this installation is not found")
@@ -45,7 +47,7 @@ def call(persist_path: str, what: str, *words: str) -> dict:
 
 
 def was_removed(persist_path: str | None, tag: str, state: str) -> bool:
-    """Whether a version that was durable is in storage no more: the agent has it in memory for a while, and is not told."""
+    """Returns True if a version that was durable is no longer in storage. The agent may still have it in memory, and does not know."""
     folder = (persist_path or "").removeprefix("file://")
     if state != "durable" or not folder or "://" in folder:
         return False
