@@ -1,10 +1,10 @@
 """torch.distributed.checkpoint through Nebula.
 
 ``NebulaStorageWriter(path)`` and ``NebulaStorageReader(path)`` take ``path = <persist>/<tag>``, or a `checkpoint_id` for
-each call. What they write is what ``FileSystemReader``, ``dcp.load`` and ``dcp_to_torch_save`` read. A save
-returns when the values are fixed in memory, so ``dcp.save`` with this writer already takes milliseconds; ``async_save`` adds a
-future for durability, and plans only what has changed its shape since an earlier save. Neither runs collectives in the
-background, so a training step cannot interleave with them.
+each call. ``FileSystemReader``, ``dcp.load`` and ``dcp_to_torch_save`` can read what they write. A save returns when the values
+are fixed in memory, so ``dcp.save`` with this writer already takes milliseconds. ``async_save`` adds a future for durability,
+and skips the planning if an earlier save had the same shapes. Neither runs collectives in the background, so they cannot mix
+with those of a training step.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
-    """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
+    """Returns one tensor as a complete torch file: its parts in order, and its size in bytes. A contiguous tensor is not copied."""
     tensor = _settled(tensor, name)
-    if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):  # else the device writes into the image itself
+    # if device.covers it, the device writes into the image itself
+    if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):
         tensor = tensor.cpu()
     tensor = tensor.contiguous()
     before, after = frame(tensor.shape, tensor.dtype)
@@ -62,9 +63,9 @@ def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
 
 
 class NebulaStager:
-    """Copies a state dict into kept memory, for writers other than ours: an AsyncStager.
+    """Copies a state dict into memory that it keeps for later saves. It is an AsyncStager for other writers than ours.
 
-    Memory is used again once no tensor looks at what was staged in it, so that two saves in flight never share it.
+    It uses memory again when no tensor refers to it any more, so two saves at the same time never share it.
     """
 
     def __init__(self) -> None:
@@ -77,11 +78,13 @@ class NebulaStager:
         return False
 
     def synchronize_staging(self) -> None:
-        """stage() returns when all is copied."""
+        """Does nothing: stage() returns when all is copied."""
 
     def stage(self, state_dict: STATE_DICT_TYPE, **_: Any) -> STATE_DICT_TYPE:
-        """A copy of all tensors: those of several ranks keep their placement, what is there twice is copied once, and views become tensors
-        of their own."""
+        """Returns a copy of all tensors.
+
+        DTensors and ShardedTensors keep their placement. A tensor that occurs twice is copied once. Views become tensors of their own.
+        """
         return self._copy(state_dict, {}, "")
 
     def close(self) -> None:
@@ -96,13 +99,13 @@ class NebulaStager:
         with self._lock:
             kept = self._free.get(size)
             memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8, device="cpu")
-        # A storage that is new for each loan: it ends with the last tensor that looks at it, a DTensor's own view for one.
+        # Each loan gets a new storage. It ends with the last tensor that refers to it, for example a DTensor's own view.
         loan = (ctypes.c_char * size).from_address(memory.data_ptr())
         weakref.finalize(loan, self._take_back, size, memory).atexit = False
         return torch.frombuffer(loan, dtype=tensor.dtype).view(tensor.shape)
 
     def _take_back(self, size: int, memory: torch.Tensor) -> None:
-        # Called by the garbage collector, which may run on a thread that holds the lock: then the memory is let go.
+        # The garbage collector calls this, perhaps on a thread that holds the lock: then the memory is freed instead.
         if self._lock.acquire(blocking=False):
             if not self._closed:
                 self._free.setdefault(size, []).append(memory)
@@ -113,7 +116,7 @@ class NebulaStager:
         from torch.distributed.tensor import DTensor
 
         if isinstance(value, DTensor):
-            # Not by from_local(), which moves the copy to the devices of the mesh.
+            # from_local() would move the copy to the devices of the mesh
             return DTensor(self._copy(value.to_local(), memo, name), value._spec, requires_grad=False)
         if isinstance(value, ShardedTensor):
             shards = [Shard(self._copy(shard.tensor, memo, name), shard.metadata) for shard in value.local_shards()]
@@ -124,7 +127,8 @@ class NebulaStager:
             settled = _settled(value, name)
             key = (settled.untyped_storage()._cdata, settled.storage_offset(), tuple(settled.shape), settled.stride(), settled.dtype)
             if key not in memo:
-                memo[key] = (self._lend(settled).copy_(settled), settled)  # while it is held, no other takes its place in memory
+                # holding `settled` keeps its memory, so that the key stays unique
+                memo[key] = (self._lend(settled).copy_(settled), settled)
             return memo[key][0]
         if isinstance(value, dict):
             return {key: self._copy(item, memo, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
@@ -138,7 +142,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 class _Save(threading.local):
-    """What one save in progress knows."""
+    """The state of one save in progress."""
 
     path: str | None = None
     id: str | None = None  # of the save, in its metadata
@@ -146,24 +150,24 @@ class _Save(threading.local):
     tag = ""
     rank = 0
     coordinator = False
-    collectives = True  # else each rank plans for itself, and has metadata of its own
-    members: int | None = None  # how many ranks take part, where only the caller can know
-    is_part = False  # they are not all of the job
+    collectives = True  # False: each rank plans alone and has metadata of its own
+    members: int | None = None  # the number of ranks that take part, where only the caller knows it
+    is_part = False  # only a part of the job's ranks saves
     checkpoint: Any = None
-    local: SavePlan | None = None  # what this rank proposed
-    final: SavePlan | None = None  # and what it was given to write
+    local: SavePlan | None = None  # the plan that this rank proposed
+    final: SavePlan | None = None  # the plan that it was given to write
     results: list[WriteResult] | None = None
 
 
 class NebulaStorageWriter(StorageWriter):
-    """Writes `path` = <persist>/<tag>; also its own stager for torch's ``async_save``.
+    """Writes `path` = <persist>/<tag>. It is also its own stager for torch's ``async_save``.
 
-    On each rank the items of its plan become one file ``__<rank>_0.distcp``, captured at once; the coordinator adds
-    ``.metadata``, or each rank ``__<rank>.metadata`` where they plan without collectives. The checkpoint is complete when every
-    rank has committed or, where a part of the job's ranks saves, when all files of these ranks are there.
+    On each rank the items of its plan become one file ``__<rank>_0.distcp``, which is captured at once. The coordinator adds
+    ``.metadata``. If the ranks plan without collectives, each adds ``__<rank>.metadata`` instead. The checkpoint is complete
+    when every rank has committed. If only a part of the job's ranks saves, it is complete when all files of these ranks exist.
 
-    overwrite: False refuses a path that has a checkpoint. stock: arguments of torch's FileSystemWriter about how it writes its files,
-    which have no meaning here.
+    overwrite: False refuses a path that has a checkpoint. stock: arguments of torch's FileSystemWriter about how it writes its
+    files. They have no effect here. Raises TypeError for other arguments.
     """
 
     def __init__(self, path: Any = None, *, overwrite: bool = True, **stock: Any) -> None:
@@ -179,7 +183,7 @@ class NebulaStorageWriter(StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._path, self._overwrite = state["_path"], state["_overwrite"]
         self._stager = NebulaStager()
-        self._save = _Save()  # torch runs each save on one thread; two of them may be in flight
+        self._save = _Save()  # torch runs each save on one thread, and two saves may run at the same time
 
     # As a stager.
     @property
@@ -190,7 +194,7 @@ class NebulaStorageWriter(StorageWriter):
         return self._stager.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """stage() returns when all is copied."""
+        """Does nothing: stage() returns when all is copied."""
 
     def close(self) -> None:
         self._stager.close()
@@ -237,7 +241,7 @@ class NebulaStorageWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         number = secrets.randbits(62) + 1
-        if not self._save.collectives:  # of this rank alone
+        if not self._save.collectives:  # this rank's own plan
             members = self._save.members or self._save.session._engine.place().world
             return [dataclasses.replace(plan, storage_data=(self._save.rank, number, members)) for plan in plans]
         return [dataclasses.replace(plan, storage_data=(index, number, len(plans))) for index, plan in enumerate(plans)]
@@ -256,7 +260,7 @@ class NebulaStorageWriter(StorageWriter):
     def _begin(self, plan: SavePlan) -> None:
         members = plan.storage_data[2]
         self._save.is_part = members != self._save.session._engine.place().world
-        # Nobody waits for ranks that do not take part: each that does writes one file, and metadata come to them.
+        # Do not wait for ranks that take no part: count the files. Each member writes one, and the metadata come to them.
         files = members + (1 if self._save.collectives else members)
         self._save.checkpoint = self._save.session.checkpoint(self._save.tag, files if self._save.is_part else -2)
 
@@ -268,7 +272,7 @@ class NebulaStorageWriter(StorageWriter):
         return self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)])
 
     def _require(self, is_done: bool) -> None:
-        """Raises where on_error="warn" has returned False: a caller of dcp.save gets no other answer."""
+        """Raises the failure of a save that returned False (on_error="warn"): dcp.save has no return value that could say so."""
         if not is_done:
             checkpoint = self._save.checkpoint
             raise checkpoint._failure or NebulaError(f"checkpoint {checkpoint.tag!r} could not be saved: {checkpoint.error}")
@@ -282,12 +286,12 @@ class NebulaStorageWriter(StorageWriter):
 
 
 def _file_of(plan: SavePlan) -> str:
-    """The name of the file that a rank writes; the coordinator has numbered the plans."""
+    """Returns the name of the file that a rank writes. The coordinator has numbered the plans."""
     return f"__{plan.storage_data[0]}_0.distcp"
 
 
 def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[list[Any], list[WriteResult]]:
-    """A rank's file as parts, one behind the other, and where in it each item lies."""
+    """Returns a rank's file as a list of parts, and the place of each item in it."""
     name = _file_of(plan)
     parts: list[Any] = []
     results: list[WriteResult] = []
@@ -305,7 +309,7 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[list[Any], list[Writ
 
 
 class _Known(NamedTuple):
-    """A save that all ranks planned together. While nothing changes its shape they need no plan again."""
+    """A save that all ranks planned together. Later saves of the same shapes use its plan."""
 
     group: Any
     local: SavePlan
@@ -315,11 +319,11 @@ class _Known(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Drawn by the coordinator: one plan has the same number on all ranks, another one another."""
+        """The number that the coordinator drew: one plan has the same number on all ranks, another plan another number."""
         return int(self.final.storage_data[1])
 
 
-KNOWN_MAX = 2  # a job that keeps an average of its weights saves two states in turns
+KNOWN_MAX = 2  # a job that also saves an average of its weights saves two states in turn
 _known_lock = threading.Lock()  # guards the list below
 _known: list[_Known] = []
 
@@ -331,9 +335,9 @@ def _remember(known: _Known) -> None:
 
 
 def _recall(group: Any, planner: DefaultSavePlanner) -> tuple[_Known | None, list[Any]]:
-    """The plan that fits the planner's state to the byte, and the parts of this rank's file by it."""
+    """Returns the known plan that fits the planner's state to the byte, and the parts of this rank's file by it."""
     with _known_lock:
-        candidates = _known[::-1]  # where only other ranks' states differ, the newest is the likeliest to be theirs too
+        candidates = _known[::-1]  # newest first: if only the states of other ranks differ, the newest plan most likely fits them, too
     local = planner.create_local_plan()
     for known in candidates:
         if known.group is group and known.local == local:
@@ -344,7 +348,7 @@ def _recall(group: Any, planner: DefaultSavePlanner) -> tuple[_Known | None, lis
 
 
 def _all_know(known: _Known | None, group: Any) -> bool:
-    """Whether every rank of the group has the same plan: one collective of two numbers."""
+    """Returns True if every rank of the group has the same plan. It takes one collective of two numbers."""
     if group is None or dist.get_world_size(group) == 1:
         return known is not None
     number = known.number if known else 0
@@ -355,14 +359,14 @@ def _all_know(known: _Known | None, group: Any) -> bool:
 
 
 def _save_as_before(state: STATE_DICT_TYPE, path: Any, writer: NebulaStorageWriter, group: Any) -> Metadata | None:
-    """Saves by a plan of an earlier save. None: some rank has none that fits, and all plan again."""
+    """Saves by the plan of an earlier save. Returns None if a rank has no plan that fits; then all ranks plan again."""
     rank = dist.get_rank(group) if group is not None else 0
     known, parts = None, []
     try:
         planner = DefaultSavePlanner()
         planner.set_up_planner(state, writer.storage_meta(), rank == 0)
         known, parts = _recall(group, planner)
-    except Exception as failure:  # planning again tells it to every rank
+    except Exception as failure:  # the new planning reports the failure to every rank
         log.debug("nebula: no plan of an earlier save is used: %s", failure)
     if not _all_know(known, group):
         return None
@@ -393,14 +397,13 @@ def async_save(
     no_dist: bool = False,
     use_collectives: bool = True,
 ) -> Future[Metadata]:
-    """Saves like ``dcp.save``: the values are fixed on return. The future's result is the metadata, once durable.
+    """Saves like ``dcp.save``: the values are fixed on return. The future gives the metadata when the checkpoint is durable.
 
-    A save by the ranks of a `process_group`, or with `no_dist` by this one, is complete with theirs: others are not waited for.
-    Without `use_collectives`, where torch has that, each rank plans alone and writes metadata of its own.
-
-    Else the ranks agree on the plan inside this call; nothing collective happens afterwards, so the default process
-    group is safe to use. A state whose names, shapes, types and places are those of one of the last two saves that were
-    planned needs no other plan: the ranks only assure each other of that. With a `planner` each save is planned.
+    A save by the ranks of a `process_group`, or with `no_dist` by this rank alone, is complete when those ranks have saved.
+    Without `use_collectives`, in releases of torch that have it, each rank plans alone and writes metadata of its own.
+    Otherwise the ranks agree on the plan inside this call. No collective runs after it, so the default process group is safe to
+    use. If the names, shapes, types and places of the state equal those of one of the last two planned saves, that plan is used
+    again: the ranks only confirm that all have it. With a `planner` every save is planned.
     """
     writer = storage_writer or NebulaStorageWriter(checkpoint_id)
     alone = no_dist or not dist.is_initialized()
@@ -426,13 +429,13 @@ def async_save(
             _remember(_Known(group, save.local, save.final, save.results, metadata))
     checkpoint = writer._save.checkpoint
     future: Future[Metadata] = Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled any more
+    future.set_running_or_notify_cancel()  # it can no longer be cancelled
 
     def wait() -> None:
         try:
             checkpoint.wait("durable")
             future.set_result(metadata)
-        except BaseException as error:  # noqa: BLE001  handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001  the caller of result() gets it
             future.set_exception(error)
 
     threading.Thread(target=wait, name="nebula-durable", daemon=True).start()

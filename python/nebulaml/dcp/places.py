@@ -1,4 +1,4 @@
-"""Where checkpoints of torch.distributed.checkpoint lie, and how a tensor stands in their files."""
+"""The places of checkpoints of torch.distributed.checkpoint, and the form of a tensor in their files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 METADATA = ".metadata"
-# <scheme>://<place>/<prefix>/<tag>?<signature>, of the object stores that have a driver
+# <scheme>://<place>/<prefix>/<tag>?<signature>, for object stores that have a driver
 _URL = re.compile(r"((?:az|abfss?|s3|gs|https?)://[^?]+)/([^/?]+)/?(\?.*)?", re.DOTALL)
 
 
 def is_place(checkpoint_id: Any) -> bool:
-    """Whether it is a path of a directory, or a URL of an object store."""
+    """Returns True for a path of a directory, or a URL of an object store."""
     if not isinstance(checkpoint_id, (str, os.PathLike)):
         return False
     text = os.fspath(checkpoint_id).removeprefix("file://")
@@ -40,7 +40,7 @@ def is_place(checkpoint_id: Any) -> bool:
 
 
 def split(path: Any) -> tuple[str, str]:
-    """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
+    """Splits <persist>/<tag> into (absolute <persist>, <tag>). ~ and file:// mean the same as in init()."""
     text = os.fspath(path).removeprefix("file://")
     if "://" in text:
         url = _URL.fullmatch(text)
@@ -55,7 +55,7 @@ def split(path: Any) -> tuple[str, str]:
 
 
 def session_for(persist: str) -> Session:
-    """The session of the package's functions if it has this path or none yet, else one of this path with the same settings."""
+    """Returns the session of the package's functions if it has this path or none yet, else one of this path with the same settings."""
     if os.path.exists(persist) and not os.path.isdir(persist):
         raise NebulaConfigError(f"{persist} is no directory: no checkpoint can be saved in it")
     if not api.is_initialized():
@@ -66,14 +66,14 @@ def session_for(persist: str) -> Session:
 
 
 def reading_session(persist: str) -> Session:
-    """The session to look for a checkpoint of this path with."""
+    """Returns the session with which to look for a checkpoint of this path."""
     if not api.is_initialized():
         return session_for(persist)  # a writer may follow
     return default._that_writes(persist)
 
 
 def check_name(tag: str) -> None:
-    """Raises NebulaConfigError for a last part of a path that storage would call otherwise: stock readers look where they were told."""
+    """Raises NebulaConfigError for a tag that storage would give another name: stock readers would not find it."""
     stored = _nebula.encode_name(tag)
     if stored != tag:
         raise NebulaConfigError(
@@ -82,12 +82,12 @@ def check_name(tag: str) -> None:
 
 
 def is_stock(folder: str) -> bool:
-    """Whether torch's own writer, or one that writes as it does, has made this directory."""
+    """Returns True if torch's own writer, or one with the same layout, has made this directory."""
     return os.path.exists(os.path.join(folder, METADATA)) or os.path.exists(os.path.join(folder, f"__0{METADATA}"))
 
 
 def is_taken(session: Session, persist: str, tag: str) -> bool:
-    """Whether a complete checkpoint is there, as far as this node knows."""
+    """Returns True if a complete checkpoint is there, as far as this node knows."""
     try:
         session._engine.session().find(tag, persist)
     except NebulaNotFound:
@@ -97,7 +97,7 @@ def is_taken(session: Session, persist: str, tag: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
-    """What a complete torch file of one contiguous tensor has before and behind its bytes."""
+    """Returns the bytes before and behind the values in a complete torch file of one contiguous tensor."""
     template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
     (before, _, after), _ = pickling.file_parts(template, template)
     return before, after

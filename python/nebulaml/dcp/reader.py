@@ -1,4 +1,4 @@
-"""NebulaStorageReader: checkpoints of torch.distributed.checkpoint, Nebula's and those of torch's own writer, range by range."""
+"""NebulaStorageReader: reads checkpoints of torch.distributed.checkpoint, written by Nebula or by torch, range by range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("nebulaml")
 _CHECKPOINT = "torch.distributed.checkpoint"
 _SHARDED = "torch.distributed._shard"
 
-# All that torch's own writers put into metadata. A class that is not here could do anything when it is built.
+# All names that torch's own writers put into metadata. A class outside this list could run any code when it is built.
 _NAMES = {
     *((f"{_CHECKPOINT}.metadata", name) for name in (
         "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
@@ -45,7 +45,7 @@ _NAMES = {
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Metadata comes from storage: only what torch's own writers put there is built."""
+    """Unpickles metadata, which comes from storage: it builds only what torch's own writers put there."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -57,14 +57,14 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: Any, name: str) -> Any:
-    """Old pickles name an enum's member by getattr."""
+    """Returns an enum's member: old pickles name it by getattr. Raises NebulaCorrupt for other objects."""
     if isinstance(owner, type) and issubclass(owner, enum.Enum):
         return owner[name]
     raise NebulaCorrupt("checkpoint metadata asks for an attribute of something that is no enum: not loaded")
 
 
 class _NebulaFiles:
-    """The files of a checkpoint of Nebula, from the fastest place that has them, verified."""
+    """The files of a checkpoint of Nebula, verified, from the fastest place that has them."""
 
     def __init__(self, checkpoint: Any) -> None:
         self._checkpoint = checkpoint
@@ -78,7 +78,7 @@ class _NebulaFiles:
 
 
 class _PlainFile:
-    """A file as a map: its pages are read when they are looked at, and this process's own when they are written to."""
+    """A file as a private map: a page is read at its first access, and a write changes only this process's copy."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -86,17 +86,17 @@ class _PlainFile:
             self.data: Any = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) if size else bytearray()
 
     def fetch(self, offset: int, size: int) -> None:
-        """All is there."""
+        """Does nothing: the system reads pages at their first access."""
 
 
 class _PlainFiles:
-    """The files of a directory that torch's own writer has made: nothing says whether they are what was written."""
+    """The files of a directory that torch's own writer has made. Nothing can verify them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def _path(self, name: str) -> str:
-        if os.path.isabs(name) or ".." in name.split("/"):  # the metadata name it
+        if os.path.isabs(name) or ".." in name.split("/"):  # the name comes from the metadata
             raise NebulaCorrupt(f"checkpoint metadata name {name!r}, which lies outside {self._folder}: not read")
         return os.path.join(self._folder, name)
 
@@ -109,8 +109,11 @@ class _PlainFiles:
 
 
 class NebulaStorageReader(StorageReader):
-    """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, peer, storage; verified, and only the ranges that this
-    rank wants. A directory that torch's own FileSystemWriter has made is read as its FileSystemReader would."""
+    """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, a peer or storage.
+
+    It verifies the bytes and reads only the ranges that this rank needs. It reads a directory of torch's own FileSystemWriter as
+    FileSystemReader would.
+    """
 
     def __init__(self, path: Any = None) -> None:
         super().__init__()
@@ -133,7 +136,7 @@ class NebulaStorageReader(StorageReader):
         self._files = self._metadata = None
         self._load_id = str(uuid.uuid4())
         if self._path is not None:
-            self._open()  # every rank comes here, and they agree; read_metadata is asked of the coordinator alone
+            self._open()  # every rank calls this, so the ranks agree here; torch calls read_metadata on the coordinator alone
 
     def _open(self) -> _NebulaFiles | _PlainFiles:
         if self._files is None:
@@ -150,7 +153,7 @@ class NebulaStorageReader(StorageReader):
         return self._files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """All ranks' metadata, or those of one `rank` where each has its own: torch asks for them when there are none of all."""
+        """Returns the metadata of all ranks, or of one `rank`. torch asks for those of a rank if there are none of all."""
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(name))).load()
@@ -205,7 +208,7 @@ class NebulaStorageReader(StorageReader):
         planner.commit_tensor(item, target)
 
     def _framed(self, item: ReadItem, file: Any, data: memoryview, offset: int) -> torch.Tensor | None:
-        """The wanted part of a tensor that lies in the file as Nebula writes it, and nothing else of it fetched; else None."""
+        """Returns the wanted part of a tensor that has the form in which Nebula writes it, and fetches only that part. Otherwise None."""
         described = self._chunk_of(item)
         if described is None:
             return None
@@ -227,7 +230,7 @@ class NebulaStorageReader(StorageReader):
         return tensor
 
     def _chunk_of(self, item: ReadItem) -> tuple[torch.Size, torch.dtype] | None:
-        """Shape and type of the stored piece, as the metadata have it."""
+        """Returns shape and dtype of the stored piece, from the metadata."""
         index = item.storage_index
         assert self._metadata is not None
         found = self._metadata.state_dict_metadata.get(index.fqn)
