@@ -1,10 +1,10 @@
 """DeepSpeed 0.18.4 and later, without its own Nebula support.
 
-DeepSpeed up to 0.19.6 imports ``torch_nebula`` by itself when its JSON has a ``nebula`` section; nothing here is
-needed then. 0.19.7 dropped that and refuses the section. Two ways bring it back, for any version:
+DeepSpeed up to 0.19.6 imports ``torch_nebula`` by itself if its JSON has a ``nebula`` section. Then this module is not
+needed. 0.19.7 dropped that and refuses the section. Two ways bring it back, for any version:
 
 * ``import nebulaml.deepspeed`` before ``deepspeed.initialize``: the ``nebula`` section of the configuration works again.
-* ``nebulaml.attach(engine)`` after it: no section needed; call ``nebulaml.init`` first, or set its environment.
+* ``nebulaml.attach(engine)`` after it: no section is needed; call ``nebulaml.init`` first, or set its environment.
 
 Both put a checkpoint engine into DeepSpeed that follows its decoupled protocol: ``save_checkpoint`` returns when the
 values are fixed, the commit comes before the optimizer changes anything, and ``latest`` is written after the commit.
@@ -39,7 +39,7 @@ COMMIT_TIMEOUT_S = 60.0
 
 
 def check_version() -> None:
-    """Refuses DeepSpeed releases that cannot commit: 0.17.1 to 0.18.3 call it with the wrong arguments."""
+    """Raises for DeepSpeed 0.17.1 to 0.18.3, which call commit() with the wrong arguments, and for older releases."""
     version = guards.numbers_of(deepspeed.__version__)
     if version is not None and version < OLDEST:
         raise NebulaConfigError(
@@ -51,8 +51,8 @@ def check_version() -> None:
 class NebulaDeepSpeedEngine(CheckpointEngine):
     """The checkpoint engine that DeepSpeed calls on every rank.
 
-    `load_path`: the directory to load from, None for the one that is saved to. `enable_load`: False reads with
-    ``torch.load`` from the directory that DeepSpeed is given. `overlap`: as Checkpoint.save has it.
+    `load_path`: the directory to load from; None: the directory of the saves. `enable_load`: if False, it reads with
+    ``torch.load`` from the directory that DeepSpeed gives. `overlap`: as in Checkpoint.save.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         atexit.register(lambda: (engine := alive()) is not None and engine.cleanup())
 
     def create(self, info: Any) -> None:
-        """Opens a checkpoint; one that is still open is committed first, and need not be complete yet."""
+        """Opens a checkpoint. If one is still open, it commits that first, without waiting for other ranks."""
         if self._info is not None:
             self._finish(patient=False)
         self._info = info
@@ -80,7 +80,9 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self._checkpoint = api.Checkpoint(str(info.tag), -2)
 
     def _warn_of_memory(self, save_dir: Any) -> None:
-        """Files by the names of real ones are about to lie in save_dir, and nothing of them may ever be in storage."""
+        """Warns once if there is no storage path: files with the names of real ones will lie in save_dir, but their values never in
+        storage.
+        """
         if self._warned or api.persist_path() is not None or _rank() != 0:
             return
         self._warned = True
@@ -91,7 +93,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         )
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Fixes the values of one file; DeepSpeed finds the file by name, so a small one stands for it in save_dir."""
+        """Fixes the values of one file, and puts a small stand-in file into save_dir, where DeepSpeed looks for the name."""
         if self._checkpoint is None:
             self._checkpoint = api.Checkpoint(os.path.basename(os.path.dirname(path)), -2)
         self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
@@ -116,7 +118,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         return checkpoint.load(name, map_location=map_location)
 
     def resolve(self, tag: str | None) -> Any:
-        """The checkpoint for a tag (None: the newest); the same answer until the next save."""
+        """Returns the checkpoint of a tag (None: the newest). The answer stays the same until the next save."""
         key = tag or ""
         if key not in self._resolved:
             found = None
@@ -128,12 +130,15 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         return self._resolved[key]
 
     def forget(self) -> None:
-        """Ends a restore: the next one looks again."""
+        """Ends a restore: the next one looks for checkpoints again."""
         self._resolved.clear()
 
     def commit(self, info: Any) -> bool:
-        """Closes this rank's part. At the optimizer's step rank 0 waits until every rank has captured, so that `latest`
-        does not run ahead; within ``save_checkpoint`` nobody waits for copies that still run."""
+        """Closes this rank's part.
+
+        At the optimizer's step rank 0 waits until every rank has captured, so that `latest` does not name an incomplete checkpoint.
+        Within ``save_checkpoint`` it does not wait for copies that still run.
+        """
         checkpoint, self._checkpoint, self._info = self._checkpoint, None, None
         self.forget()
         if checkpoint is None:
@@ -146,11 +151,11 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
                 log.warning("nebula: checkpoint %s is not committed by all ranks: %s", checkpoint.tag, error)
                 committed = False
         if not committed and info is not None:
-            info.save_latest = False  # DeepSpeed looks at it next, and at nothing that is returned here
+            info.save_latest = False  # DeepSpeed reads this next, and ignores the returned value
         return committed
 
     def _finish(self, patient: bool = True) -> None:
-        """Commits what is open, outside DeepSpeed's own order, and writes `latest` as DeepSpeed would have done."""
+        """Commits the open checkpoint outside DeepSpeed's own order, and writes `latest` as DeepSpeed would."""
         info, self.patient = self._info, patient
         self.commit(info)
         self.patient = True
@@ -168,7 +173,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self._info = info
 
     def cleanup(self) -> None:
-        """Called by engine.destroy() and at exit: the last checkpoint of a run is committed here."""
+        """Commits the last checkpoint of a run. engine.destroy() calls it, and the end of the process."""
         if self._info is not None:
             self._finish(self.patient)
 
@@ -182,7 +187,7 @@ def _on_cpu(engine: Any) -> bool:
 
 
 def _wrap_save(original: Any) -> Any:
-    """On a CPU the values are fixed when save returns: nothing is won by committing at the next step."""
+    """Commits within save on a CPU: the values are fixed when save returns, so waiting for the next step gains nothing."""
 
     @functools.wraps(original)
     def save_checkpoint(self: Any, save_dir: str, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +206,7 @@ def _wrap_save(original: Any) -> Any:
 
 
 def _wrap_load(original: Any) -> Any:
-    """Loads the newest complete checkpoint where DeepSpeed alone would trust `latest`, or find nothing at all."""
+    """Loads the newest complete checkpoint, where DeepSpeed alone would trust `latest` or find nothing."""
 
     @functools.wraps(original)
     def load_checkpoint(self: Any, load_dir: str, tag: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +243,7 @@ def _read_latest(load_dir: str) -> str | None:
 
 
 def _stand_in(load_dir: str, checkpoint: Any, persist_path: str | None) -> None:
-    """DeepSpeed globs load_dir/<tag>/ for names before it loads: put a file that stands for it where one is missing."""
+    """Puts a stand-in file for each missing one into load_dir/<tag>/: DeepSpeed searches it for names before it loads."""
     folder = os.path.join(load_dir, checkpoint.tag)
     os.makedirs(folder, exist_ok=True)
     for name in checkpoint._all_files():
@@ -259,7 +264,7 @@ def _patch_engine_class() -> None:
 
 
 def _from_section(config_params: Any, section: dict[str, Any]) -> NebulaDeepSpeedEngine:
-    """`section`: the "nebula" object of DeepSpeed's JSON, as its documentation describes it."""
+    """Makes the engine from `section`, the "nebula" object of DeepSpeed's JSON, as its documentation describes it."""
     api.init(
         persistent_storage_path=section.get("persistent_storage_path"),
         persistent_time_interval=section.get("persistent_time_interval", 100),
@@ -274,7 +279,7 @@ def _from_section(config_params: Any, section: dict[str, Any]) -> NebulaDeepSpee
 
 
 def _patch_create() -> None:
-    """Where DeepSpeed no longer knows the section: accept it again, and build our engine from it."""
+    """Makes releases of DeepSpeed that refuse the section accept it again, and build our engine from it."""
     removed = getattr(ds_config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", None)
     if removed is None or "nebula" not in removed:
         return
@@ -292,9 +297,9 @@ def _patch_create() -> None:
 
 
 def attach(engine: Any, overlap: bool | None = None) -> Any:
-    """Gives a DeepSpeedEngine Nebula's checkpoint engine; call it on every rank. Returns the engine.
+    """Gives a DeepSpeedEngine Nebula's checkpoint engine, and returns the DeepSpeedEngine. Call it on every rank.
 
-    overlap: as Checkpoint.save has it; the step inside DeepSpeed's optimizer waits as any other. None: as it is, at first without.
+    overlap: as in Checkpoint.save; the step of DeepSpeed's own optimizer waits like any other. None: unchanged, at first False.
     """
     if not isinstance(engine, ds_engine.DeepSpeedEngine):
         raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")

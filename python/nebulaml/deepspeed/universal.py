@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO with another number of ranks: a version is converted to the universal layout on the way, by DeepSpeed's own functions."""
+"""Loads ZeRO checkpoints with another number of ranks: DeepSpeed's own functions convert them to the universal layout first."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _TAG = "universal"
 
 
 def partitions(checkpoint: Any) -> int:
-    """Among how many data-parallel ranks ZeRO has divided the optimizer's state; 0: it has not."""
+    """Returns the number of data-parallel ranks over which ZeRO has divided the optimizer's state. 0: it has not."""
     found = (_PARTITION.fullmatch(name) for name in checkpoint._all_files())
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 @contextlib.contextmanager
 def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
-    """A directory and the tag in it, in the universal layout; removed at the end. All ranks call it; the first of each node converts.
+    """Gives a directory and the tag in it, in the universal layout, and removes it at the end. All ranks call it.
 
-    It lies in the directory for temporary files, and takes the space of two checkpoints there.
+    The first rank of each node converts, into the directory for temporary files, which needs the space of two checkpoints.
     """
     here = ranks.current()
     base = tempfile.mkdtemp(prefix="nebula-universal-") if here.local_rank == 0 else ""
@@ -47,7 +47,7 @@ def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
         if failures:
             raise NebulaError(f"checkpoint {checkpoint.tag} cannot be converted to another number of ranks: {failures[0]}")
         yield next(path for first, path, _ in answers if path and first == here.rank - here.local_rank), _TAG
-        _gathered(None)  # all have read
+        _gathered(None)  # all ranks have read
     finally:
         if base:
             shutil.rmtree(base, ignore_errors=True)
@@ -62,7 +62,7 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _convert(checkpoint: Any, base: str) -> str:
-    """Why it failed; "": it did not."""
+    """Converts the checkpoint. Returns "", or the reason why it failed."""
     source = os.path.join(base, checkpoint.tag.replace("/", "_"))
     try:
         from deepspeed.checkpoint import ds_to_universal
@@ -81,7 +81,7 @@ def _convert(checkpoint: Any, base: str) -> str:
             strict=True,
             inject_missing_state=True,
         )
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # hides progress bars
             ds_to_universal.main(options)
         shutil.rmtree(source)
         return ""
@@ -90,7 +90,7 @@ def _convert(checkpoint: Any, base: str) -> str:
 
 
 def load(engine: Any, original: Callable[..., Any], checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
-    """DeepSpeed's load_checkpoint of that version, with however many ranks there are."""
+    """Calls DeepSpeed's load_checkpoint on that version, with any number of ranks."""
     world = data_parallel(engine)
     log.warning(
         "nebula: %s was saved by %d data-parallel ranks, and here are %d: it is converted to DeepSpeed's universal layout first",
@@ -109,6 +109,6 @@ def load(engine: Any, original: Callable[..., Any], checkpoint: Any, *args: Any,
 
 
 def data_parallel(engine: Any) -> int:
-    """Among how many ranks ZeRO divides here."""
+    """Returns the number of ranks over which ZeRO divides in this run."""
     return int(getattr(engine, "seq_dp_world_size", None) or engine.dp_world_size)
 
