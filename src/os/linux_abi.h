@@ -22,6 +22,9 @@
 #define SYS_close_range 436
 #endif
 
+/* Linux 4.14: RWF_NOWAIT of <linux/fs.h> */
+#define LINUX_RWF_NOWAIT 0x00000008
+
 /* struct open_how and RESOLVE_ of <linux/openat2.h> */
 struct linux_open_how {
         uint64_t flags, mode, resolve;

@@ -116,6 +116,7 @@ struct os_table {
         int (*close)(int fd);
         int (*duplicate)(int fd);                                  /* another descriptor of the same open file */
         int64_t (*pread)(int fd, void *data, size_t size, uint64_t offset);
+        int64_t (*pread_cached)(int fd, void *data, size_t size, uint64_t offset); /* -EAGAIN: the disk would be read; -EOPNOTSUPP: unknown */
         int64_t (*pwrite)(int fd, const void *data, size_t size, uint64_t offset);
         int64_t (*read)(int fd, void *data, size_t size);
         int64_t (*write)(int fd, const void *data, size_t size);

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -114,6 +115,13 @@ static int linux_duplicate(int fd)
 static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
 {
         return size_result_of(pread(fd, data, transfer_size(size), (off_t)offset));
+}
+
+static int64_t linux_pread_cached(int fd, void *data, size_t size, uint64_t offset)
+{
+        struct iovec part = { data, transfer_size(size) };
+
+        return size_result_of(preadv2(fd, &part, 1, (off_t)offset, LINUX_RWF_NOWAIT));
 }
 
 static int64_t linux_pwrite(int fd, const void *data, size_t size, uint64_t offset)
@@ -503,7 +511,7 @@ static uint32_t linux_cpu_count(void)
 
 const struct os_table os_linux = {
         .open = linux_open, .close = linux_close, .duplicate = linux_duplicate,
-        .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
+        .pread = linux_pread, .pread_cached = linux_pread_cached, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,
         .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .clone = linux_clone, .clone_range = linux_clone_range, .unlink = linux_unlink,

@@ -3,6 +3,9 @@
 #include <sys/stat.h>
 
 #include "one_file_store.h"
+#include "os/bulk.h"
+
+#define FILE_BYTES (1u << 20) /* smaller files are never read without the page cache */
 
 /* With `table` in place of the system calls, from open_file to close_file. */
 static const struct os_table *real;
@@ -320,8 +323,55 @@ static void what_a_file_system_lacks_is_told(void)
         CHECK(features_on(0xff534d42) == always);                                        /* SMB */
 }
 
+static uint64_t cached_bytes;
+
+static int64_t cached_below_a_limit(int fd, void *data, size_t size, uint64_t offset)
+{
+        return offset + size <= cached_bytes ? (int64_t)size : -EAGAIN;
+}
+
+static int open_as_without_page_cache(const char *root, const char *key, int flags)
+{
+        return flags & OS_DIRECT ? os_linux.open_below(root, "t/direct", OS_READ) : os_linux.open_below(root, key, flags);
+}
+
+static char first_byte(int fd)
+{
+        char byte = 0;
+
+        CHECK(os_linux.pread(fd, &byte, 1, 0) == 1);
+        os_linux.close(fd);
+        return byte;
+}
+
+/* Which of two files is read tells which way: t/direct stands for the disk. */
+static void a_file_is_read_from_the_page_cache_if_all_of_it_is_there(void)
+{
+        static char bytes[FILE_BYTES], read[FILE_BYTES] __attribute__((aligned(BULK_PAGE_BYTES)));
+
+        open_with_table();
+        memset(bytes, 'd', sizeof bytes);
+        CHECK(store->ops->put(store, "t/direct", bytes, sizeof bytes, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+        memset(bytes, 'c', sizeof bytes);
+        CHECK(store->ops->put(store, "t/x", bytes, sizeof bytes, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+        table.open_below = open_as_without_page_cache;
+        table.pread_cached = cached_below_a_limit;
+        for (int i = 0; i < 3; i++) {
+                bool is_cached = i == 0, is_direct = is_cached;
+                int fd = -1;
+
+                cached_bytes = i == 0 ? sizeof bytes : i == 1 ? sizeof bytes - BULK_PAGE_BYTES : 0;
+                CHECK(store->ops->open_read(store, "t/x", &fd, &is_direct, &error) == NEBULA_OK);
+                CHECK(is_direct == !is_cached && first_byte(fd) == (is_cached ? 'c' : 'd'));
+                CHECK(store->ops->read_bulk(store, "t/x", read, sizeof read, BULK_PAGE_BYTES, NULL, NULL, &error) == NEBULA_OK);
+                CHECK(read[0] == (is_cached ? 'c' : 'd'));
+        }
+        close_with_table();
+}
+
 TAP_MAIN(TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
          TEST(an_object_whose_replacement_had_no_answer_is_replaced), TEST(a_removal_elsewhere_costs_a_write_no_sync),
          TEST(a_directory_that_another_process_made_anew_is_synced_anew),
          TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_removal_gives_back_what_it_did_not_mean),
-         TEST(a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes), TEST(the_time_is_the_file_systems), TEST(what_a_file_system_lacks_is_told))
+         TEST(a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes), TEST(a_file_is_read_from_the_page_cache_if_all_of_it_is_there),
+         TEST(the_time_is_the_file_systems), TEST(what_a_file_system_lacks_is_told))
