@@ -69,6 +69,7 @@ class Device:
         self.registrations: list[int] = []
         self.refuses = self.copy_fails = self.queue_fails = self.records = False
         self.copied: list[tuple[int, int]] = []  # (source's address, bytes), as they were queued
+        self.uploaded: list[int] = []  # bytes of each copy to it, as they were queued
         self.ended = 0  # copies that were queued and write no more
 
     # -- the program's side
@@ -113,6 +114,36 @@ class Device:
         buffer = torch.empty(size, dtype=torch.uint8)
         self.registered[buffer.data_ptr()] = size
         return buffer.data_ptr(), buffer
+
+    def target(self, location: torch.device) -> int | None:
+        return self.number if location.type == "cuda" and location.index in (None, self.number) else None
+
+    def allocate(self, place: int, size: int) -> torch.UntypedStorage:
+        assert place == self.number
+        storage = torch.UntypedStorage(size).fill_(0xAA)
+        self.marked.add(storage.data_ptr())
+        self.kept.append(storage)
+        return storage
+
+    def lane(self, place: int) -> Stream:
+        stream = Stream()
+        stream.work.put(self.current.event().synchronize)
+        return stream
+
+    def upload(self, stream: Stream, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
+        assert buffer.data_ptr() in self.registered and at + size <= buffer.nbytes and offset + size <= storage.nbytes()
+        if self.queue_fails and self.uploaded:
+            raise RuntimeError("the fake device takes no more work")
+        self.uploaded.append(size)
+
+        def run() -> None:
+            assert size < self.held_least or self.open.wait(60)
+            self.ended += 1
+            if self.copy_fails:
+                raise RuntimeError("the fake device failed")
+            ctypes.memmove(storage.data_ptr() + offset, buffer.data_ptr() + at, size)
+
+        stream.work.put(run)
 
     def side_streams(self, place: int) -> tuple[Stream, Stream]:
         before = self.current.event()

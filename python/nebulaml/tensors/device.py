@@ -55,6 +55,18 @@ class Backend(Protocol):
     def staging(self, size: int) -> tuple[int, Any]:
         """Host memory that devices write to well: its address, and what keeps it."""
 
+    def target(self, location: torch.device) -> int | None:
+        """The device of this kind that a load to there ends on; None when it is not of this kind, or not there."""
+
+    def allocate(self, place: int, size: int) -> torch.UntypedStorage:
+        """Device memory without values."""
+
+    def lane(self, place: int) -> Any:
+        """A stream for copies to that device; what is queued there now waits for what the program has queued."""
+
+    def upload(self, stream: Any, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
+        """Queues a copy from a staging buffer into device memory."""
+
     def side_streams(self, place: int) -> tuple[Any, Any]:
         """Those for small and for large copies from that device; what is queued there now waits for what the program has queued."""
 
@@ -109,6 +121,25 @@ class _Cuda:
         except RuntimeError:
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, and as right
         return buffer.data_ptr(), buffer
+
+    def target(self, location: torch.device) -> int | None:
+        if location.type != "cuda" or not torch.cuda.is_available():
+            return None
+        index = torch.cuda.current_device() if location.index is None else location.index
+        return index if index < torch.cuda.device_count() else None
+
+    def allocate(self, place: int, size: int) -> torch.UntypedStorage:
+        return torch.UntypedStorage(size, device=torch.device("cuda", place))
+
+    def lane(self, place: int) -> Any:
+        stream = torch.cuda.Stream(place)
+        stream.wait_stream(torch.cuda.current_stream(place))
+        return stream
+
+    def upload(self, stream: Any, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
+        with torch.cuda.stream(stream):
+            target = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
+            target.copy_(buffer[at : at + size], non_blocking=True)
 
     def side_streams(self, place: int) -> tuple[Any, Any]:
         if place not in self._streams:
@@ -180,8 +211,29 @@ def _active() -> Backend | None:
     """The backend, when there can be device memory at all."""
     global _backend
     if _backend is None and torch.cuda.is_initialized():
-        _backend = _Cuda()
+        _backend = _cuda
     return _backend
+
+
+_cuda = _Cuda()
+
+
+def is_in_use() -> bool:
+    """Whether this program uses a device."""
+    return _active() is not None
+
+
+def loading() -> Backend:
+    """The backend for loads, which may be the first that use a device."""
+    return _active() or _cuda
+
+
+def target(location: str | torch.device) -> int | None:
+    """The device that a load to there ends on; None: no such device is known here."""
+    try:
+        return loading().target(torch.device(location))
+    except RuntimeError:  # a name that torch does not know
+        return None
 
 
 def takes_cuda() -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError
-from . import dense, unpickling
+from . import dense, device, unpickling, uploading
 
 __all__ = ["load", "load_into", "load_own", "load_part", "load_tensors"]
 
@@ -341,13 +341,21 @@ class _Plan:
             else:  # tied to the one before
                 rest.append((target, source))
         mapped.read(straight)
+        uploads = uploading.Uploads()
         with torch.no_grad():
             for target, source in rest:
                 if source.layout == torch.strided:
                     offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
                     if offset >= 0 and size <= storage.nbytes() - offset:
                         mapped.fetch(offset, size)
-                target.copy_(source)
+                place = device.place(target.untyped_storage()) if _is_raw(source) and _is_raw_bytes(target) else None
+                if place is None or not source.numel():
+                    target.copy_(source)
+                    continue
+                at = target.storage_offset() * target.element_size()
+                uploads.add(place, source.data_ptr(), target.untyped_storage(), at, source.numel() * source.element_size())
+                torch.autograd.graph.increment_version(target)
+        uploads.run()
         for container, key, value in self.values:
             container[key] = value
 
@@ -360,9 +368,13 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 def _is_raw(tensor: torch.Tensor) -> bool:
     """Whether its values are its bytes in order, in memory of this process."""
+    return tensor.device.type == "cpu" and _is_raw_bytes(tensor) and device.place(tensor.untyped_storage()) is None
+
+
+def _is_raw_bytes(tensor: torch.Tensor) -> bool:
+    """The same, in any memory."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and tensor.is_contiguous()
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())

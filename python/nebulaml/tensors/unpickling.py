@@ -22,6 +22,7 @@ import torch
 
 from .. import _nebula
 from ..errors import NebulaError
+from . import uploading
 
 __all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
 
@@ -84,6 +85,7 @@ class _Records:
 
     def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = False) -> None:
         self._mapped, self._storage = mapped, storage
+        self.is_whole = is_whole
         self._own_bytes = OWN_BYTES if is_whole else 0  # else the bytes may not be there yet
         try:
             self._places = mapped.records()
@@ -110,10 +112,18 @@ class _Records:
         self._mapped.fetch(offset, size)
         return bytes(memoryview(self._mapped)[offset : offset + size])
 
-    def storage(self, key: str, size: int) -> torch.UntypedStorage:
+    def _offset(self, key: str, size: int) -> int:
         offset, stored = self._place(f"data/{key}")
         if not 0 <= size <= stored:
             raise pickle.UnpicklingError(f"{size} bytes are asked of data/{key}, which has {stored}")
+        return offset
+
+    def address(self, key: str, size: int) -> int:
+        """Where the bytes of a storage lie in memory."""
+        return self._storage.data_ptr() + self._offset(key, size)
+
+    def storage(self, key: str, size: int) -> torch.UntypedStorage:
+        offset = self._offset(key, size)
         if 0 < size <= self._own_bytes:
             return torch.UntypedStorage(size).copy_(self._storage[offset : offset + size])
         return self._storage[offset : offset + size]
@@ -162,11 +172,15 @@ class _Unpickler(pickle.Unpickler):
         found = self._storages.get(key)
         if found is None:
             dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
-            storage = self._restore(self._records.storage(key, count * dtype.itemsize), location)
+            storage = self._stored(key, count * dtype.itemsize, location)
             found = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
             if found._data_ptr():  # of an empty one torch makes another for each reference, which may have another dtype
                 self._storages[key] = found
         return found
+
+    def _stored(self, key: str, size: int, location: Any) -> Any:
+        """The storage where it belongs."""
+        return self._restore(self._records.storage(key, size), location)
 
     def find_class(self, module: str, name: str) -> Any:
         if "Storage" in name:
@@ -187,6 +201,22 @@ class _PlainUnpickler(_Unpickler):
         if not self._is_fit(content):
             raise NotPlain("a memo that is larger than the pickle, or opcodes that torch does not know")
         super().__init__(records, content, map_location)
+        self._uploads = uploading.Uploads(map_location) if records.is_whole else None
+
+    def _stored(self, key: str, size: int, location: Any) -> Any:
+        place = self._uploads.place(location) if self._uploads is not None and isinstance(location, str) else None
+        if self._uploads is None or place is None:
+            return super()._stored(key, size, location)
+        storage = self._uploads.empty(place, size)
+        if size:
+            self._uploads.add(place, self._records.address(key, size), storage, 0, size)
+        return storage
+
+    def load(self) -> Any:
+        found = super().load()
+        if self._uploads is not None:
+            self._uploads.run()
+        return found
 
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in _REBUILD:
@@ -304,6 +334,9 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
 
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
     """The object of a file that is trusted."""
+    if uploading.may_go_to_devices(map_location):  # values come last there, so nothing in the file may look at them on its way
+        with contextlib.suppress(NotPlain):
+            return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True)
     try:
         found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True)
     except _Unusual:

@@ -1,0 +1,132 @@
+"""Loaded bytes onto devices, through pinned memory.
+
+A device reads memory that is not pinned at a fraction of its speed, and one thread copies slower than a device reads. So a few
+threads, the lanes, each have a stream and two pinned buffers: the thread fills one while the device empties the other.
+
+    uploads = Uploads(map_location)
+    place = uploads.place(location)         the device on which a storage of the file belongs; None: none that is known here
+    uploads.add(address, storage, offset, size)   as often as needed; `storage` lies on that device
+    uploads.run()                           returns when the values are there
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+import torch
+
+from . import device
+
+__all__ = ["Uploads", "may_go_to_devices"]
+
+BUFFER_BYTES = 8 << 20  # pinned memory takes long to make: 64 MiB in all
+LANES = 4
+Piece = tuple[int, torch.UntypedStorage, int, int]  # from that host address, into the storage, at that offset, bytes
+
+
+def may_go_to_devices(map_location: Any) -> bool:
+    """Whether a load with that ``map_location`` may end on a device, as far as can be told without a look at the file."""
+    if map_location is None:
+        return device.is_in_use()
+    return isinstance(map_location, (str, torch.device)) and device.target(map_location) is not None
+
+
+class Uploads:
+    """The copies of one load."""
+
+    def __init__(self, map_location: Any = None) -> None:
+        self._map_location = map_location
+        self._pieces: dict[int, list[Piece]] = {}  # by device
+
+    def place(self, location: str) -> int | None:
+        wanted = location if self._map_location is None else self._map_location
+        return device.target(wanted) if isinstance(wanted, (str, torch.device)) else None
+
+    def empty(self, place: int, size: int) -> torch.UntypedStorage:
+        """A storage of that device without values."""
+        return device.loading().allocate(place, size)
+
+    def add(self, place: int, address: int, storage: torch.UntypedStorage, offset: int, size: int) -> None:
+        """Both memories stay as they are until run() returns."""
+        self._pieces.setdefault(place, []).append((address, storage, offset, size))
+
+    def run(self) -> None:
+        for place, pieces in self._pieces.items():
+            _Run(place, _batches(pieces)).run()
+        self._pieces.clear()
+
+
+def _batches(pieces: list[Piece]) -> list[list[Piece]]:
+    """As many pieces as fit into a buffer; large ones in parts."""
+    batches: list[list[Piece]] = [[]]
+    room = BUFFER_BYTES
+    for address, storage, offset, size in pieces:
+        while size:
+            if not room:
+                batches.append([])
+                room = BUFFER_BYTES
+            part = min(size, room)
+            batches[-1].append((address, storage, offset, part))
+            address, offset, size, room = address + part, offset + part, size - part, room - part
+    return [batch for batch in batches if batch]
+
+
+class _Run:
+    def __init__(self, place: int, batches: list[list[Piece]]) -> None:
+        self._place, self._batches = place, batches
+        self._lock = threading.Lock()  # guards the next two
+        self._next = 0
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        wanted = min(LANES, len(self._batches), max(1, len(os.sched_getaffinity(0))))
+        streams = [device.loading().lane(self._place) for _ in range(wanted)]  # here: each thread has a current stream of its own
+        threads = [threading.Thread(target=self._lane, args=(stream,), name="nebula-upload", daemon=True) for stream in streams[1:]]
+        try:
+            for thread in threads:
+                thread.start()
+            self._lane(streams[0])
+        except BaseException as failure:  # Ctrl-C: no thread may write into tensors that are given up
+            self._fail(failure)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, failure: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or failure
+
+    def _take(self) -> list[Piece] | None:
+        with self._lock:
+            if self._failure is not None or self._next == len(self._batches):
+                return None
+            self._next += 1
+            return self._batches[self._next - 1]
+
+    def _lane(self, stream: Any) -> None:
+        backend = device.loading()
+        waits: list[Any] = [None, None]  # an event behind the last copy from each buffer
+        try:
+            buffers = [backend.staging(BUFFER_BYTES) for _ in waits]
+            turn = 0
+            try:
+                while (batch := self._take()) is not None:
+                    if waits[turn] is not None:
+                        backend.wait(self._place, waits[turn])
+                    address, buffer = buffers[turn]
+                    at = 0
+                    for source, storage, offset, size in batch:
+                        ctypes.memmove(address + at, source, size)
+                        backend.upload(stream, storage, offset, buffer, at, size)
+                        at += size
+                    waits[turn] = backend.event(stream)
+                    turn = 1 - turn
+            finally:
+                backend.wait(self._place, backend.event(stream))
+        except BaseException as failure:
+            self._fail(failure)
