@@ -12,6 +12,7 @@
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
+#   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
@@ -24,7 +25,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -137,6 +138,9 @@ test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 # The frameworks' own checkpoint tests, with Nebula in place: scripts/suites.sh says of which, and where the others are to be had.
 test-suites: package
 	@scripts/suites.sh $(ARGS)
+
+docs:
+	@scripts/docs.sh
 
 wheels: setup-test
 	@scripts/wheels.sh $(ARCH)

@@ -1,0 +1,128 @@
+"""The documentation as pages: the guides of docs/, README.md in front, and a reference that is made from the docstrings.
+
+    scripts/docs.sh        writes out/docs; fails for a link or an anchor that leads nowhere, and for a public name without a docstring
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "python/nebulaml"
+PAGES = ROOT / "build/docs"
+SESSION = "_session.session"
+LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+SECTIONS = {
+    "Checkpoints": ["init", "Checkpoint", "get_latest_checkpoint", "get_checkpoint", "get_latest_checkpoint_path", "list_checkpoints",
+                    "checkpoints", "flush_persistence", "prepare", "find_published", "unpublish", "persist_path", "is_initialized", "stats"],
+    "Manager and sessions": ["Manager", "Best", "Restored", "Session", "Event"],
+    "Frameworks": ["attach", "NebulaCheckpointIO", "NebulaTrainerMixin", "export_safetensors", "wait_for_exports", "rng_state",
+                   "set_rng_state"],
+    "Elastic jobs, metrics and traces": ["ElasticSampler", "MetricsLog", "log_to", "profiler_track", "add_to_trace"],
+    "Errors": ["NebulaError", "NebulaConfigError", "NebulaCorrupt", "NebulaNotFound", "NebulaPicklingError", "NebulaStorageError",
+               "NebulaTimeout", "NebulaUnavailable"],
+}  # fmt: skip
+# Classes that are made when they are first used, from those of the Lightning that is installed: docs/frameworks.md describes them.
+MADE = {"NebulaCallback", "NebulaDeepspeedStrategy"}
+
+
+def module_at(name: str) -> Path:
+    path = PACKAGE.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def sources() -> dict[str, str]:
+    """The public names of the package, and the module that each is imported from."""
+    found: dict[str, str] = {}
+    public: set[str] = set()
+    for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {name.name: node.module for name in node.names}
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            public |= set(ast.literal_eval(node.value))
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "_LAZY" and node.value is not None:
+            lazy = {name: module.lstrip(".") for name, module in ast.literal_eval(node.value).items()}
+            found, public = found | lazy, public | set(lazy)
+    return {name: module for name, module in found.items() if name in public and not name.startswith("_")}
+
+
+def defined(name: str, module: str) -> tuple[str, ast.AST]:
+    """The module in which a name is defined, through the modules that import it, and its definition."""
+    for node in ast.parse(module_at(module).read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
+            above = module.split(".")[: -node.level] if node.level else []
+            return defined(name, ".".join([*above, *(node.module or "").split(".")]).strip("."))
+        if isinstance(node, ast.Assign) and ast.unparse(node) == f"{name} = default.{name}":  # a method of the default session
+            body = next(each for each in ast.parse(module_at(SESSION).read_text()).body if getattr(each, "name", "") == "Session")
+            return f"{SESSION}.Session", next(each for each in body.body if getattr(each, "name", "") == name)
+    raise SystemExit(f"docs: nebulaml.{name} is not defined in {module}")
+
+
+def reference() -> str:
+    """A page of directives for mkdocstrings."""
+    public = sources()
+    listed = {name for names in SECTIONS.values() for name in names}
+    missing = set(public) - listed - MADE
+    if missing:
+        raise SystemExit(f"docs: scripts/docs.py lists no section for {', '.join(sorted(missing))}")
+    lines = ["# Reference", "", "Made from the docstrings of `nebulaml`. [python.md](python.md) is the guide.", ""]
+    for title, names in SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            module, node = defined(name, public[name])
+            if not ast.get_docstring(node):
+                raise SystemExit(f"docs: nebulaml.{name} has no docstring")
+            lines += [f"::: nebulaml.{module}.{name}", ""]
+    return "\n".join(lines)
+
+
+def linked(text: str, folder: Path, where: str) -> str:
+    """The page with links to other pages, and with the names of files that are no pages. A link to a file that is not there ends the run."""
+
+    def replace(match: re.Match[str]) -> str:
+        label, target, anchor = match[1], match[2], match[3] or ""
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        file = (folder / target).resolve()
+        if not file.exists():
+            raise SystemExit(f"docs: {where} links to {target}, which is not there")
+        name = file.relative_to(ROOT)
+        if name == Path("README.md"):
+            return f"[{label}](index.md{anchor})"
+        if file.suffix == ".md" and file.parent == ROOT / "docs":
+            return f"[{label}]({file.name}{anchor})"
+        return f"{label} (`{name}`)" if str(name) not in label else label
+
+    return LINK.sub(replace, text)
+
+
+def main() -> int:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    PAGES.mkdir(parents=True)
+    for path in (ROOT / "docs").iterdir():
+        if path.suffix == ".md":
+            (PAGES / path.name).write_text(linked(path.read_text(), path.parent, f"docs/{path.name}"))
+        else:
+            shutil.copy(path, PAGES)
+    (PAGES / "index.md").write_text(linked((ROOT / "README.md").read_text(), ROOT, "README.md").replace("docs/", ""))
+    (PAGES / "reference.md").write_text(reference())
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]  # --quiet would count no warnings
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout + done.stderr, file=sys.stderr)
+    else:
+        print("docs: out/docs/index.html")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
