@@ -1,1 +1,1 @@
-"""Frameworks that are taken over by their own hooks, and what these adapters share."""
+"""Adapters of frameworks, which use the frameworks' own hooks, and the parts that these adapters share."""

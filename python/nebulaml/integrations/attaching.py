@@ -1,4 +1,4 @@
-"""One word for every framework whose objects are taken over: ``nebulaml.attach(object)``."""
+"""``nebulaml.attach(object)``: one function for the objects of all frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import NebulaConfigError
 
 __all__ = ["attach"]
 
-# Package and class, as they are found among the bases of an object's class -> what to use instead of attach().
+# Package and class among the bases of an object's class -> what to use instead of attach().
 _INSTEAD = {
     ("lightning", "Trainer"): "give the Trainer callbacks=[nebulaml.NebulaCallback(...)]",
     ("pytorch_lightning", "Trainer"): "give the Trainer callbacks=[nebulaml.NebulaCallback(...)]",
@@ -18,12 +18,12 @@ _INSTEAD = {
 
 
 def attach(target: Any, **options: Any) -> Any:
-    """Makes an object of a framework save through Nebula from then on, and returns it; call it on every rank.
+    """Makes an object of a framework save through Nebula from then on, and returns it. Call it on every rank.
 
     target: a transformers.Trainer or a subclass, an accelerate.Accelerator, or a DeepSpeedEngine.
-    options: of that framework's own adapter, see docs/frameworks.md.
+    options: those of that framework's adapter, see docs/frameworks.md. Raises NebulaConfigError for other objects.
     """
-    # By name: no framework is imported to find out that this is not one of its objects.
+    # By name, so that no framework is imported only to compare classes.
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(target).__mro__}
     if ("deepspeed", "DeepSpeedEngine") in kinds:
         from ..deepspeed import attach as attach_engine

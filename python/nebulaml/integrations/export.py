@@ -1,8 +1,8 @@
 """Safetensors files of checkpoints, made in the background by a process of low priority.
 
-``nebulaml.export_safetensors(checkpoint, path)`` writes a line to that process and returns. It waits until the checkpoint is durable, reads
-the tensors back from the fastest place, verified, and lets the file appear at `path` by one rename. It works off what it was
-asked for even when the trainer has died. This module is both ends; nothing of it runs in the trainer but a write to a pipe.
+``nebulaml.export_safetensors(checkpoint, path)`` writes a line to that process and returns. The process waits until the checkpoint is
+durable, reads the tensors from the fastest place, verifies them, and makes the file appear at `path` by one rename. It completes
+all requests even if the trainer has died. This module is both ends; in the trainer it only writes to a pipe.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ log = logging.getLogger("nebulaml")
 
 NICENESS = 10
 POLL_S = 0.25
-DICTS = ("state_dict", "model_state_dict", "model", "module")  # where training loops and frameworks keep the weights
+DICTS = ("state_dict", "model_state_dict", "model", "module")  # keys under which training loops and frameworks keep the weights
 
 _lock = threading.Lock()  # guards both below
 _process: subprocess.Popen[bytes] | None = None  # takes requests
-_ending: list[subprocess.Popen[bytes]] = []  # those that get no more, and may still be at work
+_ending: list[subprocess.Popen[bytes]] = []  # processes that get no more requests, and may still be at work
 
 
 def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str | None = None, key: str | None = None) -> bool:
-    """Makes the safetensors file `path` of a checkpoint as soon as that is durable; returns at once.
+    """Makes the safetensors file `path` of a checkpoint as soon as the checkpoint is durable. Returns at once.
 
-    name: the file of the checkpoint that has the weights; may be left out when it has only one.
-    key: where in that file's dict the weights are; without it the whole, or its state_dict, model_state_dict, model or module.
+    name: the file of the checkpoint that has the weights; not needed if it has only one.
+    key: the key of the weights in that file's dict. Without it, the whole dict, or its state_dict, model_state_dict, model or module.
 
-    Tied weights are stored once, under the first of their names, and the file's metadata names the others, as safetensors' own
-    ``save_model`` does it. False: it could not be asked for; what fails later is one line on stderr. Raises NebulaConfigError without a
-    storage path: such checkpoints are never durable.
+    Tied weights are stored once, under the first of their names; the file's metadata names the others, as safetensors' own
+    ``save_model`` does. Returns False if the request could not be sent. A later failure is one line on stderr. Raises NebulaConfigError
+    without a storage path: such checkpoints never become durable.
     """
     storage = engine.settings().persist_path
     if storage is None:
@@ -53,9 +53,10 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
     request = {"storage": storage, "tag": checkpoint.tag, "path": target, "name": name, "key": key}
     line = json.dumps(request).encode() + b"\n"
     if len(line) > 4096:
-        raise NebulaConfigError(f"the names of this export take {len(line)} bytes: 4096 is the most")  # a pipe takes so much whole
+        # a pipe takes up to this size at once
+        raise NebulaConfigError(f"the names of this export take {len(line)} bytes: 4096 is the most")
     with _lock:
-        for _ in range(2):  # the one of before may have died
+        for _ in range(2):  # the earlier process may have died
             try:
                 os.write(_started().stdin.fileno(), line)  # type: ignore[union-attr]
                 return True
@@ -70,7 +71,7 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
 
 
 def wait_for_exports(timeout: float | None = None) -> bool:
-    """Returns when all that was asked for is there; False when it is not after `timeout` seconds, or something of it failed."""
+    """Waits until all requested files exist. Returns False if one failed, or is not there after `timeout` seconds."""
     deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
         _forget()
@@ -92,7 +93,7 @@ def _started() -> subprocess.Popen[bytes]:
     if _process is None:
         package = str(Path(__file__).resolve().parents[2])
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        # A session of its own: what ends the trainer, or a launcher that ends its group, leaves it to finish.
+        # A session of its own: a signal that ends the trainer, or its process group, does not reach it, so it can finish.
         _process = subprocess.Popen(
             [sys.executable, "-m", "nebulaml.integrations.export"],
             stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}, start_new_session=True,
@@ -102,7 +103,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _forget() -> None:
-    """Tells the process that no more requests come; the next one starts another."""
+    """Tells the process that no more requests come. The next request starts another one."""
     global _process
     if _process is not None:
         with contextlib.suppress(OSError):
@@ -112,7 +113,7 @@ def _forget() -> None:
 
 
 def _forget_in_child() -> None:
-    """In a forked child: the pipe of the parent ends with the parent, and not with the last data loader's worker."""
+    """Closes the pipe in a forked child: otherwise it would stay open until the last data loader's worker ends."""
     global _lock
     _lock = threading.Lock()
     _forget()
@@ -123,7 +124,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def weights_of(state: Any, key: str | None) -> dict[str, Any]:
-    """The flat dict of tensors in what a file holds. Raises NebulaConfigError when there is none."""
+    """Returns the flat dict of tensors in the object of a file. Raises NebulaConfigError if there is none."""
     import torch
 
     if key is not None:
@@ -138,10 +139,10 @@ def weights_of(state: Any, key: str | None) -> dict[str, Any]:
 
 
 def without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What safetensors can hold of a state dict, and the metadata that names what was left out: {left out: kept}.
+    """Returns the part of a state dict that safetensors can hold, and {left out: kept} for its metadata.
 
-    Of several names for one tensor the first is kept, as in safetensors' ``save_model``. Other views of one storage, a transposed
-    or conjugate one for example, are tensors of their own and copied.
+    Of several names for one tensor it keeps the first, as safetensors' ``save_model`` does. Other views of one storage, for example
+    a transposed or conjugate one, are copied as tensors of their own.
     """
     from ..tensors import dense
 
@@ -190,8 +191,8 @@ def _write(checkpoint: Any, request: dict[str, Any]) -> None:
 
 
 def _serve(request: dict[str, Any]) -> None:
-    """One export: waits until the version is durable, or gone."""
-    api.init(job=f"export-{os.getpid()}", world=1, on_error="raise")  # the trainer is the job's own rank 0
+    """Does one export: waits until the version is durable, or gone."""
+    api.init(job=f"export-{os.getpid()}", world=1, on_error="raise")  # the job's own rank 0 is the trainer, so this is another job
     while (known := api.list_checkpoints(request["storage"]).get(request["tag"])) is not None and known["state"] != "durable":
         if known["state"] == "failed":
             raise NebulaError("it failed")
@@ -203,7 +204,7 @@ def _serve(request: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """The other end of the pipe: one request after the other, until the trainer has closed it."""
+    """Reads requests from the pipe, one after the other, until the trainer has closed it. Returns 1 if one failed."""
     os.nice(NICENESS)
     failed = 0
     for line in sys.stdin.buffer:

@@ -1,6 +1,6 @@
-"""Clear answers to uses of Nebula through a framework that would go wrong without a word.
+"""Checks that detect wrong uses of Nebula through a framework, which would otherwise fail silently.
 
-These look at what the program has loaded already; they import no framework.
+They look only at modules that the program has loaded, and import no framework.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["check_bare", "check_framework", "check_missing", "check_path", "chec
 log = logging.getLogger("nebulaml")
 
 STOCK_ENGINE = "deepspeed.runtime.checkpoint_engine.nebula_checkpoint_engine"
-BROKEN = ((0, 17, 1), (0, 18, 4))  # DeepSpeed from the first on, before the second: commit() gets wrong arguments
+BROKEN = ((0, 17, 1), (0, 18, 4))  # DeepSpeed from the first version on, before the second: it calls commit() with wrong arguments
 
 _warned_strategy = False
-_named: set[str] = set()  # paths without a manifest, each of which is named once
-LOOKS = 64  # folders that are looked into, and of what lies in one of them: a hint is not worth more
+_named: set[str] = set()  # paths without a manifest that were already reported
+LOOKS = 64  # the number of folders to look into, and of entries in each: enough for a hint
 
 
 def _stock_deepspeed() -> bool:
-    """Whether DeepSpeed's own Nebula support is in use: it is loaded for a `nebula` section only."""
+    """Returns True if DeepSpeed's own Nebula support is loaded, which happens only for a `nebula` section."""
     return STOCK_ENGINE in sys.modules
 
 
 def numbers_of(version: str) -> tuple[int, ...] | None:
-    """The three numbers that a version begins with, whatever follows them (rc1, .dev0, +cu121); None: it has none."""
+    """Returns the three numbers that a version begins with, whatever follows (rc1, .dev0, +cu121). None: it has none."""
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     return None if match is None else tuple(int(number or 0) for number in match.groups())
 
 
 def check_framework() -> None:
-    """At init(): refuses the DeepSpeed releases that cannot commit a checkpoint."""
+    """Raises at init() for the DeepSpeed releases that cannot commit a checkpoint."""
     if not _stock_deepspeed():
         return
     text = getattr(sys.modules.get("deepspeed"), "__version__", "")
@@ -52,7 +52,7 @@ def check_framework() -> None:
 
 
 def check_tag(tag: str) -> None:
-    """At a new checkpoint: Lightning's DeepSpeedStrategy calls all of them "checkpoint", so only the newest is kept."""
+    """Warns at a new checkpoint of Lightning's DeepSpeedStrategy, which calls all of them "checkpoint", so only the newest is kept."""
     global _warned_strategy
     if tag != "checkpoint" or _warned_strategy or not _stock_deepspeed():
         return
@@ -65,7 +65,7 @@ def check_tag(tag: str) -> None:
 
 
 def check_missing(tag: str, root: str | None) -> None:
-    """When a tag is not found: DeepSpeed would load the newest instead of a universal checkpoint, without a word."""
+    """Raises if a universal checkpoint is not found: DeepSpeed would silently load the newest one instead."""
     if tag.endswith("_universal") and _stock_deepspeed():
         where = f" in {root}" if root else ""
         raise NebulaConfigError(
@@ -75,7 +75,7 @@ def check_missing(tag: str, root: str | None) -> None:
 
 
 def check_path(root: str | None) -> None:
-    """When a path holds no checkpoint: one that is a checkpoint itself would make the program begin from nothing."""
+    """Checks a path without checkpoints. Raises if it is itself a checkpoint: the program would start from nothing."""
     folder = (root or "").removeprefix("file://").rstrip("/")
     if folder and has_manifest(folder):
         raise NebulaConfigError(f"{root} is one checkpoint, and not where checkpoints lie: give {os.path.dirname(folder)}")
@@ -87,20 +87,20 @@ def check_path(root: str | None) -> None:
 
 
 def has_manifest(folder: str) -> bool:
-    """Whether a folder is that of a checkpoint."""
+    """Returns True if a folder is that of a checkpoint."""
     with contextlib.suppress(OSError), os.scandir(os.path.join(folder, ".nebula")) as entries:
         return any(one.name.startswith("manifest-") for one in entries)
     return False
 
 
 def _is_foreign(folder: str) -> bool:
-    """Whether a folder is not that of a checkpoint, whole or not. One in which checkpoints lie is not either."""
+    """Returns True if a folder is not that of a checkpoint, complete or not, but may contain checkpoints."""
     inside = os.path.join(folder, ".nebula")
     return not os.path.exists(inside) or os.path.exists(os.path.join(inside, "index"))
 
 
 def _folders(folder: str, most: int = LOOKS) -> list[str]:
-    """The paths of what may be checkpoints' folders."""
+    """Returns the paths of sub-folders that may be checkpoints."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = (one.path for one in entries if not one.name.startswith(".") and one.name != "lost+found" and one.is_dir())
         return list(itertools.islice(found, most))
@@ -108,7 +108,7 @@ def _folders(folder: str, most: int = LOOKS) -> list[str]:
 
 
 def _without_manifests(folder: str) -> str | None:
-    """What is to be said of a path in which no checkpoint was found; None: nothing, there is none to be expected."""
+    """Returns a warning about a path in which no checkpoint was found. None: it holds no folder that could be one."""
     inside = [one for one in _folders(folder) if _is_foreign(one)]
     if not inside:
         return None
@@ -125,13 +125,13 @@ def _without_manifests(folder: str) -> str | None:
 
 
 def tell_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
-    """An older checkpoint than there may be is about to be loaded."""
+    """Logs that an older checkpoint than the newest is about to be loaded."""
     for tag, reason in passed:
         log.warning("nebula: %s is taken, and %s is passed over: %s", found, tag, reason)
 
 
 def check_bare(tag: str, root: str | None) -> None:
-    """When a tag is not found, and its folder is there."""
+    """Warns if a tag is not found although its folder exists."""
     folder = os.path.join((root or "").removeprefix("file://"), _nebula.encode_name(tag))
     if root and "://" not in folder and os.path.isdir(folder) and not has_manifest(folder):
         log.warning(

@@ -1,8 +1,8 @@
 """Hugging Face transformers and accelerate: the same checkpoint directories, written in the background.
 
-``nebulaml.attach(trainer)`` takes over the instance's ``_save_checkpoint``: transformers' own routine runs, its
-writers fix values instead of writing (see redirect.py), and ``checkpoint-N`` appears by one rename, whole and
-durable. ``nebulaml.attach(accelerator)`` does the same for ``save_state``.
+``nebulaml.attach(trainer)`` takes over the instance's ``_save_checkpoint``: transformers' own routine runs, but its
+writers only fix the values (see redirect.py). ``checkpoint-N`` appears by one rename, whole and durable.
+``nebulaml.attach(accelerator)`` does the same for ``save_state``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
 
 log = logging.getLogger("nebulaml")
 
-STAGING = "-staging"  # behind the name of the directory that the checkpoints appear in
-# What transformers' own callbacks are told to do with a checkpoint when it is saved.
+STAGING = "-staging"  # appended to the name of the directory in which the checkpoints appear
+# Options of transformers' own callbacks that read a checkpoint when it is saved.
 SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
 
@@ -45,11 +45,11 @@ def _init_for(directory: str) -> None:
 
 
 class _Rotation:
-    """save_total_limit over directories that are durable and those still on their way."""
+    """Applies save_total_limit to directories that are durable and to those that are still to appear."""
 
     def __init__(self, pattern: str, by_time: bool) -> None:
         self.pattern = re.compile(pattern)
-        self.by_time = by_time  # the newest is what was saved last, whatever its step: a run that went on from an older one counts lower again
+        self.by_time = by_time  # order by the time of the save, not by the step: a run that went on from an older step counts lower again
         self.pending: dict[str, Any] = {}  # path -> checkpoint, in the order of the saves
 
     def saved(self, path: str, checkpoint: Any) -> None:
@@ -57,7 +57,7 @@ class _Rotation:
         self.pending[path] = checkpoint
 
     def directories(self, parent: str) -> list[str]:
-        """Absolute paths, oldest first."""
+        """Returns absolute paths, oldest first."""
         self.pending = {path: checkpoint for path, checkpoint in self.pending.items() if not _has_failed(checkpoint)}
         saved = [path for path in self.pending if os.path.dirname(path) == parent]
         times = {path: _changed_at(path) for path in _names_in(parent) if path not in saved}
@@ -66,7 +66,8 @@ class _Rotation:
         if not self.by_time:
             return known
         there = [path for path in known if path not in saved]
-        if there and max(times[path] for path in there) - min(times[path] for path in there) >= 1:  # transformers goes by steps, too, else
+        # transformers also goes by steps otherwise
+        if there and max(times[path] for path in there) - min(times[path] for path in there) >= 1:
             there.sort(key=times.__getitem__)
         return there + [path for path in saved if path in known]
 
@@ -75,8 +76,10 @@ class _Rotation:
         return int(match.group(1)) if match else -1
 
     def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
-        """Removes the oldest until `limit` are left; each removal waits behind the saves made so far. To be called after a commit
-        that succeeded: what failed is nothing that the agent would wait for."""
+        """Removes the oldest until `limit` are left. Each removal waits behind the saves made so far.
+
+        Call it only after a commit that succeeded: the agent would not wait for a save that failed.
+        """
         if not limit or limit <= 0:
             return
         directories = self.directories(parent)
@@ -99,7 +102,7 @@ def _names_in(directory: str) -> list[str]:
 
 
 def _changed_at(path: str) -> float:
-    """Of a directory; 0: it is none, or is just being removed."""
+    """Returns the time of the last change of a directory. 0: there is no directory, or it is being removed."""
     try:
         return os.stat(path).st_mtime if os.path.isdir(path) else 0
     except FileNotFoundError:
@@ -109,22 +112,22 @@ def _changed_at(path: str) -> float:
 def _remove(path: str) -> None:
     try:
         api._remove(path)
-    except NebulaConfigError as failure:  # somebody works there: no reason to stop training
+    except NebulaConfigError as failure:  # the working directory or the storage path: no reason to stop training
         log.warning("nebula: %s", failure)
 
 
 def _has_failed(checkpoint: Any) -> bool:
     try:
         return bool(checkpoint._state() == "failed")
-    except NebulaError:  # no agent says so
+    except NebulaError:  # no agent answers
         return False
 
 
 class NebulaTrainerMixin:
-    """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``.
+    """For subclasses: ``class MyTrainer(NebulaTrainerMixin, Trainer)``.
 
-    nebula_sync_on_save: whether each checkpoint is waited for until it is durable, so that callbacks find the directory in ``on_save`` as
-        without Nebula; None: when a callback may look there. nebula_overlap: as ``overlap`` of Checkpoint.save.
+    nebula_sync_on_save: True waits until each checkpoint is durable, so that callbacks find the directory in ``on_save`` as they do
+        without Nebula. None: it waits only if a callback may look there. nebula_overlap: as ``overlap`` of Checkpoint.save.
     """
 
     nebula_sync_on_save: bool | None = None
@@ -148,19 +151,25 @@ class NebulaTrainerMixin:
         return os.path.join(self._nebula_staging_of(directory), "nothing") if self._nebula_best_is_missing() else directory
 
     def _nebula_staging_of(self, directory: str) -> str:
-        """Of the output directory, or of a trial's within it."""
+        """Returns the staging directory of the output directory, or of a trial's directory in it."""
         output = os.path.abspath(self.args.output_dir)
         trial = os.path.relpath(os.path.abspath(directory), output)
         return os.path.normpath(os.path.join(places.beside(output, STAGING), trial))
 
     def _nebula_best_is_missing(self) -> bool:
-        """At the end of training, when storage fails: transformers would compare its directories with one that is not there, and raise."""
+        """Returns True at the end of training if storage has failed and the best checkpoint is missing.
+
+        transformers would compare its directories with the missing one, and raise.
+        """
         state, best = self.__dict__.get("_nebula_state"), self.state.best_model_checkpoint
         return state is not None and state.ending and best is not None and not os.path.isdir(best)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The summary of the whole run is logged before transformers looks for the best model and tidies its directories up: from there on
-        they must be there."""
+        """Waits for all checkpoints before the end of training.
+
+        transformers logs the summary of the run before it looks for the best model and removes old directories. From then on the
+        directories must exist.
+        """
         super().log(logs, *args, **kwargs)
         state = self.__dict__.get("_nebula_state")
         if state is not None and "train_runtime" in logs:
@@ -194,7 +203,7 @@ class NebulaTrainerMixin:
             places.make(parent)
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
-            return  # said loudly; the older ones are untouched, also by save_total_limit
+            return  # the failure is logged; older checkpoints stay, in spite of save_total_limit
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(parent, limit, {os.path.abspath(best)} if best else set())
@@ -204,13 +213,15 @@ class NebulaTrainerMixin:
             self._push_from_checkpoint(target)
 
     def save_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Writes training_args.bin among others: with the arguments that the user gave."""
+        """Saves with the arguments that the user gave, because it writes them into training_args.bin."""
         with _told(self.args, **self.__dict__.get("_nebula_args", {})):
             return super().save_model(*args, **kwargs)
 
     def _repair_state(self, parent: str, staging: str) -> None:
-        """The routine ran below the staging directory; what it noted must name the final one, as without Nebula: on every rank, each of
-        which loads the best model. The file is its writer's alone."""
+        """Makes the trainer's state name the final directory, as without Nebula: the routine ran below the staging directory.
+
+        Every rank does this, because each loads the best model. Only the writing rank rewrites the file.
+        """
         before, step = self.state.best_model_checkpoint, getattr(self.state, "best_global_step", None)
         if step:
             best = os.path.join(parent, f"checkpoint-{step}")
@@ -233,7 +244,7 @@ class NebulaTrainerMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._nebula()
-        api.flush_persistence()  # a run that was killed may still have its last checkpoint on the way
+        api.flush_persistence()  # the last checkpoint of a run that was killed may not be durable yet
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -241,7 +252,7 @@ class NebulaTrainerMixin:
             state.ending = False
             if self.args.should_save:
                 for path in (path for path in state.there if not os.path.isdir(path)):
-                    _remove(path)  # transformers has; what is stored of it goes, too
+                    _remove(path)  # transformers has removed it: remove it from storage, too
             api.flush_persistence()
             if self.args.should_save:
                 places.tidy(self._nebula_staging_of(self.args.output_dir))
@@ -251,7 +262,7 @@ class NebulaTrainerMixin:
 
 @contextlib.contextmanager
 def _told(target: Any, **values: Any) -> Iterator[None]:
-    """Attributes that are others for a while."""
+    """Sets attributes for the duration of the block."""
     before = {name: getattr(target, name) for name in values}
     try:
         for name, value in values.items():
@@ -263,7 +274,7 @@ def _told(target: Any, **values: Any) -> Iterator[None]:
 
 
 def _may_read(callback: Any) -> bool:
-    """Whether the checkpoint's directory has to be there in this callback's ``on_save``."""
+    """Returns True if this callback may read the checkpoint's directory in its ``on_save``."""
     import transformers
 
     if type(callback).on_save is transformers.TrainerCallback.on_save:
@@ -275,16 +286,16 @@ def _may_read(callback: Any) -> bool:
 
 
 def _tag(parent: str, output_dir: str, folder: str) -> str:
-    """checkpoint-N, with the trial's directory before it in a hyperparameter search."""
+    """Returns checkpoint-N, with the trial's directory before it in a hyperparameter search."""
     run = os.path.relpath(parent, os.path.abspath(output_dir))
     return folder if run == "." else f"{run}/{folder}"
 
 
 def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
-    """Gives one Trainer (or any subclass) background checkpoints; returns it.
+    """Gives one Trainer (or any subclass) background checkpoints, and returns it.
 
-    Works without ``init()``, or with one that names no path: checkpoints are then persisted below ``args.output_dir``. sync_on_save,
-    overlap: as in NebulaTrainerMixin; None: as they are.
+    Works without ``init()``, or with one that names no path: checkpoints are then persisted beside ``args.output_dir``. sync_on_save,
+    overlap: as in NebulaTrainerMixin. None: unchanged.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):
@@ -301,9 +312,9 @@ def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool
 
 
 def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
-    """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it.
+    """Makes ``save_state`` of one Accelerator asynchronous, and returns the Accelerator. ``load_state`` reads the same directories.
 
-    overlap: as Checkpoint.save has it. None: as it is, at first without.
+    overlap: as in Checkpoint.save. None: unchanged, at first False.
     """
     if overlap is not None:
         accelerator._nebula_overlap = overlap
@@ -349,7 +360,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
             parent = os.path.dirname(os.path.abspath(os.path.expanduser(input_dir)))
         else:
             parent = os.path.join(os.path.abspath(accelerator.project_dir or ""), "checkpoints")
-        # A run that was killed may still have its last checkpoint on the way.
+        # The last checkpoint of a run that was killed may not be durable yet.
         initialized = api.is_initialized()
         if initialized and api.persist_path() is not None:
             api.flush_persistence()
@@ -357,7 +368,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
             _init_for(accelerator.project_dir or parent)
             api.flush_persistence()
             if not initialized:
-                api._shutdown()  # where this program saves, shows when it does
+                api._shutdown()  # forget the settings: the first save of this program decides where it saves
         if accelerator.is_main_process:
             places.tidy(places.beside(parent, STAGING))
         return plain_load(input_dir, *args, **kwargs)

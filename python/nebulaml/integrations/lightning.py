@@ -1,9 +1,9 @@
-"""Lightning 2.x: checkpoints that do not hold training up.
+"""Lightning 2.x: checkpoints that do not delay training.
 
-``NebulaCheckpointIO`` is a plugin for either Trainer (``lightning`` or ``pytorch_lightning``); ``NebulaCallback`` is
-a ModelCheckpoint whose saves go through it; ``NebulaDeepspeedStrategy`` gives each checkpoint of a DeepSpeed run its
-own tag. A saved file appears at the path that Lightning chose as soon as it is durable, by one rename, and
-under ``<persist>/<tag>/`` as well; until then loading that path is answered from memory.
+``NebulaCheckpointIO`` is a plugin for either Trainer (``lightning`` or ``pytorch_lightning``). ``NebulaCallback`` is
+a ModelCheckpoint whose saves use it. ``NebulaDeepspeedStrategy`` gives each checkpoint of a DeepSpeed run its own tag. When a
+checkpoint is durable, its file appears at the path that Lightning chose, by one rename, and under ``<persist>/<tag>/``. Until
+then Nebula loads that path from memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ATTACH = "for a transformers.Trainer no callback is needed: nebulaml.attach(trai
 
 
 def _modules(name: str, fabric: bool = False) -> list[Any]:
-    """The module of that name in each Lightning package that is installed: both have class trees of their own."""
+    """Returns the module of that name in each installed Lightning package: each has its own class tree."""
     found = []
     for package in ("lightning.fabric", "lightning_fabric") if fabric else ("lightning.pytorch", "pytorch_lightning"):
         try:
@@ -51,18 +51,20 @@ def _is_remote(path: Any) -> bool:
 
 
 def _key(path: Any) -> str:
-    """One file, one key: ~ and relative forms lead to the absolute path."""
+    """Returns the absolute path, so that one file has one key."""
     return os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
 
 
 def _stock_io() -> Any:
-    """Lightning's own plugin."""
+    """Returns Lightning's own plugin."""
     return _modules("plugins.io", fabric=True)[0].TorchCheckpointIO()
 
 
 def _outside_of_fit() -> bool:
-    """Whether Trainer.save_checkpoint() was called by the program itself, before or after Trainer.fit(): no end of a fit follows that would
-    wait for the file."""
+    """Returns True if the program itself called Trainer.save_checkpoint() before or after Trainer.fit().
+
+    Then no end of a fit follows that would wait for the file.
+    """
     asked, frame = False, sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").endswith(".trainer.trainer"):
@@ -74,48 +76,53 @@ def _outside_of_fit() -> bool:
 
 
 def _init_for(directory: str) -> None:
-    """Where nobody named a path, persisted beside the directory that Lightning sees, which has all of them: so the newest two are enough."""
+    """Sets the storage path beside Lightning's directory if the program has named none.
+
+    Lightning's directory has all checkpoints, so storage keeps only the newest two.
+    """
     api._persist_in(places.beside(directory), keep_last=2)
 
 
 def _published(target: str) -> Any:
-    """What was saved as that path, or as what it is a link to (``save_last="link"``), perhaps before that file is there."""
+    """Finds the checkpoint published as that path, or as the target of that link (``save_last="link"``), even before the file exists."""
     return api.find_published(target) or api.find_published(os.path.realpath(target))
 
 
 def _flush() -> None:
-    """Where no path was named, also not by the environment, nothing was saved by this module: no agent is started to hear that."""
+    """Waits for all saves. Without a storage path this module has saved nothing, so it starts no agent to ask."""
     if api.persist_path() is not None:
         api.flush_persistence()
 
 
 class _NoFile(NebulaNotFound, FileNotFoundError):
-    """What Lightning's own plugin raises too."""
+    """A NebulaNotFound that is also the error of Lightning's own plugin."""
 
 
 class NebulaCheckpointIO:
     """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
 
-    Saves return when the values are fixed. Removals wait, in the agent, behind the saves made before them.
-    overlap: as Checkpoint.save has it; not together with a callback that averages weights by hand.
-    other: the CheckpointIO for what Nebula does not handle: remote paths, and files that it did not write; None: Lightning's own.
+    Saves return when the values are fixed. In the agent, a removal waits behind the saves made before it.
+    overlap: as in Checkpoint.save. It must not be combined with a callback that averages weights by hand.
+    other: the CheckpointIO for remote paths, and for files that Nebula did not write. None: Lightning's own.
     """
 
     def __init__(self, overlap: bool = False, other: Any = None) -> None:
         self._overlap = overlap
         self._other = other
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
-        self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
+        self.removed: set[str] = set()  # paths that Lightning believes to be removed, though the files may still wait for it
         self._sound = True  # whether the last save was committed
-        self._elsewhere: set[str] = set()  # other storage paths in which something may not be durable yet
-        self._held: list[str] = []  # paths to remove, as soon as one is: among them may be the only good checkpoint
+        self._elsewhere: set[str] = set()  # other storage paths in which a save may not be durable yet
+        self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
         _tell_callbacks()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
+        """Saves `checkpoint`, which appears as file `path` when it is durable.
 
-        is_best: it also appears as ``best.ckpt`` beside `path`. persist_path: it is also saved as file ``checkpoint`` of the same tag in that
-        storage path, where ``get_latest_checkpoint_path("checkpoint", persist_path)`` finds it; the values are copied once more for that.
+        storage_options: None, or a dict with ``is_best`` and ``persist_path``; other keys are ignored.
+        is_best: the file also appears as ``best.ckpt`` beside `path`. persist_path: it is also saved as file ``checkpoint`` of the same tag
+            in
+            that storage path, where ``get_latest_checkpoint_path("checkpoint", persist_path)`` finds it. That copies the values once more.
         """
         options = storage_options if isinstance(storage_options, dict) else {}
         unknown = sorted(set(options) - set(OPTIONS))
@@ -136,7 +143,7 @@ class NebulaCheckpointIO:
         self._save(checkpoint, target, options)
         if self._sound:
             self._remove_held()
-        # Slurm's requeue looks for the first, perhaps on another node, and no end of a fit waits for the second.
+        # Slurm's requeue looks for hpc_ckpt files, perhaps on another node. No end of a fit waits for saves outside of it.
         if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
             self._settle()
 
@@ -149,7 +156,7 @@ class NebulaCheckpointIO:
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
         if not saved.save(name, checkpoint, self._overlap):
-            return  # said loudly; the older ones are untouched
+            return  # the failure is logged; older checkpoints stay
         published = saved.publish(name, target)
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
@@ -157,18 +164,20 @@ class NebulaCheckpointIO:
         self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"))
 
     def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any) -> None:
-        """``storage_options={"persist_path": ...}``: a whole checkpoint of that storage path, and not only a file there."""
+        """Saves a whole checkpoint in another storage path (``storage_options={"persist_path": ...}``)."""
         if not path:
             return
         other, own = config.clean_path(path), api.persist_path()
         if name == PARTITION and own and os.path.realpath(other.removeprefix("file://")) == os.path.realpath(own.removeprefix("file://")):
-            return  # it is that one's already
+            return  # the checkpoint is already there
         if api._save_elsewhere(other, tag, PARTITION, checkpoint):
             self._elsewhere.add(other)
 
     def _name(self, tag: str, target: str) -> str:
-        """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it, with a number when
-        another directory's has that name."""
+        """Returns the name of a file in its tag.
+
+        The first file of a step is called ``checkpoint``. Others of that step keep their own name, with a number if it is taken.
+        """
         key = (tag, target)
         if key not in self._names:
             taken = {name for (known, _), name in self._names.items() if known == tag}
@@ -180,10 +189,10 @@ class NebulaCheckpointIO:
         return self._names[key]
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Reads what was last saved under `path`: from memory if it is still there, else the file. A file that is there is loaded,
-        whatever Nebula knows of it.
+        """Loads the checkpoint that was last saved as `path`: from memory if it is still there, else from the file.
 
-        `weights_only`: None is torch's own default, as in Lightning. Raises FileNotFoundError when there is neither.
+        If Nebula cannot load it but the file exists, the file is loaded. weights_only: None is torch's own default, as in Lightning.
+        Raises FileNotFoundError if there is neither.
         """
         import torch
 
@@ -214,23 +223,23 @@ class NebulaCheckpointIO:
             log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
         finally:
             if not initialized:
-                api._shutdown()  # where this program saves, shows when it does
+                api._shutdown()  # forget the settings: the first save of this program decides where it saves
         if not os.path.exists(target):
             raise _NoFile(f"Checkpoint file not found: {path}: neither in this run's memory nor on disk")
-        if self._other is not None and not zipfile.is_zipfile(target):  # as Nebula's files are
+        if self._other is not None and not zipfile.is_zipfile(target):  # Nebula's files are zip files
             return self._load_by_other(path, given)
         return torch.load(target, **given)
 
     def _load_by_other(self, path: Any, given: dict[str, Any]) -> Any:
-        if given["weights_only"] is None:  # which a plugin for an older Lightning does not know
+        if given["weights_only"] is None:  # a plugin for an older Lightning does not know the argument
             given = {"map_location": given["map_location"]}
         return self._other.load_checkpoint(path, **given)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a published file once every save made before has become durable; a save of it still in flight is
-        kept from appearing. When the last save failed, which was to take its place perhaps, it stays until one succeeds.
+        """Removes a published file once every save made before is durable. A save of it that is not durable yet does not appear.
 
-        Raises NebulaConfigError, a ValueError as stock Lightning's, for the working directory, which is also what "" leads to.
+        If the last save failed, the file stays until a save succeeds, because the failed one may have been its replacement.
+        Raises NebulaConfigError, a ValueError as in stock Lightning, for the working directory, which "" also means.
         """
         if _is_remote(path):
             (self._other or _stock_io()).remove_checkpoint(path)
@@ -251,7 +260,7 @@ class NebulaCheckpointIO:
             self.remove_checkpoint(target)
 
     def teardown(self) -> None:
-        """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
+        """Waits until everything saved is durable. It ends a fit, not the plugin: more saves may follow."""
         self._settle()
         if self._other is not None:
             self._other.teardown()
@@ -263,7 +272,7 @@ class NebulaCheckpointIO:
 
 
 def _io_of(strategy: Any) -> NebulaCheckpointIO | None:
-    """Its plugin when that is ours, perhaps in a wrapper of Lightning's."""
+    """Returns the strategy's plugin if it is ours, perhaps inside a wrapper of Lightning. None: it is not ours."""
     io = getattr(strategy, "checkpoint_io", None)
     if not isinstance(io, NebulaCheckpointIO):
         io = getattr(io, "checkpoint_io", None)
@@ -279,7 +288,7 @@ _register()
 
 
 def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
-    """Whether a file has that name, or will have it when it is durable; the same answer on every rank."""
+    """Returns True if a file has that name, or will have it when it is durable. Every rank gets the same answer."""
     target, io = _key(filepath), _io_of(trainer.strategy)
     _init_for(os.path.dirname(target))
     here = trainer.is_global_zero and (io is None or target not in io.removed)
@@ -288,7 +297,7 @@ def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
 
 
 def _tell_callbacks() -> None:
-    """A ModelCheckpoint looks for files when it chooses a name, and would choose that of a file that is not durable yet."""
+    """Makes ModelCheckpoint see files that are not durable yet, when it chooses a name."""
     for module in _modules("callbacks"):
         original = module.ModelCheckpoint.file_exists
         if hasattr(original, "__nebula__"):
@@ -310,8 +319,8 @@ def _make_callback() -> type:
     class NebulaCallback(*bases):  # type: ignore[misc]
         """A ModelCheckpoint (all its arguments) that saves through Nebula.
 
-        `config_params`: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides, and
-        without that checkpoints are persisted below `dirpath`. `overlap`: that of the NebulaCheckpointIO that it makes.
+        config_params: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides. Without both, checkpoints are
+        persisted beside `dirpath`. overlap: that of the NebulaCheckpointIO that it makes.
         """
 
         def __init__(
@@ -336,36 +345,38 @@ def _make_callback() -> type:
             if _io_of(strategy) is not None:
                 return
             if type(strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy") or _is_deepspeed(strategy):
-                if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # which has warned when it was made
+                if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # that strategy has warned when it was made
                     _warn_about(strategy)
                 return
             strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy))
 
         def on_init_end(self, *args: Any, **kwargs: Any) -> None:
-            """Called by transformers' Trainer, never by Lightning's."""
+            """Raises: transformers' Trainer calls this, Lightning's never does."""
             raise NebulaConfigError(f"NebulaCallback is for Lightning's Trainer; {ATTACH}")
 
         def file_exists(self, filepath: Any, trainer: Any) -> bool:
-            """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""
+            """Counts files that are saved but not durable yet, and ignores those that wait for removal, so version suffixes equal stock
+            Lightning's.
+            """
             if _is_remote(filepath):
                 return super().file_exists(filepath, trainer)
             return _is_taken(self, filepath, trainer)
 
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:
-            """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""
+            """Waits for checkpoints of a run that was killed, because ``ckpt_path="last"`` lists the directory."""
             if self.dirpath and not _is_remote(self.dirpath):
                 _init_for(_key(self.dirpath))
             _flush()
             return super()._find_last_checkpoints(trainer)
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            """Loggers are told next that the run is over: those that upload checkpoints look for the files then."""
+            """Waits for all saves: after this, Lightning tells loggers that the run is over, and they look for the files to upload."""
             super().teardown(trainer, pl_module, stage)
             _flush()
 
         @property
         def state_key(self) -> str:
-            """That of a stock ModelCheckpoint: a file saved with one is resumed with the other."""
+            """The key of a stock ModelCheckpoint: a file that was saved with one class can be resumed with the other."""
             return super().state_key.replace(type(self).__qualname__, "ModelCheckpoint", 1)
 
     _show_parameters(NebulaCallback, bases[0])
@@ -375,7 +386,7 @@ def _make_callback() -> type:
 
 
 def _show_parameters(kind: type, base: type) -> None:
-    """Lets inspect, and with it editors and command-line tools, see the arguments that `kind` passes on to `base`."""
+    """Shows editors and command-line tools, through inspect, the arguments that `kind` passes on to `base`."""
     own = [one for one in inspect.signature(kind.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY]  # type: ignore[misc]
     theirs = inspect.signature(base.__init__)  # type: ignore[misc]
     parameters = list(theirs.parameters.values())
@@ -384,7 +395,7 @@ def _show_parameters(kind: type, base: type) -> None:
 
 
 def _others_io(strategy: Any) -> Any:
-    """The CheckpointIO that the user gave the Trainer, and that saves nothing any more; None: there was none."""
+    """Returns the CheckpointIO that the user gave the Trainer, which NebulaCallback replaces. None: there was none."""
     io = getattr(strategy, "checkpoint_io", None)
     if io is None or type(io) in (module.TorchCheckpointIO for module in _modules("plugins.io", fabric=True)):
         return None
@@ -428,7 +439,7 @@ def _make_strategy() -> type:
     base = module.DeepSpeedStrategy
 
     class NebulaDeepspeedStrategy(base):  # type: ignore[misc, valid-type]
-        """DeepSpeedStrategy with one tag per checkpoint; `config`: as for DeepSpeedStrategy, with a ``nebula`` section."""
+        """DeepSpeedStrategy with one tag per checkpoint. `config`: as for DeepSpeedStrategy, with a ``nebula`` section."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             import nebulaml.deepspeed  # noqa: F401  accepts the section on every DeepSpeed version
@@ -450,10 +461,10 @@ def _make_strategy() -> type:
             )
 
         def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-            if self.load_full_weights and self.zero_stage_3:  # one file, and not a directory of DeepSpeed's
-                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 takes none
+            if self.load_full_weights and self.zero_stage_3:  # one file, and no DeepSpeed directory
+                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 does not know the argument
                 return super().load_checkpoint(checkpoint_path, **given)
-            # One rank looks: the others' nodes need not have that directory, nor `latest`.
+            # One rank looks, because other nodes may not have that directory or `latest`.
             tag, problem = self.broadcast(_look_into(checkpoint_path) if self.is_global_zero else None)
             if problem:
                 raise NebulaNotFound(problem)
@@ -462,7 +473,7 @@ def _make_strategy() -> type:
                 tag=tag,
                 load_optimizer_states=self.lightning_module.trainer.state.fn == "fit",
                 load_lr_scheduler_states=False,
-                load_module_strict=getattr(self.lightning_module, "strict_loading", True),  # Lightning before 2.2 has none
+                load_module_strict=getattr(self.lightning_module, "strict_loading", True),  # Lightning before 2.2 has no such attribute
             )
             if path is None:
                 raise NebulaNotFound(f"no complete DeepSpeed checkpoint belongs to {checkpoint_path}")
@@ -475,16 +486,16 @@ def _make_strategy() -> type:
 
 
 def _look_into(path: Any) -> tuple[str | None, str]:
-    """The tag to load from a DeepSpeed directory, None: what its `latest` names; and what is wrong with the directory, or "".
+    """Returns the tag to load from a DeepSpeed directory (None: the tag in its `latest`), and a problem of the directory, or "".
 
-    Without this a path that is mistyped would lead to the newest checkpoint there is.
+    Without this check a mistyped path would load the newest checkpoint.
     """
     folder = os.fspath(path)
     try:
         names = os.listdir(folder)
         if {"latest", "latest_universal"} & set(names):
             return None, ""
-        # The run ended before DeepSpeed wrote `latest`: the files that stand for those of the tag are there.
+        # The run ended before DeepSpeed wrote `latest`, but the stand-in files of the tag exist.
         tags = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
         tags = [tag for tag in tags if any(name.endswith(".pt") for name in os.listdir(tag))]
         if tags:
@@ -494,13 +505,15 @@ def _look_into(path: Any) -> tuple[str | None, str]:
     return None, f"{folder} is no DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
 
 
-# Lightning puts a number behind the name of a file that is there already: of another run, with other values.
+# Lightning adds a number to the name of a file that exists already, for example from another run.
 _NUMBERED = re.compile(r"-v\d+(\.[A-Za-z_]\w*)?$")
 
 
 def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
-    """global_stepN; a name that tells nothing of the step (last.ckpt), or that Lightning has numbered, is put behind it, so that all
-    keep apart."""
+    """Returns the tag global_stepN. If the file name does not contain the step (last.ckpt), or Lightning has numbered it, the name follows.
+
+    So all files have different tags.
+    """
     name = os.path.basename(os.fspath(filepath).rstrip("/"))
     if global_step is None:
         return name

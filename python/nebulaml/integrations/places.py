@@ -1,5 +1,7 @@
-"""Where adapters keep what nobody has named a place for: not in a framework's checkpoint directory, of which programs take each entry for
-a checkpoint."""
+"""Places in which adapters keep their files if the program has named none.
+
+They are not in a framework's checkpoint directory, because programs take each entry there for a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ import os
 __all__ = ["beside", "make", "tidy"]
 
 HIDDEN = ".nebula"
-WITHIN = "_nebula"  # push_to_hub uploads all but what begins with "_"
+WITHIN = "_nebula"  # push_to_hub uploads all names except those that begin with "_"
 
 
 def beside(directory: str, suffix: str = "") -> str:
-    """``<parent>/.nebula/<name><suffix>`` for ``<parent>/<name>``.
+    """Returns ``<parent>/.nebula/<name><suffix>`` for ``<parent>/<name>``.
 
-    It is ``<parent>/<name>/_nebula<suffix>`` where the parent is closed to this user, or is another file system: a container's own, say,
-    which goes with it, and from which nothing can be renamed to here.
+    If this user cannot write to the parent, or the parent is another file system, it returns ``<parent>/<name>/_nebula<suffix>``. Such
+    a file system can be a container's own, which is lost with it, and a rename from there to the directory is not possible.
     """
     directory = os.path.realpath(directory)
     parent, name = os.path.split(directory)
@@ -28,21 +30,23 @@ def beside(directory: str, suffix: str = "") -> str:
 
 
 def make(directory: str) -> None:
-    """As a framework does that saves there, with this program's umask: what it does next may need the directory, if not the file. If it
-    cannot be made, the agent says so when the file is due."""
+    """Makes a directory with this program's umask, as a framework does that saves there: its next steps may need the directory.
+
+    If that fails, the agent reports it when it writes the file.
+    """
     with contextlib.suppress(OSError):
         os.makedirs(directory, exist_ok=True)
 
 
 def _existing(path: str) -> str:
-    """The path, or what of it is there already."""
+    """Returns the path, or its nearest ancestor that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path
 
 
 def tidy(path: str) -> None:
-    """Removes a directory of beside() that nothing lies in any more, and what held it alone."""
+    """Removes a directory of beside() if it is empty, and then its parent .nebula if that is empty."""
     with contextlib.suppress(OSError):
         os.rmdir(path)
         if os.path.basename(os.path.dirname(path)) == HIDDEN:

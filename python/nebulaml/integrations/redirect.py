@@ -1,9 +1,9 @@
-"""Turning a framework's own save routine into a background save.
+"""Turns a framework's own save routine into a background save.
 
 While `captured(...)` is active on a thread, ``torch.save`` and safetensors' ``save_file`` to a path below `staging` do
-not write: the object's values are fixed in a Nebula checkpoint under the path's name. Every other file that
-the routine writes (configuration, tokenizer, JSON) lies in `staging` as usual. When the checkpoint is durable,
-its files are put into `staging` too and the directory is renamed to its final name.
+not write: the object's values are fixed in a Nebula checkpoint under the path's name. The routine writes every other file
+(configuration, tokenizer, JSON) into `staging` as usual. When the checkpoint is durable, the agent puts its files into
+`staging`, too, and renames the directory to its final name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SAFETENSORS_DTYPES = {
 
 
 def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> list[Any]:
-    """A safetensors file as [header, tensor, tensor, ...], to be written one behind the other.
+    """Returns a safetensors file as [header, tensor, tensor, ...], to be written one behind the other.
 
-    Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for what the
-    format cannot hold: tensors that share memory, are not contiguous, or are more than their bytes.
+    Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for tensors that
+    share memory or are not contiguous, and NebulaConfigError for tensors whose values are not plain bytes in memory.
     """
     from ..tensors import dense
 
@@ -62,7 +62,7 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
 
 
 class Capture:
-    """One framework checkpoint on its way: where its plain files lie, and the Nebula checkpoint that holds the rest."""
+    """One framework checkpoint in progress: the place of its plain files, and the Nebula checkpoint that holds the rest."""
 
     def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False) -> None:
         self.staging = os.path.abspath(staging)
@@ -80,7 +80,7 @@ class Capture:
         return self._checkpoint
 
     def name_of(self, path: Any) -> str | None:
-        """The name of a file below the staging directory, relative to it; None for any other target."""
+        """Returns the name of a file below the staging directory, relative to it. None: the target is elsewhere."""
         if not isinstance(path, (str, os.PathLike)):
             return None
         absolute = os.path.abspath(os.fspath(path))
@@ -89,13 +89,13 @@ class Capture:
 
 _ATTRIBUTES = ("save", "save_file", "safe_save_file", "_torch_save", "torch_save")
 _scan_lock = threading.Lock()  # guards all below
-_scanned: dict[str, Any] = {}  # a framework brings thousands of modules: each is looked through once
+_scanned: dict[str, Any] = {}  # a framework loads thousands of modules: search each once
 _found: dict[Any, list[tuple[Any, str]]] = {}
-_seen: tuple[int, str] = (0, "")  # how many modules there were, and the last: a look at each takes 10 ms in a busy process
+_seen: tuple[int, str] = (0, "")  # the number of modules, and the last one: a search through all takes 10 ms in a busy process
 
 
 def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
-    """Every loaded module's attribute that is one of those functions: frameworks import them by name."""
+    """Returns every attribute of a loaded module that is one of those functions: frameworks import them by name."""
     global _seen
     with _scan_lock:
         if any(function not in _found for function in functions):
@@ -123,7 +123,7 @@ def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def captured(capture: Capture) -> Iterator[Capture]:
-    """Redirects writers on this thread into `capture` until the block ends."""
+    """Redirects the writers on this thread into `capture` until the block ends."""
     import torch
 
     thread = threading.get_ident()
@@ -131,7 +131,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         name = capture.name_of(f) if threading.get_ident() == thread else None
-        if name is None or args or kwargs:  # a pickle module or protocol of its own, or the old format
+        if name is None or args or kwargs:  # another pickle module or protocol, or the old format
             return plain_save(obj, f, *args, **kwargs)
         return capture.checkpoint.save(name, obj, capture.overlap)
 
@@ -144,7 +144,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
             name = capture.name_of(filename) if threading.get_ident() == thread else None
             try:
                 parts = None if name is None else safetensors_parts(tensors, metadata)
-            except ValueError:  # it says what is wrong in its own words, or knows a type that we do not
+            except ValueError:  # the plain function reports the error in its own words, or knows a type that we do not
                 parts = None
             if name is None or parts is None:
                 return plain_save_file(tensors, filename, metadata=metadata)

@@ -1,4 +1,4 @@
-"""Files by the names that a framework looks for, whose values are elsewhere."""
+"""Stand-in files: they have the names that a framework looks for, but their values are elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["StandIn", "text_for"]
 
 
 class StandIn(str):
-    """The content of such a file: it says where the values are. A program that looks for values in it is told so."""
+    """The content of a stand-in file: it says where the values are. Access to values in it raises NebulaNotFound with that text."""
 
     def _refuse(self, *unused: Any, **unused_too: Any) -> NoReturn:
         raise NebulaNotFound(str(self))
@@ -20,7 +20,7 @@ class StandIn(str):
 
 
 def text_for(tag: str, name: str, persist_path: str | None) -> str:
-    """``persist_path``: the storage path of the file that is stood for; None: it is in memory only."""
+    """Returns the text of a stand-in file. ``persist_path``: the storage path of the real file; None: it is in memory only."""
     if persist_path is None:
         return (
             f"this file only stands for {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
