@@ -1,13 +1,15 @@
 /*
- * checkpoint.c - Checkpoint: one checkpoint that is written, or was found.
+ * checkpoint.c - Checkpoint: one checkpoint that is being written, or was found.
  *
- * save_pickle(name, pickle, storages, on_failure, unprotectable, filler), and save_ranges without a pickle: storages is a
- * Ranges, whose owners are held until the bytes are copied, which may
- * be after the call has returned. on_failure(exception) is called, on any
- * thread, when that fails; it may be None. unprotectable: None, or a byte for
- * each storage, not 0 where a device may write to it. filler: None, or what writes the storages whose address is
- * None: filler.start(image's address, its size in bytes, [offset of each storage]) begins that, during the call, and
- * filler.finish() returns when it is done, after the call if filler.overlap is true; either may raise.
+ * save_pickle(name, pickle, storages, on_failure, unprotectable, filler), and save_ranges, which has no pickle:
+ *
+ *      storages       a Ranges. Its owners are held until the bytes are copied, perhaps after the call has returned
+ *      on_failure     None, or on_failure(exception) is called on any thread if the copy fails
+ *      unprotectable  None, or a byte for each storage, not 0 if a device may write to it
+ *      filler         None, or an object that writes the storages whose address is None.
+ *                     filler.start(address of the image, its size in bytes, [offset of each storage]) begins, during the
+ *                     call. filler.finish() returns when the bytes are written; it is called after the call has returned
+ *                     if filler.overlap is true. Both may raise.
  */
 #include "module.h"
 #include "ranges.h"
@@ -54,7 +56,7 @@ static void checkpoint_dealloc(PyObject *object)
 }
 
 static atomic_bool interpreter_leaves;
-static pthread_t last_thread; /* which ends the interpreter, and may go on to use it; valid once that leaves */
+static pthread_t last_thread; /* the thread that ends the interpreter, and may use it afterwards; valid once interpreter_leaves is set */
 
 void checkpoint_leave(void)
 {
@@ -62,7 +64,7 @@ void checkpoint_leave(void)
         atomic_store(&interpreter_leaves, true);
 }
 
-/* Whether this thread would wait for the GIL for ever, or be ended there. */
+/* Whether this thread would wait for the GIL forever, or be ended there. */
 static bool is_shut_out(void)
 {
         return atomic_load(&interpreter_leaves) && !pthread_equal(last_thread, pthread_self());
@@ -73,11 +75,11 @@ bool checkpoint_has_left(void)
         return atomic_load(&interpreter_leaves);
 }
 
-/* What a save holds until its bytes are copied. */
+/* The objects that a save holds until its bytes are copied. */
 struct kept {
         struct ranges *storages;
         PyObject *on_failure, *filler;
-        PyObject *interruption; /* what filler raised that is no Exception, say KeyboardInterrupt; or NULL */
+        PyObject *interruption; /* an exception of the filler that is not an Exception, such as KeyboardInterrupt; or NULL */
 };
 
 static void kept_free(struct kept *kept)
@@ -89,13 +91,13 @@ static void kept_free(struct kept *kept)
         PyMem_RawFree(kept);
 }
 
-/* Called by the thread that follows copies, which no fault waits for: it may wait for the GIL. */
+/* Called by the session's release thread. A crashing thread does not wait for releases, so this one may wait for the GIL. */
 static void kept_release(void *argument, const struct nebula_error *failure)
 {
         struct kept *kept = argument;
         PyGILState_STATE state;
 
-        if (is_shut_out()) /* nobody gives the GIL any more; the process ends */
+        if (is_shut_out()) /* no thread releases the GIL any more; the process is ending */
                 return;
         state = PyGILState_Ensure();
         if (failure && kept->on_failure != Py_None) {
@@ -111,7 +113,7 @@ static void kept_release(void *argument, const struct nebula_error *failure)
         PyGILState_Release(state);
 }
 
-/* What filler raised, in words. */
+/* Turns the filler's exception into an error. */
 static enum nebula_status filler_failed(struct kept *kept, struct nebula_error *ret_error)
 {
         PyObject *type, *value, *trace, *text;
@@ -145,7 +147,7 @@ static enum nebula_status filler_answered(struct kept *kept, PyObject *result, s
         return NEBULA_OK;
 }
 
-/* Called inside a save, without the GIL, which nobody holds who waits for that save. */
+/* Called inside a save, without the GIL. A thread that waits for that save does not hold the GIL. */
 static enum nebula_status kept_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
                                     struct nebula_error *ret_error)
 {
@@ -217,7 +219,7 @@ static bool take_filler(PyObject *filler, struct nebula_keep *keep)
         return !PyErr_Occurred();
 }
 
-/* The ranges of `storages`, by the call that fits: as a pickle's storages, or one behind the other. Takes no reference. */
+/* Saves the ranges of `storages`: with a pickle as its storages, without one as consecutive bytes. Takes no reference. */
 static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, struct ranges *storages,
                            PyObject *on_failure, const Py_buffer *unprotectable, PyObject *filler)
 {
@@ -246,7 +248,7 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
                 Py_RETURN_NONE;
         if (!PyErr_Occurred() && kept->interruption)
                 PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
-        if (!PyErr_Occurred()) /* else a handler has raised it while the save waited for memory */
+        if (!PyErr_Occurred()) /* else a handler raised an exception while the save waited for memory */
                 nebula_raise(&error);
         kept_free(kept);
         return NULL;
@@ -348,7 +350,7 @@ static PyObject *checkpoint_fail(PyObject *self, PyObject *reason)
         Py_RETURN_NONE;
 }
 
-/* The state of this name that can be waited for; false with a Python error set when there is none. */
+/* Parses a state that can be waited for; false with a Python error set for any other name. */
 static bool parse_state(const char *name, enum nebula_state *ret_state)
 {
         for (int state = NEBULA_STATE_CAPTURING; state < NEBULA_STATE_FAILED; state++) { /* a failure ends every wait */

@@ -1,4 +1,4 @@
-/* Copies from a GPU: see device.h. Types and numbers are those of the driver's documented interface. */
+/* Queues copies from a GPU: see device.h. Types and numbers are those of the driver's documented interface. */
 #include "device.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ struct batch_attributes {
         unsigned flags;
 };
 
-/* Every function answers with a CUresult, of which 0 is success. */
+/* The driver's functions; each returns a CUresult, 0 for success. */
 static struct {
         bool is_ready;
         int (*copy)(void *to, uint64_t from, size_t size, void *stream);
@@ -35,10 +35,10 @@ static void find(void *library, const char *name, void *ret_function)
         memcpy(ret_function, &function, sizeof function);
 }
 
-/* NVIDIA's, or AMD's under the names of its own. The GIL is held. */
+/* Loads NVIDIA's driver, or AMD's, whose functions have other names. The GIL is held. */
 static bool load_driver(void)
 {
-        void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as torch does */
+        void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as in torch */
 
         if (driver.is_ready)
                 return true;
@@ -58,7 +58,7 @@ static bool load_driver(void)
         return driver.is_ready;
 }
 
-/* A list with `count` entries of each. */
+/* Arrays with `count` entries each. */
 struct batch {
         uint64_t *to, *from;
         size_t *sizes, count;
@@ -126,8 +126,8 @@ PyObject *device_copy(PyObject *module, PyObject *arguments)
                 batch.from[i] = piece.from;
                 batch.sizes[i] = piece.size;
         }
-        Py_BEGIN_ALLOW_THREADS /* a driver whose queue is full waits */
-        /* One alone may also go to memory that is not pinned. */
+        Py_BEGIN_ALLOW_THREADS /* a driver with a full queue blocks */
+        /* A single copy is queued by itself: then its target need not be pinned. */
         error = may_batch && batch.count > 1 ? queue_batch(&batch, stream) : DRIVER_NOT_SUPPORTED;
         if (error == DRIVER_NOT_SUPPORTED)
                 error = queue_each(&batch, stream);

@@ -1,8 +1,8 @@
 /*
- * device.h - queueing copies from a GPU, without CUDA's headers and without a call to torch for each.
+ * device.h - queues copies from a GPU, without CUDA's headers and without a call to torch for each copy.
  *
- * The driver's library is the one that torch has loaded. Thousands of copies are one call where it has such a call (CUDA 12.8 and
- * later), and else one each.
+ * It uses the driver's library that torch has loaded. If the driver can (CUDA 12.8 and later), one call queues thousands of copies;
+ * else each copy takes a call.
  */
 #ifndef NB_PYTHON_DEVICE_H
 #define NB_PYTHON_DEVICE_H
@@ -11,14 +11,14 @@
 #include <Python.h>
 #include <stdint.h>
 
-/* One copy to the host: addresses, and bytes. */
+/* One copy to the host: addresses and a size. */
 struct device_piece {
         uint64_t to, from, size;
 };
 
-/* copy_from_device(stream, pieces, may_batch): `stream` is the driver's handle of one, whose device is the current one of this thread;
- * `pieces` are packed device_piece; may_batch false: as where the driver has no call for many. Raises RuntimeError with the driver's
- * reason; then some may have been queued. */
+/* copy_from_device(stream, pieces, may_batch): `stream` is a handle of the driver, for this thread's current device. `pieces` are packed
+ * device_piece. If may_batch is false, each copy is a call of its own. Raises RuntimeError with the driver's reason; then some copies
+ * may have been queued. */
 PyObject *device_copy(PyObject *module, PyObject *arguments);
 
 #endif

@@ -1,4 +1,4 @@
-/* ending.c - what ends this process, as _session/ending.py asks of it. */
+/* ending.c - functions for _session/ending.py: the events that end this process. */
 #include "module.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ PyObject *signal_would_end(PyObject *module, PyObject *number)
 {
         long signal_number = PyLong_AsLong(number);
 
-        if (signal_number == -1 && PyErr_Occurred()) { /* the caller of os.kill is told by that */
+        if (signal_number == -1 && PyErr_Occurred()) { /* os.kill itself reports the error to its caller */
                 PyErr_Clear();
                 Py_RETURN_FALSE;
         }
@@ -46,7 +46,7 @@ static int audit(const char *event, PyObject *arguments, void *unused)
         if (!auditor || PyInterpreterState_Get() != PyInterpreterState_Main())
                 return 0;
         result = PyObject_CallFunction(auditor, "sO", event, arguments);
-        if (!result && !PyErr_ExceptionMatches(PyExc_Exception)) /* Ctrl-C: what was to happen does not */
+        if (!result && !PyErr_ExceptionMatches(PyExc_Exception)) /* Ctrl-C: the audited call must not happen */
                 return -1;
         if (!result)
                 PyErr_WriteUnraisable(auditor);

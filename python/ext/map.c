@@ -140,7 +140,7 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
                 }
         }
         free(entries);
-        if ((size_t)PyDict_GET_SIZE(records) < count) { /* readers do not agree on which of them counts */
+        if ((size_t)PyDict_GET_SIZE(records) < count) { /* readers disagree on which of two equal names counts */
                 error = (struct nebula_error){ .status = NEBULA_INVALID, .message = "two records of a zip file have one name" };
                 Py_DECREF(records);
                 return nebula_raise(&error);

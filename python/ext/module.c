@@ -85,7 +85,7 @@ static PyObject *leave(PyObject *module, PyObject *unused)
         Py_RETURN_NONE;
 }
 
-/* What stands between the payloads of a torch file, from its begin to its end. */
+/* The bytes of a torch file around its payloads: before the first, between them, and behind the last. */
 static PyObject *gaps_of(const struct zip_layout *layout, const uint64_t *sizes, const char *image)
 {
         PyObject *gaps = PyList_New(0);
@@ -131,7 +131,7 @@ static PyObject *zip_frame(PyObject *module, PyObject *arguments)
                 nebula_raise(&error);
                 goto release;
         }
-        /* Only the pages of the gaps are ever touched: the room for the payloads costs addresses, not memory. */
+        /* Only the pages of the gaps are touched: the room for payloads takes addresses, not memory. */
         image = calloc(1, layout.size);
         if (image) {
                 zip_layout_write(&layout, pickle.buf, image);
@@ -180,7 +180,7 @@ static PyMethodDef functions[] = {
         { NULL, NULL, 0, NULL },
 };
 
-/* The constants of the C library, under their names there. */
+/* Adds the constants of the C library, under their C names. */
 static int add_constants(PyObject *module)
 {
         static const struct {
@@ -205,7 +205,7 @@ static int add_constants(PyObject *module)
         return PyModule_AddStringConstant(module, "VERSION", NEBULA_VERSION);
 }
 
-/* Threads of the C library call into the interpreter by PyGILState_Ensure, which knows the main one alone. */
+/* Only the main interpreter is supported: threads of the C library enter it by PyGILState_Ensure. */
 static int is_allowed_here(void)
 {
         static bool is_loaded;
@@ -236,7 +236,7 @@ static PyModuleDef_Slot slots[] = {
         { Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED },
 #endif
 #ifdef Py_mod_gil
-        { Py_mod_gil, Py_MOD_GIL_USED }, /* a free-threaded interpreter takes its lock again, and says so */
+        { Py_mod_gil, Py_MOD_GIL_USED }, /* a free-threaded interpreter turns its GIL on again, and prints a warning */
 #endif
         { 0, NULL },
 };

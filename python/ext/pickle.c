@@ -1,20 +1,20 @@
 /*
  * pickle.c - TorchPickler: torch.save's pickle without torch.save's Python.
  *
- * A subclass of CPython's own C pickler, so that containers, numbers, strings,
- * the memo and every object that needs Python's protocols are pickled by the
- * code that always did it. Two hooks are ours, both in C:
+ * A subclass of CPython's own C pickler, so CPython's code pickles containers,
+ * numbers, strings, the memo and every object that needs Python's protocols.
+ * Two hooks are ours, both in C:
  *
- *   reducer_override   an ordinary CPU tensor becomes the very tuple that
- *                      Tensor.__reduce_ex__ builds; anything unusual (a
+ *   reducer_override   an ordinary CPU tensor becomes the same tuple that
+ *                      Tensor.__reduce_ex__ builds; any other tensor (a
  *                      subclass, attributes, hooks, quantised, sparse, meta,
  *                      another device, conj or neg bits, a dtype without a typed
- *                      storage) gets NotImplemented and goes torch's own way
+ *                      storage) gets NotImplemented, and torch's own code reduces it
  *   persistent_id      a storage becomes ('storage', type, key, location, numel);
  *                      storages are numbered by identity, as torch.save does
  *
  * Calling sequence: TorchPickler(file, describe) ; .dump(obj) ; .storages
- * `describe` is called for each storage that did not come from the fast way,
+ * `describe` is called for each storage that reducer_override did not handle,
  * with the TypedStorage or UntypedStorage; it returns (its UntypedStorage, the
  * CPU storage to copy from, dtype or None, storage type, location, numel).
  *
@@ -58,7 +58,7 @@ static PyObject *persistent_id(PyObject *self, PyObject *object)
         if (Py_IS_TYPE(object, storage_ref_type)) {
                 struct storage_ref *ref = (struct storage_ref *)object;
 
-                /* A new tuple for each use after the first, so that the bytes are those of torch.save. */
+                /* The first use returns the tuple itself, each later one a new tuple: then the bytes are those of torch.save. */
                 if (!ref->used) {
                         ref->used = true;
                         return Py_NewRef(ref->pid);
@@ -104,7 +104,7 @@ static int pickler_traverse(PyObject *self, visitproc visit, void *arg)
 {
         struct pickler *pickler = part(self);
 
-        if (!PyType_HasFeature(pickler_type->tp_base, Py_TPFLAGS_HEAPTYPE)) /* else the base's visits the type */
+        if (!PyType_HasFeature(pickler_type->tp_base, Py_TPFLAGS_HEAPTYPE)) /* a heap type's own traverse visits the type */
                 Py_VISIT(Py_TYPE(self));
         Py_VISIT(pickler->describe);
         Py_VISIT(pickler->storages);
@@ -134,7 +134,7 @@ static void pickler_dealloc(PyObject *self)
         Py_CLEAR(pickler->storages);
         Py_CLEAR(pickler->refs);
         Py_CLEAR(pickler->dtype_at);
-        PyObject_GC_Track(self); /* the base's dealloc untracks again */
+        PyObject_GC_Track(self); /* the base's dealloc expects a tracked object */
         pickler_type->tp_base->tp_dealloc(self);
         if (!PyType_HasFeature(pickler_type->tp_base, Py_TPFLAGS_HEAPTYPE))
                 Py_DECREF(type);
@@ -146,8 +146,8 @@ static PyObject *pickler_storages(PyObject *self, void *closure)
         return Py_NewRef((PyObject *)part(self)->storages);
 }
 
-/* Before CPython 3.13 the base keeps persistent_id as a method that is bound to the pickler: a cycle, which would keep all that its memo
- * holds until a collection. */
+/* Before CPython 3.13 the base keeps persistent_id as a bound method of the pickler. That cycle would keep all objects of the memo until
+ * a collection. */
 static void break_cycle(PyObject *self)
 {
         struct pickler *pickler = part(self);
@@ -171,7 +171,7 @@ static PyObject *pickler_dump(PyObject *self, PyObject *object)
         if (enabled)
                 PyGC_Enable();
         Py_DECREF(method);
-        PyErr_Fetch(&type, &value, &trace); /* what goes now may run code of the program */
+        PyErr_Fetch(&type, &value, &trace); /* freeing these objects may run code of the program */
         break_cycle(self);
         PyErr_Restore(type, value, trace);
         return result;

@@ -1,14 +1,14 @@
 /*
- * pickle_opcodes.c - what a pickle would cost before anything of it is built.
+ * pickle_opcodes.c - bounds the memory that a pickle takes, before it is unpickled.
  *
- * Python's unpickler in C keeps its memo in an array: a pickle of nine bytes that names place 0xffffffff makes it take 64 GiB.
+ * Python's unpickler in C keeps its memo in an array: a pickle of nine bytes with memo index 0xffffffff makes it take 64 GiB.
  */
 #include "module.h"
 
 #include <stdint.h>
 #include <string.h>
 
-/* How an opcode's argument is laid out: so many bytes, or a count of 1, 4 or 8 bytes and as many bytes as it says, or lines. */
+/* The layout of an opcode's argument: that many bytes; or a count of 1, 4 or 8 bytes, followed by that many bytes; or lines. */
 enum { COUNTED_1 = 16, COUNTED_4, COUNTED_8, LINE, LINES, UNKNOWN };
 
 static int argument_of(uint8_t opcode)
@@ -36,7 +36,7 @@ static int argument_of(uint8_t opcode)
                 return LINE;
         case 'c': case 'i':
                 return LINES;
-        default: /* 'p' among them: a place in digits, which nobody writes any more */
+        default: /* also 'p', a memo index in digits: no current writer uses it */
                 return UNKNOWN;
         }
 }
@@ -50,7 +50,7 @@ static uint64_t little_endian(const uint8_t *at, size_t size)
         return value;
 }
 
-/* Behind `lines` lines; NULL: there are fewer. */
+/* The place behind `lines` lines; NULL: there are fewer. */
 static const uint8_t *skip_lines(const uint8_t *at, const uint8_t *end, int lines)
 {
         while (at && lines--) {
@@ -60,7 +60,7 @@ static const uint8_t *skip_lines(const uint8_t *at, const uint8_t *end, int line
         return at;
 }
 
-/* Behind the argument at `at`; NULL: it is not there whole, or the memo would have more places than the pickle has bytes. */
+/* The place behind the argument at `at`. NULL: the argument is cut off, or its memo index is larger than the pickle's size. */
 static const uint8_t *skip_argument(uint8_t opcode, const uint8_t *at, const uint8_t *end, size_t pickle_size)
 {
         int argument = argument_of(opcode);
@@ -80,7 +80,7 @@ static const uint8_t *skip_argument(uint8_t opcode, const uint8_t *at, const uin
         return value > (size_t)(end - at) ? NULL : at + value;
 }
 
-/* Whether torch's own unpickler for files that nobody trusts knows it (torch/_weights_only_unpickler.py). */
+/* Whether torch's own unpickler for untrusted files accepts it (torch/_weights_only_unpickler.py). */
 static bool is_torchs(uint8_t opcode)
 {
         switch (opcode) {

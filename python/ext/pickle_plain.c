@@ -1,42 +1,40 @@
 /*
  * pickle_plain.c - the pickle of plain state, written without a pickler.
  *
- * Nearly all that is saved is dicts, lists and tuples of strings, numbers and ordinary
- * tensors. CPython's pickler spends three microseconds on a tensor: calls of
- * hooks, tuples made to be taken apart, a memo of objects that nobody else can refer to.
- * Here each object is written as it is met, and only what the program holds
- * is remembered. The bytes are those of CPython's pickler, memo numbers included.
+ * Nearly all states are dicts, lists and tuples of strings, numbers and ordinary
+ * tensors. CPython's pickler spends three microseconds on a tensor: on calls of hooks, on
+ * temporary tuples, and on memo entries for them. This writer writes each object at
+ * once, and its memo has only the program's own objects. The bytes are those of
+ * CPython's pickler, memo numbers included.
  *
- * Tensors are read through torch's C interface for compiled models where this torch has it; without it none is plain.
+ * Tensors are read through torch's C interface for compiled models. If this torch lacks it, no tensor is plain.
  *
- * Whatever is not plain (any other type, a subclass, a tensor that
- * is_ordinary in pickle_reduce.c would refuse, a tuple that holds itself, memory under two
- * dtypes) ends this attempt, and TorchPickler begins from nothing: it knows
- * everything, and says what is wrong where something is.
+ * An object that is not plain ends this attempt: any other type, a subclass, a tensor
+ * that is_ordinary in pickle_reduce.c would refuse, a tuple that contains itself, memory
+ * under two dtypes. TorchPickler then starts over: it handles every object, and reports
+ * errors.
  *
- * Threads: the GIL is held, but torch may let go of it for a moment inside its methods: what is
- * being written is held, and a container that changed meanwhile is left to TorchPickler.
+ * Threads: the GIL is held, but torch's methods may release it for a moment. So the writer holds a reference to the
+ * object that it writes, and leaves a container that changed meanwhile to TorchPickler.
  */
 #include "pickle_plain.h"
 
 #include <string.h>
 
 #define BATCH_COUNT 1000
-/* What lies deeper is left to TorchPickler: a program that has raised Python's recursion limit has done so for CPython's pickler, whose
- * steps take less of the stack than those here. No state of a training is as deep. */
+/* Deeper containers are left to TorchPickler. A program that has raised Python's recursion limit did so for CPython's pickler, whose
+ * steps use less stack than these. No training state is that deep. */
 #define DEPTH_MAX 200
 #define AHEAD_COUNT 8
 
 static enum outcome write_object(struct writer *writer, PyObject *object);
 
-/*
- * Training has pushed what describes the tensors out of the caches and, with it, where their pages are. Each lies somewhere
- * else: a value, what it points to, and what that points to. Asked for a batch at a time, they come all at once; one by
- * one, each would wait for the page of the one before.
- */
+/* Prefetches. Training has pushed the tensors' descriptions out of the caches, and their page translations, too. A value, the object
+ * that it points to, and the next one lie in different places. Prefetching a batch of each lets them arrive together; one by one, each
+ * would wait for the one before. */
 struct ahead {
         PyObject *dict;
-        Py_ssize_t values, tensors, storages; /* positions in the dict, each a batch behind the one before */
+        Py_ssize_t values, tensors, storages; /* positions in the dict; each is a batch behind the one before */
         int step;
 };
 
@@ -102,10 +100,10 @@ static enum outcome write_dict(struct writer *writer, PyObject *dict)
                 Py_DECREF(key);
                 Py_DECREF(value);
                 if (outcome == WRITTEN && PyDict_GET_SIZE(dict) != count)
-                        outcome = NOT_PLAIN; /* torch let another thread run, which changed it */
+                        outcome = NOT_PLAIN; /* torch let another thread run, which changed the dict */
                 if (outcome != WRITTEN)
                         return outcome;
-                /* A full batch is followed by another, even when nothing is left for it. */
+                /* After a full batch CPython's pickler begins another, even if no item is left. */
                 if (++batch == BATCH_COUNT) {
                         if (!room(writer, 2))
                                 return FAILED;
@@ -167,7 +165,7 @@ static enum outcome write_tuple(struct writer *writer, PyObject *tuple)
                 if (outcome != WRITTEN)
                         return outcome;
         }
-        /* Through a list or dict within, it may hold itself. */
+        /* The tuple may contain itself through a list or dict. */
         if (table_find(&writer->memo, (uint64_t)(uintptr_t)tuple))
                 return NOT_PLAIN;
         if (!room(writer, 1))
@@ -176,7 +174,7 @@ static enum outcome write_tuple(struct writer *writer, PyObject *tuple)
         return memoize(writer, tuple);
 }
 
-/* The items of an OrderedDict, in batches as they come. Most often they come in the order of the dict below it. */
+/* Writes the items of an OrderedDict in batches. Most often they have the order of its underlying dict. */
 static enum outcome write_items(struct writer *writer, PyObject *dict, PyObject *items)
 {
         struct ahead ahead = ahead_begin(dict);
@@ -214,7 +212,7 @@ static enum outcome write_items(struct writer *writer, PyObject *dict, PyObject 
         return PyErr_Occurred() ? FAILED : outcome;
 }
 
-/* As its own reduction says: class, no arguments, attributes, items. */
+/* Writes what the class's reduction returns: class, no arguments, attributes, items. */
 static enum outcome write_ordered_dict(struct writer *writer, PyObject *dict)
 {
         PyObject *reduction = PyObject_CallMethod(dict, "__reduce__", NULL), *attributes;
@@ -335,7 +333,7 @@ PyObject *plain_dump(PyObject *module, PyObject *arguments)
         writer.takes_cuda = takes_cuda;
         writer.bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)plain_take_spare(&writer) + (1 << 14));
         writer.storages = ranges_new();
-        enabled = PyGC_Disable(); /* it would find nothing: all that is made here is in use */
+        enabled = PyGC_Disable(); /* a collection would find nothing: all objects made here are in use */
         if (writer.bytes && writer.storages) {
                 writer.at = PyBytes_AS_STRING(writer.bytes);
                 writer.end = writer.at + PyBytes_GET_SIZE(writer.bytes);

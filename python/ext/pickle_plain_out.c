@@ -1,4 +1,4 @@
-/* The end of the pickle of plain state that bytes come out of: see pickle_plain.h. */
+/* Output of the pickle of plain state: bytes, memo, texts and numbers. See pickle_plain.h. */
 #include "pickle_plain.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static uint64_t hash(uint64_t key)
         return key ^ key >> 32;
 }
 
-/* Where the number of the pair with `key` stands, or 0 where it would stand. */
+/* The slot with the number of the pair of `key`, or the empty slot for it. */
 static uint32_t *table_place(const struct table *table, uint64_t key)
 {
         size_t i = (size_t)hash(key) & (table->capacity - 1);
@@ -72,15 +72,15 @@ struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new)
         return &table->pairs[*place - 1];
 }
 
-/* Tables of the last pickle, empty: to make them anew, page by page, costs as much as to fill them. Guarded by the GIL;
- * who finds them taken makes new ones. */
+/* The empty tables of the last pickle: making new ones, page by page, costs as much as filling them. Guarded by the GIL. A thread that
+ * finds them taken makes new ones. */
 static struct {
         struct table memo, by_cdata, dtype_at;
         struct stored *stored;
         size_t stored_capacity, pickle_size;
 } spare;
 
-/* Emptied here and not when it was given: that brings it into the caches. */
+/* Empties the table when it is taken, not when it was given: that brings it into the caches. */
 static struct table table_take(struct table *spare_table)
 {
         struct table table = *spare_table;
@@ -104,7 +104,7 @@ size_t plain_take_spare(struct writer *writer)
         return spare.pickle_size;
 }
 
-/* Frees what `to` has, if `table` is worth more. */
+/* Keeps the larger of the two tables in `to`, and frees the other. */
 static void table_give(struct table *to, struct table *table)
 {
         struct table smaller = *table;
@@ -159,7 +159,7 @@ void put_int(struct writer *writer, int64_t value)
                 put(writer, OP_INT4);
                 put_little(writer, (uint64_t)value, 4);
         } else {
-                /* The shortest that keeps the sign. */
+                /* The shortest form that keeps the sign. */
                 while (value >> (8 * byte_count - 9) == 0 || value >> (8 * byte_count - 9) == -1)
                         byte_count--;
                 put(writer, OP_LONG1);
@@ -248,7 +248,7 @@ enum outcome write_global(struct writer *writer, PyObject *object)
         name_text = module_text ? PyUnicode_AsUTF8(name) : NULL;
         if (name_text && room(writer, strlen(module_text) + strlen(name_text) + 3)) {
                 writer->at += sprintf(writer->at, "c%s\n%s", module_text, name_text);
-                put(writer, '\n'); /* where sprintf left its zero */
+                put(writer, '\n'); /* over sprintf's NUL */
                 outcome = memoize(writer, object);
         }
         Py_XDECREF(module);

@@ -1,11 +1,11 @@
-/* Tensors and storages in the pickle of plain state: as pickle_reduce.c, without the objects in between. See pickle_plain.h. */
+/* Tensors and storages in the pickle of plain state: the same as pickle_reduce.c, without intermediate objects. See pickle_plain.h. */
 #include "pickle_plain.h"
 
 #include <string.h>
 
 #include "torch_abi.h"
 
-/* NULL when there is none, or with PyErr_Occurred(). */
+/* NULL: not found, or a Python error is set. */
 static const struct dtype_row *row_of(PyObject *tensor)
 {
         const struct dtype_row *row = known.dtypes;
@@ -26,7 +26,7 @@ static const struct dtype_row *row_of(PyObject *tensor)
         return row;
 }
 
-/* As is_ordinary, but for its attributes and hooks. PyErr_Occurred() is to be asked. */
+/* is_ordinary without the checks of attributes and hooks. The caller checks PyErr_Occurred(). */
 static bool torch_says_ordinary(PyObject *tensor, bool *ret_is_cuda)
 {
         int32_t type;
@@ -38,10 +38,8 @@ static bool torch_says_ordinary(PyObject *tensor, bool *ret_is_cuda)
                method_is(&known.is_zero, tensor, Py_False);
 }
 
-/*
- * On the CPU or, where the caller can deal with that, on a GPU; dense, and holding its values as they are. All of this C++
- * reads from one word of the tensor, its dispatch keys, so that what was answered for one holds for all of its kind.
- */
+/* Whether the tensor is on the CPU (or on a GPU, if the caller takes that), dense, and holds its values unchanged. C++ reads all of this
+ * from one word of the tensor, its dispatch keys. So an answer for one tensor holds for all tensors with the same keys. */
 static bool is_of_ordinary_kind(const struct writer *writer, PyObject *tensor)
 {
         uint64_t keys = known.keys_word ? words_of(tensor)[known.keys_word] : 0;
@@ -72,7 +70,7 @@ static bool has_no_hooks(PyObject *tensor)
         return has_none;
 }
 
-/* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
+/* The row of an ordinary tensor's dtype. NULL: another tensor, or a Python error is set. See is_ordinary. */
 static const struct dtype_row *ordinary_row(const struct writer *writer, PyObject *tensor)
 {
         PyObject **attributes = _PyObject_GetDictPtr(tensor);
@@ -83,7 +81,7 @@ static const struct dtype_row *ordinary_row(const struct writer *writer, PyObjec
         return row_of(tensor);
 }
 
-/* The key of a storage. A text of one digit is an object that Python has only once, so the program may hold it too. */
+/* Writes the key of a storage. Python has each text of one digit only once, so the program may use the same object. */
 static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t *ret_memo)
 {
         PyObject *number, *text;
@@ -113,7 +111,7 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
         return WRITTEN;
 }
 
-/* Where a storage's memory begins: as its data_ptr(). */
+/* The address of a storage's memory: its data_ptr(). */
 static bool storage_address(PyObject *tensor, PyObject *storage, size_t item_size, const void **ret_address)
 {
         const void *handle = inner(tensor);
@@ -121,7 +119,7 @@ static bool storage_address(PyObject *tensor, PyObject *storage, size_t item_siz
         int64_t offset;
         void *data;
 
-        /* A tensor without elements answers NULL. */
+        /* torch returns NULL for a tensor without elements. */
         if (shim.data_ptr(handle, &data) == 0 && data && shim.storage_offset(handle, &offset) == 0) {
                 *ret_address = (const char *)data - (size_t)offset * item_size;
                 return true;
@@ -144,7 +142,7 @@ static bool device_number(PyObject *tensor, int32_t *ret_device)
         return type == SHIM_CPU || (shim.device_index(inner(tensor), ret_device) == 0 && *ret_device >= 0);
 }
 
-/* Numbers a storage that is seen for the first time, and writes its key. */
+/* Numbers a storage at its first use, and writes its key. */
 static enum outcome add_storage(struct writer *writer, PyObject *tensor, PyObject *storage, size_t row,
                                 struct stored *ret_stored)
 {
@@ -163,7 +161,7 @@ static enum outcome add_storage(struct writer *writer, PyObject *tensor, PyObjec
         return write_key(writer, index, &ret_stored->key_memo);
 }
 
-/* torch.save refuses memory that storages have under two dtypes. */
+/* torch.save refuses memory that is used by storages of two dtypes. */
 enum outcome check_dtypes(struct writer *writer)
 {
         for (size_t i = 0; i < writer->storages->count; i++) {
@@ -200,7 +198,7 @@ static bool room_for_stored(struct writer *writer, size_t count)
         return true;
 }
 
-/* "cpu", or "cuda:0", which torch makes anew each time: as the text of a device. */
+/* Writes "cpu", or "cuda:0", which torch makes anew each time: as the text of a device. */
 static enum outcome write_location(struct writer *writer, PyObject *storage)
 {
         PyObject *device, *text;
@@ -221,7 +219,7 @@ static enum outcome write_location(struct writer *writer, PyObject *storage)
         return outcome;
 }
 
-/* ('storage', type, key, location, count) as a persistent id. */
+/* Writes ('storage', type, key, location, count) as a persistent id. */
 static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_t row)
 {
         enum outcome outcome;
@@ -245,7 +243,7 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
                 return FAILED;
         stored = &writer->stored[pair->value];
         if (!is_new && stored->row != row)
-                return NOT_PLAIN; /* torch.save refuses it, unless it is empty */
+                return NOT_PLAIN; /* torch.save refuses it unless the storage is empty */
         if (!is_new)
                 put_get(writer, stored->key_memo);
         storage = is_new || writer->takes_cuda ? call_method(&known.untyped_storage, tensor) : NULL;
@@ -267,7 +265,7 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
         return WRITTEN;
 }
 
-/* Whether all elements lie within the storage, which may have been resized since: TorchPickler says so otherwise. */
+/* Whether all elements lie within the storage, which may have been resized. If not, TorchPickler reports it. */
 static bool lies_within(uint64_t storage_size, Py_ssize_t item_size, int64_t offset, const int64_t *sizes, const int64_t *strides,
                         int64_t dim)
 {
@@ -281,7 +279,7 @@ static bool lies_within(uint64_t storage_size, Py_ssize_t item_size, int64_t off
         return last < storage_size / (uint64_t)item_size;
 }
 
-/* A tuple that nothing else refers to. */
+/* Writes a tuple that no other object refers to. */
 static enum outcome write_numbers(struct writer *writer, const int64_t *numbers, int64_t count)
 {
         if (!room(writer, 11 * (size_t)count + 7))
@@ -310,7 +308,7 @@ static bool write_requires_grad(struct writer *writer, PyObject *tensor)
         return true;
 }
 
-/* As Tensor.__reduce_ex__: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
+/* Writes what Tensor.__reduce_ex__ returns: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
         const struct dtype_row *row = known.storage_word && shim.dim ? ordinary_row(writer, tensor) : NULL;

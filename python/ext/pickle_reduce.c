@@ -1,9 +1,9 @@
 /*
- * pickle_reduce.c - tensors and storages as torch.save's pickle wants them.
+ * pickle_reduce.c - reduces tensors and storages in torch.save's form.
  *
  * The tuples built here are those of torch.Tensor.__reduce_ex__ and of the
- * persistent_id in torch.serialization, so that any torch reads the result;
- * for one and the same object the pickle is torch.save's byte for byte.
+ * persistent_id in torch.serialization, so any torch reads the result. The
+ * pickle equals torch.save's of the same object byte for byte.
  */
 #include "pickle.h"
 
@@ -30,7 +30,7 @@ static PyObject *attribute(PyObject *object, const char *first, const char *seco
         return result;
 }
 
-/* dtype -> (storage type, item size, complex) for the dtypes that are pickled with a typed storage and are not quantised. */
+/* Loads dtype -> (storage type, item size, complex) for the dtypes that have a typed storage and are not quantised. */
 static int load_dtypes(PyObject *module)
 {
         static const struct {
@@ -103,7 +103,7 @@ out:
         return result;
 }
 
-/* torch.save refuses one piece of memory under two dtypes: loading could not restore it. */
+/* Fails if one piece of memory is used with two dtypes, as torch.save does: loading could not restore it. */
 static int check_dtype(struct pickler *pickler, PyObject *address, PyObject *dtype)
 {
         PyObject *known;
@@ -124,7 +124,7 @@ static int check_dtype(struct pickler *pickler, PyObject *address, PyObject *dty
         return 0;
 }
 
-/* Numbers a storage that is seen for the first time. New reference to its storage_ref. */
+/* Numbers a storage at its first use. New reference to its storage_ref. */
 static PyObject *add_storage(struct pickler *pickler, PyObject *cdata, PyObject *storage, PyObject *owner, PyObject *dtype,
                              PyObject *storage_type, PyObject *location, PyObject *count)
 {
@@ -135,7 +135,7 @@ static PyObject *add_storage(struct pickler *pickler, PyObject *cdata, PyObject 
         address = PyObject_CallMethodNoArgs(storage, torch.data_ptr);
         size = address ? PyObject_CallMethodNoArgs(storage, torch.nbytes) : NULL;
         number = size ? PyLong_FromSize_t(pickler->storages->count) : NULL;
-        key = number ? PyObject_Str(number) : NULL; /* as torch: a text of one digit is an object that the program may hold too */
+        key = number ? PyObject_Str(number) : NULL; /* as torch does: the program may hold a text of one digit, too */
         if (!key || (dtype && check_dtype(pickler, address, dtype) < 0))
                 goto out;
         ref = pickling_storage_ref(PyTuple_Pack(5, torch.str_storage, storage_type, key, location, count));
@@ -154,7 +154,8 @@ out:
         return (PyObject *)ref;
 }
 
-/* A storage of which `first` was saved already, under another type: bare, or it has no memory. Each use names its own. */
+/* A reference to a storage that was saved first as `first` with another type, because that was untyped or has no memory. Each use has
+ * its own type. */
 static PyObject *storage_as(const struct storage_ref *first, PyObject *dtype_entry, PyObject *count)
 {
         PyObject *pid = PyTuple_Pack(5, torch.str_storage, PyTuple_GET_ITEM(dtype_entry, 0), PyTuple_GET_ITEM(first->pid, 2),
@@ -163,7 +164,7 @@ static PyObject *storage_as(const struct storage_ref *first, PyObject *dtype_ent
         return pid ? (PyObject *)pickling_storage_ref(pid) : NULL;
 }
 
-/* Of elements; `dtype_entry` is a row of torch.dtypes. */
+/* The count of elements; `dtype_entry` is a row of torch.dtypes. */
 static PyObject *storage_count(PyObject *storage, PyObject *dtype_entry)
 {
         PyObject *size = PyObject_CallMethodNoArgs(storage, torch.nbytes);
@@ -181,7 +182,7 @@ static PyObject *tensor_storage(struct pickler *pickler, PyObject *tensor, PyObj
         PyObject *ref = cdata ? PyDict_GetItemWithError(pickler->refs, cdata) : NULL;
 
         if (ref) {
-                /* The dtype must be the one that the storage was first saved under. */
+                /* The dtype must be that of the storage's first use. */
                 if (PyTuple_GET_ITEM(((struct storage_ref *)ref)->pid, 1) == PyTuple_GET_ITEM(dtype_entry, 0)) {
                         Py_INCREF(ref);
                 } else {
@@ -208,7 +209,7 @@ static PyObject *tensor_storage(struct pickler *pickler, PyObject *tensor, PyObj
         return ref;
 }
 
-/* 1 when the method or attribute is true, 0 when false, -1 on error. */
+/* 1: the method or attribute is true; 0: false; -1: error. */
 static int truth(PyObject *value)
 {
         int result = value ? PyObject_IsTrue(value) : -1;
@@ -217,7 +218,7 @@ static int truth(PyObject *value)
         return result;
 }
 
-/* 1: the fast way is right for this tensor. */
+/* 1: the fast path is right for this tensor. */
 static int is_ordinary(PyObject *tensor)
 {
         PyObject **attributes = _PyObject_GetDictPtr(tensor);
@@ -249,7 +250,7 @@ static int is_ordinary(PyObject *tensor)
         return result;
 }
 
-/* 0 where all elements lie within the storage; else -1 and a BufferError: torch.save writes a file that torch.load fails on. */
+/* 0: all elements lie within the storage. -1 and a BufferError: they do not; torch.save would write a file that torch.load cannot read. */
 static int check_extent(PyObject *tensor, PyObject *offset, PyObject *shape, PyObject *stride, Py_ssize_t item_size)
 {
         PyObject *storage = PyObject_CallMethodNoArgs(tensor, torch.untyped_storage);
@@ -295,7 +296,7 @@ static PyObject *reduce_tensor(struct pickler *pickler, PyObject *tensor)
         items[1] = items[0] ? PyObject_CallMethodNoArgs(tensor, torch.storage_offset) : NULL;
         size = items[1] ? PyObject_GetAttr(tensor, torch.shape) : NULL;
         items[2] = size ? PyTuple_GetSlice(size, 0, PyTuple_GET_SIZE(size)) : NULL;
-        /* A slice of the whole of a tuple subclass is a plain tuple. */
+        /* Slicing a whole tuple subclass gives a plain tuple. */
         items[3] = items[2] ? PyObject_CallMethodNoArgs(tensor, torch.stride) : NULL;
         if (items[3] && check_extent(tensor, items[1], items[2], items[3], PyLong_AsSsize_t(PyTuple_GET_ITEM(dtype_entry, 1))) == 0)
                 items[4] = PyObject_GetAttr(tensor, torch.requires_grad);
@@ -319,14 +320,14 @@ PyObject *reduce_object(struct pickler *pickler, PyObject *object)
         if (Py_IS_TYPE(object, (PyTypeObject *)torch.ordered_dict) && PyDict_GET_SIZE(object) == 0) {
                 PyObject **attributes = _PyObject_GetDictPtr(object);
 
-                /* Every tensor has an empty dict of hooks of its own. */
+                /* Each tensor has an empty dict of hooks of its own. */
                 if (!attributes || !*attributes || PyDict_GET_SIZE(*attributes) == 0)
                         return Py_NewRef(torch.empty_dict_reduction);
         }
         return Py_NewRef(Py_NotImplemented);
 }
 
-/* The same for a storage on any device; one without memory, on "meta", has no dtype to check. */
+/* The same for a storage on any device; a storage on "meta" has no memory and no dtype to check. */
 static int check_owner(struct pickler *pickler, PyObject *owner, PyObject *dtype)
 {
         PyObject *address;
@@ -340,7 +341,7 @@ static int check_owner(struct pickler *pickler, PyObject *owner, PyObject *dtype
         return result;
 }
 
-/* A storage that torch's own reduction, or the user, put into the stream. */
+/* Describes a storage that torch's own reduction, or the user, has put into the stream. */
 static PyObject *describe_storage(struct pickler *pickler, PyObject *object)
 {
         PyObject *storage, *dtype, *storage_type, *location, *count, *owner, *cdata, *ref, *pid = NULL;
@@ -359,7 +360,7 @@ static PyObject *describe_storage(struct pickler *pickler, PyObject *object)
                         pid = PyTuple_Pack(5, torch.str_storage, storage_type,
                                            PyTuple_GET_ITEM(((struct storage_ref *)ref)->pid, 2), location, count);
         } else if (cdata && !PyErr_Occurred()) {
-                /* The dtype is checked by the address of the original: a copy to the CPU has one of its own. */
+                /* The dtype is checked by the original's address: a copy to the CPU has another one. */
                 ref = add_storage(pickler, cdata, storage, owner, NULL, storage_type, location, count);
                 if (ref) {
                         if (check_owner(pickler, owner, dtype) == 0)

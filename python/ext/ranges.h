@@ -1,15 +1,14 @@
 /*
- * ranges.h - Ranges: places in memory, and what keeps each alive.
+ * ranges.h - Ranges: places in memory, and the owner that keeps each alive.
  *
  *      Ranges() ; .append(address, size in bytes, owner) ; len() ; [index]
  *      .put_on(device, index, address) ; .devices() ; .owners(device, least) ; .pieces(device, image, offsets, least, most, piece)
  *
- * A range on a device has a number of that device, and an address there; its address here is None, and its bytes are brought by
- * who can: see checkpoint.c and device.py. A save fixes the list, since C reads it without the GIL: whoever changes it from then
- * on gets an error.
+ * A range on a device has the device's number and an address there; its host address is None. The filler of a save copies its bytes
+ * (checkpoint.c, device.py). A save fixes the list, because C reads it without the GIL: later changes raise an error.
  *
- * Not a list of tuples: those of thousands of small tensors take time to make, and are so many that the cycle collector
- * runs after each save. It does not look in here, as no owner refers to the list that holds it.
+ * Not a list of tuples: thousands of tuples take time to make, and make the cycle collector run after each save. The collector does
+ * not visit this type, because no owner refers to the list that holds it.
  */
 #ifndef NB_PYTHON_RANGES_H
 #define NB_PYTHON_RANGES_H
@@ -24,13 +23,13 @@
 
 struct range_source {
         int device;
-        const void *address; /* there; NULL on the host */
+        const void *address; /* on the device; NULL on the host */
 };
 
 struct ranges {
         PyObject_HEAD
         size_t count, capacity;
-        struct nebula_range *ranges; /* data is NULL for those on a device */
+        struct nebula_range *ranges; /* data is NULL for ranges on a device */
         struct range_source *sources;
         PyObject **owners;
         bool is_fixed;

@@ -1,10 +1,10 @@
 /*
  * session.c - Session: this process's connection to the node's agent.
  *
- * Session(**options) opens; options are the members of struct nebula_options
- * under their own names (on_full as a number), those left out keep the default.
- * There is no close(): the session ends with the last reference to it, so that
- * no checkpoint is ever left without one.
+ * Session(**options) opens a session. Options are the members of struct
+ * nebula_options under their own names (on_full as a number); omitted ones keep
+ * the default. There is no close(): the session ends with the last reference to
+ * it, so that every checkpoint has its session.
  */
 #include "module.h"
 #include "ranges.h"
@@ -29,7 +29,7 @@ nebula_session *session_handle(PyObject *session)
         return ((struct session *)session)->handle;
 }
 
-static PyObject *image_watcher; /* NULL: nobody asks. The GIL guards it */
+static PyObject *image_watcher; /* NULL: no watcher. Guarded by the GIL */
 static atomic_bool has_image_watcher;
 
 PyObject *session_watch_images(PyObject *module, PyObject *watcher)
@@ -39,7 +39,7 @@ PyObject *session_watch_images(PyObject *module, PyObject *watcher)
         Py_RETURN_NONE;
 }
 
-/* Called by whatever thread is in a call on a session, without the GIL. */
+/* Called without the GIL, by any thread that makes a call on a session. */
 static void image_unmapping(void *unused, void *image)
 {
         PyObject *type, *value, *trace, *result;
@@ -48,7 +48,7 @@ static void image_unmapping(void *unused, void *image)
         if (!atomic_load(&has_image_watcher) || checkpoint_has_left())
                 return;
         state = PyGILState_Ensure();
-        PyErr_Fetch(&type, &value, &trace); /* a session may go while an exception of the program's passes */
+        PyErr_Fetch(&type, &value, &trace); /* a session may be freed while an exception of the program is set */
         result = PyObject_CallFunction(image_watcher, "N", PyLong_FromVoidPtr(image));
         if (!result)
                 PyErr_WriteUnraisable(image_watcher);
@@ -57,7 +57,7 @@ static void image_unmapping(void *unused, void *image)
         PyGILState_Release(state);
 }
 
-static PyObject *wait_watcher; /* NULL: nobody asks. The GIL guards it */
+static PyObject *wait_watcher; /* NULL: no watcher. Guarded by the GIL */
 
 PyObject *session_watch_waits(PyObject *module, PyObject *watcher)
 {
@@ -65,7 +65,7 @@ PyObject *session_watch_waits(PyObject *module, PyObject *watcher)
         Py_RETURN_NONE;
 }
 
-/* Called inside a save, without the GIL. What the watcher raises stays this thread's exception, for the save to raise. */
+/* Called inside a save, without the GIL. An exception of the watcher stays set on this thread, and the save raises it. */
 static int is_interrupted(void *unused)
 {
         PyObject *result;
@@ -311,7 +311,7 @@ static PyObject *session_prepare(PyObject *self, PyObject *arguments)
 
         if (!PyArg_ParseTuple(arguments, "nO!", &pickle_size, ranges_type, &found))
                 return NULL;
-        found->is_fixed = true; /* C reads it without the GIL */
+        found->is_fixed = true; /* C reads the list without the GIL */
         Py_BEGIN_ALLOW_THREADS
         status = nebula_session_prepare(handle, (size_t)pickle_size, found->ranges, found->count, &error);
         Py_END_ALLOW_THREADS

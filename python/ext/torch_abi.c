@@ -1,4 +1,4 @@
-/* What is known of torch: see torch_abi.h. */
+/* Finds out about torch: see torch_abi.h. */
 #include "torch_abi.h"
 
 #include <dlfcn.h>
@@ -6,12 +6,12 @@
 
 #include "pickle_plain.h"
 
-#define HEAD_WORDS 24 /* of C++'s tensor, in which its dispatch keys are searched for; it has more */
+#define HEAD_WORDS 24 /* the start of the C++ tensor, in which its dispatch keys are searched; it is longer */
 
 struct torch_known known;
 struct torch_shim shim;
 
-/* The number that a call answered with; -1 and PyErr_Occurred() when there is none. Takes `value` over. */
+/* The number in a call's result; -1 with PyErr_Occurred(): it is none. Takes `value` over. */
 static int64_t number_of(PyObject *value)
 {
         int64_t number = value ? PyLong_AsLongLong(value) : -1;
@@ -57,7 +57,7 @@ static bool load_dtypes(void)
         return !PyErr_Occurred();
 }
 
-/* Which of the first words at `object` is `address`; 0 when none is. */
+/* The index of `address` among the first words at `object`; 0: not found. */
 static size_t word_of(const void *object, uint64_t address)
 {
         for (size_t i = 2; i < 4; i++)
@@ -66,7 +66,7 @@ static size_t word_of(const void *object, uint64_t address)
         return 0;
 }
 
-/* All of the shim or nothing. */
+/* Loads all functions of the shim, or none. */
 static void load_shim(void)
 {
         const struct {
@@ -80,7 +80,7 @@ static void load_shim(void)
                 { "aoti_torch_get_storage_size", &shim.storage_size }, { "aoti_torch_get_dim", &shim.dim },
                 { "aoti_torch_get_data_ptr", &shim.data_ptr },
         };
-        void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as torch does */
+        void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as in torch */
         size_t found = 0;
 
         for (size_t i = 0; library && i < sizeof functions / sizeof functions[0]; i++) {
@@ -93,7 +93,7 @@ static void load_shim(void)
                 memset(&shim, 0, sizeof shim);
 }
 
-/* 0 and PyErr_Occurred() when they are not to be had. */
+/* 0 with PyErr_Occurred(): not available. */
 static uint64_t dispatch_keys(PyObject *tensor)
 {
         PyObject *module = PyImport_ImportModule("torch._C");
@@ -107,7 +107,7 @@ static uint64_t dispatch_keys(PyObject *tensor)
         return bits;
 }
 
-/* Finds the dispatch keys by their value, which differs between a tensor and its negative view. */
+/* Finds the word with the dispatch keys: it differs between a tensor and its negative view. */
 static void load_keys_word(PyObject *tensor)
 {
         PyObject *negative = PyObject_CallMethod(tensor, "_neg_view", NULL);
@@ -129,7 +129,7 @@ static void load_keys_word(PyObject *tensor)
         Py_XDECREF(negative);
 }
 
-/* Finds what autograd and hooks put into a tensor that had neither. */
+/* Finds the words that autograd and hooks change in a tensor that had neither. */
 static void load_autograd_words(PyObject *tensor)
 {
         PyObject *dict = PyDict_New(), *result = NULL;
@@ -155,7 +155,7 @@ static void load_autograd_words(PyObject *tensor)
         Py_XDECREF(dict);
 }
 
-/* Finds where the addresses of C++'s objects lie, in a tensor of which they are known. Without them no tensor is plain. */
+/* Finds the words with the addresses of C++ objects, in a tensor whose addresses are known. Without them no tensor is plain. */
 static void load_words(void)
 {
         PyObject *tensor = PyObject_CallNoArgs(torch.tensor_type);

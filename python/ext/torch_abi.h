@@ -1,6 +1,6 @@
 /*
- * torch_abi.h - what writing the pickle of plain state knows of torch: which functions to call, and where in a tensor
- * to look. plain_load (pickle_plain.h) finds it out, once.
+ * torch_abi.h - knowledge about torch for writing the pickle of plain state: the functions to call, and the words of a
+ * tensor to read. plain_load (pickle_plain.h) finds them, once.
  */
 #ifndef NB_PYTHON_PLAIN_TORCH_H
 #define NB_PYTHON_PLAIN_TORCH_H
@@ -10,20 +10,20 @@
 #include <stdint.h>
 
 #define DTYPE_COUNT_MAX 16
-#define SCALAR_TYPE_MAX 64 /* torch's numbers of dtypes that are remembered */
+#define SCALAR_TYPE_MAX 64 /* so many of torch's dtype numbers are cached */
 #define SHIM_CPU 0         /* aoti_torch_device_type_cpu */
 #define KIND_COUNT_MAX 8
 
-/* A property of tensors, read without a search for it. */
+/* A property of tensors, read without a name lookup. */
 struct property {
         PyObject *name;
-        PyGetSetDef *definition; /* NULL: it is not C's own in this torch */
+        PyGetSetDef *definition; /* NULL: this torch does not implement it in C */
 };
 
-/* A method without arguments, called without a search for it. */
+/* A method without arguments, called without a name lookup. */
 struct method {
         PyObject *callable;
-        PyCFunction function; /* NULL: it is not C's own in this torch */
+        PyCFunction function; /* NULL: this torch does not implement it in C */
 };
 
 struct dtype_row {
@@ -31,7 +31,7 @@ struct dtype_row {
         Py_ssize_t item_size;
 };
 
-/* What is needed of torch beyond `torch`, fetched once. */
+/* Objects and offsets of torch beyond `torch`, found once. */
 extern struct torch_known {
         bool is_ready;
         struct property is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad;
@@ -39,23 +39,20 @@ extern struct torch_known {
         struct method is_neg, is_conj, is_zero, untyped_storage, data_ptr;
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
-        size_t tensor_word, storage_word; /* where a tensor points to C++'s, and that to its storage; 0: not found */
-        /* Not found, 0: torch is asked each time. */
-        size_t hooks_word;               /* in a tensor: its hooks, NULL for None */
-        size_t keys_word, autograd_word; /* in C++'s: its dispatch keys; what autograd knows of it, NULL for nothing */
+        size_t tensor_word, storage_word; /* the pointers Python tensor -> C++ tensor -> storage; 0: not found */
+        /* 0: not found; torch is asked each time. */
+        size_t hooks_word;               /* in a Python tensor: its hooks, NULL for None */
+        size_t keys_word, autograd_word; /* in a C++ tensor: its dispatch keys; its autograd data, NULL for none */
         struct {
                 uint64_t keys;
                 bool is_cuda;
-        } kinds[KIND_COUNT_MAX]; /* of tensors that are ordinary */
+        } kinds[KIND_COUNT_MAX]; /* dispatch keys of ordinary tensors */
         size_t kind_count;
-        uint8_t rows[SCALAR_TYPE_MAX];    /* by torch's number of a dtype: 1 + its row, or 0 */
+        uint8_t rows[SCALAR_TYPE_MAX];    /* by torch's dtype number: 1 + its row, or 0 */
 } known;
 
-/*
- * C++'s tensor through the C interface that torch keeps stable between versions
- * (torch/csrc/inductor/aoti_torch/c/shim.h): a tenth of what the same costs through Python. Answers other than 0
- * are failures.
- */
+/* The C++ tensor through the C interface that torch keeps stable between versions (torch/csrc/inductor/aoti_torch/c/shim.h). It takes a
+ * tenth of the time of the same calls through Python. Results other than 0 are failures. */
 extern struct torch_shim {
         int32_t (*device_type)(const void *tensor, int32_t *ret_type);
         int32_t (*device_index)(const void *tensor, int32_t *ret_index);
@@ -75,12 +72,12 @@ static inline PyObject *read_property(const struct property *property, PyObject 
         return PyObject_GetAttr(object, property->name);
 }
 
-/* Whether it is `wanted`; on an error of Python's it is not, and PyErr_Occurred(). */
+/* Whether the property is `wanted`. On a Python error: false, and PyErr_Occurred(). */
 static inline bool property_is(const struct property *property, PyObject *object, const PyObject *wanted)
 {
         PyObject *value = read_property(property, object);
 
-        Py_XDECREF(value); /* what it is compared with lives on */
+        Py_XDECREF(value); /* only the address is compared, and `wanted` is still referenced */
         return value && value == wanted;
 }
 
@@ -97,7 +94,7 @@ static inline bool method_is(const struct method *method, PyObject *object, cons
         return value && value == wanted;
 }
 
-/* C++'s tensor: what the shim takes. */
+/* The C++ tensor, as the shim's functions take it. */
 static inline const void *inner(PyObject *tensor)
 {
         return (const uint64_t *)(const void *)tensor + known.tensor_word;

@@ -1,4 +1,4 @@
-/* watch.c - Watch(session): what becomes of the checkpoints of the session's job, for one thread that waits for it. */
+/* watch.c - Watch(session): events of the checkpoints of the session's job, for one thread that waits for them. */
 #include "module.h"
 
 #include "client/client.h"

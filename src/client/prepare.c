@@ -6,7 +6,7 @@
 #include "image/image.h"
 #include "os/ending.h"
 
-/* The ranges that are there: a save will protect them if they lie in huge pages. */
+/* Protects the ranges that exist, if they lie in huge pages, as a save will. */
 static void prepare_ranges(struct nebula_session *session, const struct nebula_range *ranges, size_t count)
 {
         struct capture_part *parts = calloc(count ? count : 1, sizeof *parts);

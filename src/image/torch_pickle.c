@@ -12,7 +12,7 @@
 
 #define DEPTH_MAX 200           /* of dicts in dicts */
 #define TENSORS_MAX (1u << 22)
-#define STEPS_MAX (1u << 24)    /* of the walk: a pickle may refer to one dict from many */
+#define STEPS_MAX (1u << 24)    /* of the walk: a pickle may refer to one dict many times */
 
 /* The walk from the root to the tensors. */
 struct walk {
@@ -47,7 +47,7 @@ static void add_found(struct walk *walk, const struct torch_tensor *found)
                 machine_fail(walk->machine, NEBULA_NO_MEMORY, "no memory for its tensors");
                 return;
         }
-        text_make_utf8(tensor->name); /* a key of Python's may have surrogates, and a long one is cut */
+        text_make_utf8(tensor->name); /* a Python key may contain surrogates, and a long one is cut */
         memcpy(tensor->shape, found->shape, 2 * (size_t)found->dim_count * sizeof *tensor->shape);
         tensor->strides = (int64_t *)(tensor->shape + found->dim_count);
 }
@@ -94,7 +94,7 @@ static void visit(struct walk *walk, uint32_t index)
                         key = &machine->values[machine->cells[cell].value];
                         continue;
                 }
-                if (value->kind != OTHER) /* the arguments and the state of an object have its name */
+                if (value->kind != OTHER) /* the arguments and the state of an object add no key to the name */
                         add_key(&walk->name, key, at);
                 visit(walk, machine->cells[cell].value);
                 walk->name.size = name_size;

@@ -1,18 +1,18 @@
 /*
- * torch_pickle.h - the tensors that a file of torch.save holds, with their names.
+ * torch_pickle.h - finds the tensors in a file of torch.save, with their names.
  *
  *      torch_tensors_find    reads the pickle and the directory of an image
  *      torch_tensors_done
  *
- * The pickle is read by a machine that builds nothing but what leads to tensors: dicts, lists, tuples, texts and numbers. It knows how
- * torch rebuilds tensors, parameters and ordered dicts; of any other object only the state and the arguments are followed. No code of the
- * file runs, and none of its classes is needed.
+ * A machine reads the pickle. It builds only values that can lead to tensors: dicts, lists, tuples, texts and numbers. It knows how torch
+ * rebuilds tensors, parameters and ordered dicts. Of any other object it follows only the state and the arguments. No code of the file
+ * runs, and none of its classes is needed.
  *
- * A name is the keys on the way to the tensor, with '.' between them ("model.0.weight", "optimizer.state.3.exp_avg"). It is UTF-8, with
- * '?' for other bytes, so two tensors can have one name. A tensor that the file has under two names is listed twice.
+ * A name joins the keys on the path to the tensor with '.' ("model.0.weight", "optimizer.state.3.exp_avg"). It is UTF-8, with '?' for
+ * other bytes, so two tensors can have one name. A tensor that the file has under two names is listed twice.
  *
  * Hostile bytes: sizes, depth, the number of values and of tensors are bounded, and each tensor's elements lie inside its record.
- * NEBULA_INVALID: a pickle of another kind, or with more than is followed. NEBULA_CORRUPT: it is cut off or contradicts itself.
+ * NEBULA_INVALID: a pickle of another kind, or beyond these bounds. NEBULA_CORRUPT: it is cut off or contradicts itself.
  *
  * Only the directory, the headers of the records and data.pkl are read; payloads are not touched.
  *
@@ -41,7 +41,7 @@ struct torch_tensor {
         uint64_t elements;
         uint64_t offset;   /* of the first element, in the image; the bytes of the storage begin at `storage_offset` */
         uint64_t storage_offset, storage_size;
-        bool is_contiguous; /* the elements lie one behind the other, in the order of their indices */
+        bool is_contiguous; /* the elements are adjacent, in the order of their indices */
 };
 struct torch_tensors {
         struct torch_tensor *list; /* in the order of the pickle */

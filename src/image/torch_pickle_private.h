@@ -3,7 +3,7 @@
  *
  *      torch_values.c    values, the stack, and lists of values
  *      torch_steps.c     the operations of a pickle, one by one
- *      torch_rebuild.c   what torch's own functions make: storages and tensors
+ *      torch_rebuild.c   storages and tensors, which torch's own functions make
  *      torch_pickle.c    the walk from the root to the tensors
  *
  * A failure is kept in `status`; after it, operations do nothing.
@@ -20,14 +20,14 @@ enum kind { OTHER, MARK, TEXT, NUMBER, GLOBAL, TUPLE, LIST, DICT, STORAGE, TENSO
 /* A value of the pickle. */
 struct value {
         uint8_t kind;
-        bool is_walked; /* the walk is below it just now */
+        bool is_walked; /* the walk is inside this value now */
         uint32_t first, last; /* cells of TUPLE, LIST, OTHER (its arguments and state), and DICT (key, value, key, value, ...) */
         uint32_t count;
         union {
                 struct {
-                        const char *bytes; /* of TEXT; of GLOBAL: the module, its newline and the name */
+                        const char *bytes; /* of TEXT; of GLOBAL: module, newline, name */
                         uint32_t size;
-                        uint32_t name_at; /* of GLOBAL: index of the name's value, if the module is one of its own */
+                        uint32_t name_at; /* of GLOBAL: index of the name's value, if module and name are two values */
                 } text;
                 int64_t number;
                 struct {
@@ -60,18 +60,18 @@ struct machine {
 
 /* torch_values.c */
 void machine_fail(struct machine *machine, enum nebula_status status, const char *what);
-/* Makes room for one more in a list. False: it failed. */
+/* Makes room for one more entry in a list. False: no memory, or too many. */
 bool machine_grow(struct machine *machine, void **list, uint32_t count, uint32_t *room, size_t size);
-/* The new value on the stack; NULL: it failed. It moves when another is added. */
+/* Pushes a new value; NULL: it failed. The pointer is valid until the next value is made. */
 struct value *machine_push_new(struct machine *machine, enum kind kind);
 void machine_push(struct machine *machine, uint32_t index);
 uint32_t machine_pop(struct machine *machine); /* NONE: it failed */
 uint32_t machine_top(struct machine *machine);
 /* Adds a value to a tuple, list, dict or object. */
 void machine_append(struct machine *machine, uint32_t to, uint32_t index);
-/* The place of the topmost mark; the values above it are what the operation takes. */
+/* The index of the topmost mark; the values above it are the operation's operands. */
 uint32_t machine_find_mark(struct machine *machine);
-/* Moves what is above the mark to the end of `to`, and the mark away. */
+/* Moves the values above the mark to the end of `to`, and removes the mark. */
 void machine_take_marked(struct machine *machine, uint32_t mark, uint32_t to);
 const struct value *machine_value(const struct machine *machine, uint32_t index);
 /* Child `n` of a tuple, or NULL. */
@@ -83,10 +83,10 @@ bool machine_is_global(const struct machine *machine, const struct value *value,
 /* torch_rebuild.c: a reference to a storage; function(*arguments) */
 void machine_load_storage(struct machine *machine);
 void machine_reduce(struct machine *machine);
-/* struct zip_entry, by their names: the order of machine.entries. */
+/* Compares two struct zip_entry by name: the order of machine.entries. */
 int machine_compare_entries(const void *a, const void *b);
 
-/* torch_steps.c: one operation. False: it was the last one. */
+/* torch_steps.c: does one operation. False: it was the last one. */
 bool machine_step(struct machine *machine);
 
 #endif

@@ -86,7 +86,7 @@ static const struct zip_entry *find_entry(const struct machine *machine, const c
         return bsearch(&wanted, machine->entries, machine->entry_count, sizeof wanted, machine_compare_entries);
 }
 
-/* Shape and strides; false: they are not sound, or elements lie outside of the storage. */
+/* Reads shape and strides; false: they are not sound, or elements lie outside the storage. */
 static bool place(const struct machine *machine, struct torch_tensor *tensor, const struct value *size, const struct value *stride, uint64_t first)
 {
         uint64_t last = first, expected = 1, room = tensor->storage_size / torch_dtype_size(tensor->dtype);
@@ -111,13 +111,13 @@ static bool place(const struct machine *machine, struct torch_tensor *tensor, co
                 tensor->is_contiguous = tensor->is_contiguous && (tensor->shape[i] == 1 || (uint64_t)tensor->strides[i] == expected);
                 expected *= tensor->shape[i];
         }
-        /* Expanded tensors repeat elements: a few bytes may claim to be many. */
+        /* Expanded tensors repeat elements: a few bytes may claim a huge number. */
         if (tensor->elements > room && !tensor->is_contiguous && tensor->elements > (UINT64_C(1) << 32))
                 return false;
         return !tensor->elements || last < room;
 }
 
-/* (storage, offset, size, stride, ...) with the dtype of the storage, or of argument 6. */
+/* (storage, offset, size, stride, ...); the dtype is that of the storage, or argument 6. */
 static void load_tensor(struct machine *machine, const struct value *arguments, bool has_dtype)
 {
         const struct value *storage = machine_child(machine, arguments, 0), *offset = machine_child(machine, arguments, 1);
@@ -133,7 +133,7 @@ static void load_tensor(struct machine *machine, const struct value *arguments, 
                 return;
         }
         if (dtype < 0) {
-                machine_push_new(machine, OTHER); /* of a kind that only torch knows: quantized, or newer */
+                machine_push_new(machine, OTHER); /* of a kind that only torch can read: quantized, or newer */
                 return;
         }
         entry = find_entry(machine, storage->storage.key, storage->storage.key_size);

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The state of an object, or what comes into a dict besides. */
+/* Adds the state of an object. The state of a dict is ignored. */
 static void build(struct machine *machine)
 {
         uint32_t state = machine_pop(machine), object = machine_top(machine);
@@ -56,7 +56,7 @@ static void push_number(struct machine *machine, int64_t number)
                 value->number = number;
 }
 
-/* LONG1: little-endian, two's complement. Numbers that no shape has are values of another kind. */
+/* LONG1: little-endian, two's complement. A number too large for a shape becomes a value of kind OTHER. */
 static void push_long(struct machine *machine, uint64_t size)
 {
         const uint8_t *bytes = (const uint8_t *)take_bytes(machine, size);
@@ -147,7 +147,7 @@ static void recall(struct machine *machine, uint64_t place)
                 machine_push(machine, machine->memo[place]);
 }
 
-/* The last `count` values become one tuple. */
+/* Joins the last `count` values to one tuple. */
 static void push_tuple(struct machine *machine, uint32_t count)
 {
         uint32_t first = machine->stack_count - count, tuple;
@@ -176,7 +176,7 @@ static void push_marked(struct machine *machine, enum kind kind)
         machine_push(machine, made);
 }
 
-/* Items come into an object of a class that is a dict or a list: its names are theirs from now on. */
+/* The object turns out to be a dict or list, because it gets items. They replace its arguments. */
 static void become(struct machine *machine, uint32_t index, enum kind kind)
 {
         struct value *value = &machine->values[index];
@@ -214,7 +214,7 @@ static void add_item(struct machine *machine, bool has_key)
         machine_append(machine, to, value);
 }
 
-/* NEWOBJ: class.__new__(*arguments); NEWOBJ_EX: also with names. */
+/* NEWOBJ: class.__new__(*arguments); NEWOBJ_EX: also with keyword arguments. */
 static void new_object(struct machine *machine, uint32_t arguments)
 {
         uint32_t taken[2] = { NONE, NONE }, object;

@@ -233,7 +233,7 @@ bool bulk_feed_wait(struct bulk_feed *feed)
         return is_whole;
 }
 
-/* The first chunk that the job has to write, of those that are final and not taken. The caller holds feed->lock. */
+/* The first chunk for the job to write that is final and not taken. The caller holds feed->lock. */
 static uint64_t next_told(struct bulk_job *job)
 {
         const struct bulk_feed *feed = job->feed;

@@ -54,18 +54,18 @@ struct bulk_feed {
         pthread_cond_t changed;
         uint64_t chunk_bytes; /* size of one request */
         uint8_t *missing;  /* per chunk: pieces not told yet */
-        uint8_t *differs;  /* per chunk: 1 if a piece was told by bulk_feed_tell, and not by bulk_feed_tell_same */
+        uint8_t *differs;  /* per chunk: 1 if bulk_feed_tell told a piece of it */
         uint64_t *offsets; /* the final chunks, in the order in which they became final */
         size_t count, wanted;
         size_t taken;    /* how many offsets the running bulk_write has taken */
         bool is_ended, is_written; /* is_written: a bulk_write is running */
-        bool skips_same; /* bulk_write writes no chunk that is the same; its caller takes these bytes from the other file */
+        bool skips_same; /* bulk_write skips chunks that are the same; its caller takes these bytes from the other file */
 };
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
 int bulk_feed_init_pieces(struct bulk_feed *feed, uint64_t size); /* the same; each chunk is one piece */
 void bulk_feed_done(struct bulk_feed *feed);
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset);
-/* The same, and the piece has the bytes that another file has at this offset: a writer may take them from there. */
+/* bulk_feed_tell, and says that another file has the same bytes at this offset: a writer may take them from there. */
 void bulk_feed_tell_same(struct bulk_feed *feed, uint64_t offset);
 void bulk_feed_tell_all(struct bulk_feed *feed);
 void bulk_feed_end(struct bulk_feed *feed);
@@ -80,7 +80,7 @@ bool bulk_feed_wait(struct bulk_feed *feed);
  */
 void bulk_feed_begin(struct bulk_feed *feed);
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset);
-/* Of a chunk that was taken: all of its pieces were told by bulk_feed_tell_same. */
+/* Whether bulk_feed_tell_same told all pieces of a taken chunk. */
 bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset);
 void bulk_feed_finish(struct bulk_feed *feed);
 

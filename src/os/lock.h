@@ -33,7 +33,7 @@ enum lock_how {
 void lock_enter(const struct lock *lock, enum lock_how how); /* call before the thread waits for the lock */
 void lock_leave(const struct lock *lock, enum lock_rank rank); /* call afterwards: the lock may be gone */
 void lock_forget(const struct lock *lock); /* call when the lock is initialised again, for example in a forked child */
-/* Call before a system call that opens or changes a file. It ends the process if the thread holds a lock that forbids files. */
+/* Call before a system call that opens or changes a file. If the thread holds a lock that forbids files, it ends the process. */
 void lock_check_files(const char *call);
 #else
 static inline void lock_enter(const struct lock *lock, enum lock_how how) {}

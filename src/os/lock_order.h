@@ -17,55 +17,55 @@
         LOCK(LOCK_INLINE)        /* client/start.c: an agent in this process is started once */ \
         LOCK(LOCK_SESSIONS)      /* client/session.c: the list of sessions; held during a fork */ \
         LOCK(LOCK_SETTINGS)      /* client.h, settings_lock: of a session */ \
-        LOCK(LOCK_WATCH)         /* client/watch.c: the connection of a watch that waits */ \
+        LOCK(LOCK_WATCH)         /* client/watch.c: the connection on which a watch waits */ \
         LOCK(LOCK_WIRES)         /* client/wire.c: the list of connections; held during a fork */ \
-        LOCK(LOCK_COPIES)        /* client.h, copies_lock: copies of a session that are under way */ \
+        LOCK(LOCK_COPIES)        /* client.h, copies_lock: running copies of a session */ \
         /* capture */ \
         LOCK(LOCK_ENGINE)        /* capture/cow_engine.c: the process's engine; held during a fork */ \
         LOCK(LOCK_START)         /* cow_private.h, start_lock: one start of a capture after the other */ \
         LOCK(LOCK_BLOCKS)        /* cow_private.h, blocks_lock: live captures and their blocks */ \
-        LOCK(LOCK_HUGE)          /* cow_private.h, huge_lock: pages that are to be joined */ \
+        LOCK(LOCK_HUGE)          /* cow_private.h, huge_lock: pages to join */ \
         LOCK(LOCK_TURN)          /* capture/copy.c: one capture after the other */ \
         LOCK(LOCK_CREW)          /* capture/copy.c: the copying threads and their job */ \
         /* the agent */ \
-        LOCK(LOCK_INVENTORY)     /* replica_private.h, inventory_lock: what other nodes hold; held while they are asked */ \
+        LOCK(LOCK_INVENTORY)     /* replica_private.h, inventory_lock: the copies of other nodes; held while they are asked */ \
         LOCK(LOCK_COPY_SERVER)   /* copy_server_private.h: the copies that this node holds for others */ \
-        LOCK(LOCK_SEAL)          /* agent/persist/persist_seal.c: one image is sealed after the other */ \
-        LOCK(LOCK_CATALOGUE)     /* catalogue.h, catalogue_lock: all that the agent knows */ \
-        LOCK(LOCK_MEMORY_FILES)  /* memory_files.h, writer_lock: one task after the other is written */ \
-        LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: what this node tells others of itself */ \
+        LOCK(LOCK_SEAL)          /* agent/persist/persist_seal.c: seals one image at a time */ \
+        LOCK(LOCK_CATALOGUE)     /* catalogue.h, catalogue_lock: the agent's catalogue */ \
+        LOCK(LOCK_MEMORY_FILES)  /* memory_files.h, writer_lock: writes one task at a time */ \
+        LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: this node's member document */ \
         /* storage */ \
-        LOCK(LOCK_VERIFY)        /* store/verify.c: the files that are still to be checked */ \
+        LOCK(LOCK_VERIFY)        /* store/verify.c: the chunks still to be checked */ \
         LOCK(LOCK_STORE_COUNTS)  /* store/counts.c: the kinds of stores that are counted */ \
-        LOCK(LOCK_STORE_CLOCK)   /* store_file_private.h: the time of a file system; held while it is asked */ \
-        LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: directories that are durable already */ \
+        LOCK(LOCK_STORE_CLOCK)   /* store_file_private.h: the time of a file system; held while a file is made to read it */ \
+        LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: the directories known to be durable */ \
         LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
         LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
         LOCK(LOCK_OBJECT_STORE)  /* azure_private.h, s3_private.h: the credential of a store, found once */ \
-        LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the identities of this process */ \
-        LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: the token of one */ \
+        LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the list of tokens */ \
+        LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: one token */ \
         LOCK(LOCK_OBJECT_PARTS)  /* store/object/object_parts.c: parts that no thread has taken */ \
-        LOCK(LOCK_LANES)         /* store/http/lanes.c: the outcome of one job */ \
-        LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: what is under way to each host */ \
-        LOCK(LOCK_HTTP_POOL)     /* store/http/http_pool.c: connections that wait */ \
-        LOCK(LOCK_HTTP_SHARED)   /* store/http/http_pool.c: which data libcurl shares between connections */ \
+        LOCK(LOCK_LANES)         /* store/http/lanes.c: the result of one job */ \
+        LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: the running requests per host */ \
+        LOCK(LOCK_HTTP_POOL)     /* store/http/http_pool.c: idle connections */ \
+        LOCK(LOCK_HTTP_SHARED)   /* store/http/http_pool.c: data that libcurl shares between connections */ \
         LOCK(LOCK_HTTP_NAMES)    /* store/http/http_pool.c: addresses of hosts */ \
         LOCK(LOCK_HTTP_SESSIONS) /* store/http/http_pool.c: TLS sessions */ \
         LOCK(LOCK_PROGRESS)      /* cli/term.c: the line that shows progress */ \
         /* bulk I/O */ \
-        LOCK(LOCK_FEED)          /* bulk.h: how far the bytes of a file are there */ \
-        LOCK(LOCK_BULK_RESULT)   /* bulk_private.h: the outcome of one call */ \
+        LOCK(LOCK_FEED)          /* bulk.h: which bytes of a file are final */ \
+        LOCK(LOCK_BULK_RESULT)   /* bulk_private.h: the result of one call */ \
         LOCK(LOCK_PINNED)        /* os/bulk_ring.c: memory that a ring has registered */ \
-        LOCK(LOCK_RING_QUEUE)    /* os/bulk_ring.c: requests that have come back */ \
+        LOCK(LOCK_RING_QUEUE)    /* os/bulk_ring.c: completed requests */ \
         /* taken anywhere */ \
-        LOCK(LOCK_ENDING)        /* os/ending.c: what is under way when the process ends */ \
-        LOCK(LOCK_CRASH_LOG)     /* os/os_crash.c: the calls that a test records */
+        LOCK(LOCK_ENDING)        /* os/ending.c: the handlers for the end of the process */ \
+        LOCK(LOCK_CRASH_LOG)     /* os/os_crash.c: the log of a test's calls */
 
 #define LOCK_RANK(name) name,
 enum lock_rank { LOCK_ORDER(LOCK_RANK) };
 #undef LOCK_RANK
 
-/* A disk that hangs would hold up every client of the agent. */
+/* The agent's clients wait for this lock: a file operation on a hanging disk would stop them all. */
 #define LOCK_FORBIDS_FILES(rank) ((rank) == LOCK_CATALOGUE)
 
 #endif

@@ -132,7 +132,7 @@ int os_linux_open_below(const char *root, const char *key, int flags)
         return fd < 0 ? fd : os_linux_opened(fd, theirs);
 }
 
-/* Kernels, containers and file systems may not tell it. */
+/* 0 if the kernel, container or file system does not provide it. */
 static int64_t birth_of(int directory, const char *name)
 {
         struct statx found;
