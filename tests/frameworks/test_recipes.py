@@ -1,8 +1,14 @@
 """Each recipe of examples/ runs, stops, and resumes where it was."""
 
+import contextlib
 import json
+import os
+import pathlib
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ENDING, ROOT, interpreter
@@ -44,6 +50,49 @@ def test_the_recipe_resumes(node, name):
         assert "resumed after step 20" in again
         assert "step 40 loss" in again
         assert "step 20 loss" not in again
+
+
+def kill_job(node):
+    """Torchrun and all ranks, which have sessions of their own; not the agent."""
+    ours = f"NEBULA_RUNTIME_DIR={node.runtime}".encode()
+    while True:
+        found = []
+        for entry in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                folder = pathlib.Path("/proc") / entry
+                if ours in (folder / "environ").read_bytes().split(b"\0") and b"train.py" in (folder / "cmdline").read_bytes():
+                    found.append(int(entry))
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def test_bloom_is_killed_and_goes_on_on_another_grid_with_the_losses_of_an_undisturbed_run(node):
+    def command(path, ranks, grid, steps):
+        words = [sys.executable, *TORCHRUN, ranks, ENDING, ROOT / "examples/bloom/train.py", "--path", path, "--steps", steps, "--save-every", 5]
+        return [*map(str, words), "--pipeline", str(grid[0]), "--tensor", str(grid[1]), "--layers", "2"]
+
+    def finish(*arguments):
+        done = subprocess.run(command(*arguments), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return dict(re.findall(r"step (\d+) loss ([\d.]+)", done.stdout)), done.stdout
+
+    calm, _ = finish(f"{node.persist}-calm", 2, (2, 1), 20)
+    killed = subprocess.Popen(command(node.persist, 2, (2, 1), 1000), env=node.environment, cwd=node.base, stdout=subprocess.PIPE, text=True)
+    try:
+        seen = next(line for line in killed.stdout if line.startswith("step 10 "))
+    finally:
+        kill_job(node)
+        killed.wait()
+    assert float(seen.split()[-1]) == pytest.approx(float(calm["10"]), rel=1e-4)
+    rest, said = finish(node.persist, 2, (1, 2), 20)
+    after = int(re.search(r"resumed after step (\d+) on 1 x 1 x 2 ranks", said).group(1))
+    assert (after >= 5 and "20" in rest) or after >= 20, said
+    for step, loss in rest.items():
+        assert float(loss) == pytest.approx(float(calm[step]), rel=1e-4)
 
 
 def test_the_scaling_script_measures_one_and_two_ranks_and_its_exit_code_tells_of_a_low_efficiency(node):
