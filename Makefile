@@ -6,6 +6,7 @@
 #   make demo-elastic  a job that loses node 0 and regains a node, beside an undisturbed one; out/demo-elastic.png
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
+#   make faults-long  1,000 transfers with faults for each object store
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
@@ -25,7 +26,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -96,6 +97,10 @@ lint: setup-test
 units: setup-test
 	@scripts/build.sh build
 	@meson test -C build --print-errorlogs --no-rebuild $(SUITES)
+
+faults-long: setup-test
+	@scripts/build.sh build
+	@meson test -C build --print-errorlogs --no-rebuild --setup long --suite long --verbose
 
 asan: setup-test
 	@scripts/build.sh build-asan -Db_sanitize=address,undefined

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote
@@ -18,6 +19,10 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
+# What a server or a proxy does wrong at will: before the request is done, or to its answer.
+FAULTS = ("busy", "stall", "reset", "flip request", "lost", "broken", "cut", "long", "flip answer")
+
+
 class Handler(BaseHTTPRequestHandler):
     """A subclass has `error` and a method `do` that answers with self.answer or raises Refused."""
 
@@ -25,30 +30,61 @@ class Handler(BaseHTTPRequestHandler):
     lock = threading.Lock()
     chance = random.Random(1)
     lost = float(os.environ.get("NEBULA_TEST_LOST", 0))  # so many of all answers get lost after the request was done
+    faults = float(os.environ.get("NEBULA_TEST_FAULTS", 0))  # so many of all requests have a fault
+    fault = ""  # of this request
 
     def log_message(self, *arguments):
         pass
 
     def answer(self, status: int, body: bytes = b"", **fields: object) -> None:
-        if self.chance.random() < self.lost:
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
+        if self.chance.random() < self.lost or self.fault == "lost":
+            return self.hang_up()
+        if self.fault == "broken":
+            status, body, fields = 500, b"", {}
+        is_data = self.command == "GET" and status in (200, 206) and len(body) > 1024
+        if is_data and self.fault == "flip answer":
+            body = body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
         self.send_response_only(status)
         self.send_header("Date", formatdate(usegmt=True))
         length = fields.pop("Content_Length", len(body))
+        if is_data and self.fault == "long":  # it says more than it sends
+            length, self.close_connection = len(body) + 10, True
         for name, value in fields.items():
             self.send_header(name.replace("_", "-"), str(value))
         self.send_header("Content-Length", str(length))
         self.end_headers()
+        if is_data and self.fault == "cut":
+            body, self.close_connection = body[: len(body) // 2], True
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def fails(self) -> bool:
+        """Chooses the fault of this request. True: it is not done."""
+        self.fault = self.chance.choice(FAULTS) if self.chance.random() < self.faults else ""
+        if self.fault == "flip request" and self.body:
+            self.body = self.body[:-1] + bytes([self.body[-1] ^ 4])
+        if self.fault == "busy":
+            self.fault = ""
+            self.error(503, "ServerBusy")
+            return True
+        if self.fault == "stall":
+            time.sleep(0.4)
+        if self.fault in ("stall", "reset"):
+            self.hang_up()
+            return True
+        return False
 
     def serve(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.raw_path, _, query = self.path.partition("?")
         self.where = unquote(self.raw_path)
         self.query = dict(parse_qsl(query, keep_blank_values=True))
+        if self.fails():
+            return
         with self.lock:
             try:
                 self.do()

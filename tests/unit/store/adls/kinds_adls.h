@@ -43,6 +43,9 @@ static inline void end_adls(void)
 {
 }
 
+static struct object_limits *const kind_limits __attribute__((unused)) = &adls_limits;
+static const bool kind_parts_min __attribute__((unused)) = false;
+
 #if NB_TEST_ADLS > 1
 #define KINDS_ADLS { "adls", begin_adls, again_adls, end_adls }, { "adls in small pieces", begin_adls_in_pieces, again_adls, end_adls }
 #else

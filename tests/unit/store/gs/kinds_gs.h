@@ -47,6 +47,10 @@ static inline void end_gs(void)
         setenv("GS_ACCESS_KEY_ID", "GOOG1ENEBULA", 1);
 }
 
+/* 5 MiB at least in a part. */
+static struct object_limits *const kind_limits __attribute__((unused)) = &gs_limits;
+static const bool kind_parts_min __attribute__((unused)) = true;
+
 #if NB_TEST_GS > 1
 #define KINDS_GS { "gs", begin_gs, again_gs, end_gs }, { "gs in small pieces", begin_gs_in_pieces, again_gs, end_gs }
 #else

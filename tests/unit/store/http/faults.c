@@ -6,6 +6,13 @@
 
 #define STALL_MS 400
 
+unsigned fault_transfers(void)
+{
+        const char *count = getenv("NEBULA_TEST_TRANSFERS");
+
+        return count ? (unsigned)atoi(count) : 50;
+}
+
 bool fault_before(struct server_call *call, enum fake_fault fault)
 {
         if (fault == FAKE_FLIP_BODY && call->body_size)

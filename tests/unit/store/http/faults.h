@@ -17,6 +17,8 @@ enum fake_fault {
         FAKE_FAULTS,
 };
 
+/* So many transfers each test of faults makes: NEBULA_TEST_TRANSFERS, or 50. `make faults-long` makes 1,000. */
+unsigned fault_transfers(void);
 /* Before the request is done. True: it is not, and was answered. The server holds no lock. */
 bool fault_before(struct server_call *call, enum fake_fault fault);
 /* In place of the answer to a request that was done. */

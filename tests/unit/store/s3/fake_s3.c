@@ -46,6 +46,18 @@ unsigned fake_uploads_open(const struct fake_s3 *fake)
         return count;
 }
 
+unsigned fake_uploads_drop(struct fake_s3 *fake)
+{
+        unsigned count;
+
+        pthread_mutex_lock(&fake->lock);
+        count = fake_uploads_open(fake);
+        for (size_t i = 0; i < FAKE_UPLOADS; i++)
+                drop_upload(&fake->uploads[i]);
+        pthread_mutex_unlock(&fake->lock);
+        return count;
+}
+
 static struct fake_object *find(struct fake_s3 *fake, const char *path, bool make)
 {
         struct fake_object *free_one = NULL;

@@ -55,5 +55,7 @@ void fake_serve(struct server_call *call, void *argument);
 /* NULL: there is no such object. Nothing is under way. */
 struct fake_object *fake_find(struct fake_s3 *fake, const char *path);
 unsigned fake_uploads_open(const struct fake_s3 *fake);
+/* As a rule of the bucket does: how many there were. */
+unsigned fake_uploads_drop(struct fake_s3 *fake);
 
 #endif
