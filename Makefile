@@ -11,6 +11,7 @@
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
+#   make bench-stores  transfers to an object store on this machine, beside other clients, and jobs that persist to one
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
@@ -26,7 +27,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -80,6 +81,12 @@ bench-peers: package $(LIMITS)
 
 bench-gpu: package
 	@$(BIN)/python -m bench.gpu $(ARGS)
+
+bench-stores: package
+	@scripts/peers.sh stores
+	@[[ -f build-bench/build.ninja ]] || meson setup build-bench -Dpython=false -Dbenchmarks=true >/dev/null
+	@ninja -C build-bench --quiet bench/bench-sink bench/bench-transfer
+	@$(BIN)/python -m bench.stores $(if $(QUICK),--quick) $(ARGS)
 
 bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 32 --ranks 8
@@ -156,6 +163,6 @@ cleanroot: wheels
 	@scripts/cleanroot.sh $(RELEASES)
 
 clean:
-	rm -rf build dist build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist build-bench build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
 	rm -rf .venv build-wheels $(FRAMEWORKS:%=.envs/%) .envs/suite-*

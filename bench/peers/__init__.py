@@ -7,7 +7,7 @@ import pkgutil
 
 from ..peer import Peer
 
-VARIANTS = ["nebula_cow", "nebula_interval", "nebula_prepared"]  # of Nebula, for some workloads
+VARIANTS = ["nebula_cow", "nebula_interval", "nebula_prepared", "nebula_store"]  # of Nebula, for some workloads
 LIMITS = ["bare_write"]  # of the machine, measured like a peer
 BASIC = ["nebula", "nebula_prepared", "dcp_async", "safetensors_file", "torch_save"]  # what `make bench` measures; they need no environment
 

@@ -1,0 +1,20 @@
+"""Nebula whose storage path is an object store, which the environment describes."""
+
+from __future__ import annotations
+
+from .nebula import RETENTION, Nebula
+
+
+class NebulaStore(Nebula):
+    title = "Nebula, an object store"
+
+    def open(self) -> None:
+        self.nm.init(
+            persistent_storage_path=f"s3://bench/{self.folder.name}",
+            persistent_time_interval=0,
+            num_of_version_in_retention=RETENTION,
+            on_error="raise",
+        )
+
+
+PEER = NebulaStore
