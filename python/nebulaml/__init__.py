@@ -96,6 +96,10 @@ _LAZY: dict[str, str] = {
     "NebulaCallback": ".integrations.lightning",
     "NebulaCheckpointIO": ".integrations.lightning",
     "NebulaDeepspeedStrategy": ".integrations.lightning",
+    "NebulaFSDPStrategy": ".integrations.lightning_sharded",
+    "NebulaFabricFSDPStrategy": ".integrations.lightning_sharded",
+    "NebulaFabricModelParallelStrategy": ".integrations.lightning_sharded",
+    "NebulaModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaTrainerMixin": ".integrations.hf",
     "Restored": ".manager.manager",
     "add_to_trace": ".monitor.profiling",
@@ -120,4 +124,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     # help() and inspect load every listed name, and fail with the error of a name that cannot be loaded.
     found = any(importlib.util.find_spec(package) for package in ("lightning", "pytorch_lightning"))
-    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or module != ".integrations.lightning")})
+    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or not module.startswith(".integrations.lightning"))})

@@ -21,6 +21,7 @@ __all__ = [
     "is_place",
     "is_stock",
     "is_taken",
+    "join",
     "reading_session",
     "session_for",
     "split",
@@ -52,6 +53,12 @@ def split(path: Any) -> tuple[str, str]:
     parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
     named = api.persist_path()
     return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
+
+
+def join(persist: str, tag: str) -> str:
+    """(<persist>, <tag>) -> <persist>/<tag>, with the signature of a URL behind it: what split() takes apart."""
+    place, question, signature = persist.partition("?") if "://" in persist else (persist, "", "")
+    return f"{place.rstrip('/')}/{tag}{question}{signature}"
 
 
 def session_for(persist: str) -> Session:

@@ -94,6 +94,16 @@ def _flush() -> None:
         api.flush_persistence()
 
 
+def _tag(checkpoint: Any, target: str) -> str:
+    """global_step<n> of what a Trainer saves; else, as with Fabric, the file's name without its ending: "step-4.ckpt" is "step-4"."""
+    step = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
+    name = os.path.basename(target)
+    if isinstance(step, int):
+        # A number is put behind another run's file of that step, perhaps not durable yet, which keeps its tag.
+        return f"global_step{step}-{name}" if _NUMBERED.search(target) else f"global_step{step}"
+    return os.path.splitext(name)[0] or name
+
+
 class _NoFile(NebulaNotFound, FileNotFoundError):
     """A NebulaNotFound that is also the error of Lightning's own plugin."""
 
@@ -136,32 +146,38 @@ class NebulaCheckpointIO:
             (self._other or _stock_io()).save_checkpoint(checkpoint, path)
             return
         target = _key(path)
+        self._begin(target)
+        self._end(self._save(checkpoint, target, options), target)
+
+    def _begin(self, target: str) -> None:
+        """A save of that path begins."""
         self.removed.discard(target)
         if target in self._held:
             self._held.remove(target)
         self._sound = False
-        self._save(checkpoint, target, options)
+
+    def _end(self, is_saved: bool, target: str) -> None:
+        self._sound = is_saved
         if self._sound:
             self._remove_held()
         # Slurm's requeue looks for hpc_ckpt files, perhaps on another node. No end of a fit waits for saves outside of it.
         if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
             self._settle()
 
-    def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> None:
+    def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> bool:
         _init_for(os.path.dirname(target))
         places.make(os.path.dirname(target))
-        tag = f"global_step{int(checkpoint.get('global_step', 0))}"
-        if _NUMBERED.search(target):  # another run's file of that step, perhaps not durable yet, keeps its tag
-            tag = f"{tag}-{os.path.basename(target)}"
+        tag = _tag(checkpoint, target)
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
         if not saved.save(name, checkpoint, self._overlap):
-            return  # the failure is logged; older checkpoints stay
+            return False  # the failure is logged; older checkpoints stay
         published = saved.publish(name, target)
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
-        self._sound = bool(saved.commit() and published)
+        is_saved = bool(saved.commit() and published)
         self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"))
+        return is_saved
 
     def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any) -> None:
         """Saves a whole checkpoint in another storage path (``storage_options={"persist_path": ...}``)."""
@@ -429,7 +445,9 @@ def _warn_about(strategy: Any) -> None:
             )
         return
     log.warning(
-        "%s writes its checkpoints past CheckpointIO, by torch.distributed.checkpoint: they are saved as without Nebula",
+        "%s writes its checkpoints past CheckpointIO: they are saved as without Nebula. Use strategy=nebulaml.Nebula%s(...), "
+        "which takes the same arguments",
+        type(strategy).__name__,
         type(strategy).__name__,
     )
 

@@ -1,0 +1,54 @@
+"""A loop whose data have a position: torchdata's StatefulDataLoader and Hugging Face datasets. Prints the samples of each step.
+
+--kind map: a datasets.Dataset, shuffled by the loader. stream: a sharded datasets.IterableDataset in the loader. own: the same without a
+loader, by the dataset's own state.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+
+import datasets
+import nebulaml as nm
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--persist", required=True)
+    parser.add_argument("--kind", required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--kill-at", type=int, default=-1)
+    args = parser.parse_args()
+    torch.manual_seed(5)
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict({"value": list(range(64))})
+    if args.kind == "map":
+        source = loader = StatefulDataLoader(data, batch_size=4, shuffle=True, num_workers=2)
+    else:
+        stream = data.to_iterable_dataset(num_shards=4).map(lambda row: {"value": row["value"] * 2})
+        source = stream if args.kind == "own" else StatefulDataLoader(stream, batch_size=4, num_workers=2)
+        loader = stream.batch(4) if args.kind == "own" else source
+        source = loader
+    manager = nm.Manager(args.persist)
+    found = manager.restore({"data": source})
+    step = found.step if found else 0
+    print(json.dumps({"resumed": step}), flush=True)
+    while step < args.steps:
+        for batch in loader:  # an epoch is 16 steps
+            step += 1
+            print(json.dumps({"step": step, "loss": [int(value) for value in batch["value"]]}), flush=True)
+            manager.save(step, {"data": source})
+            if step == args.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == args.steps:
+                break
+    manager.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

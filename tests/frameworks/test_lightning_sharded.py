@@ -1,0 +1,60 @@
+"""Lightning's Fabric, and FSDP and ModelParallel of Trainer and Fabric: killed, resumed, and stock Lightning reads what was written."""
+
+import shutil
+
+import pytest
+from conftest import FULL, files_below, full, interpreter
+
+SHARDED = ["fabric-parallel", *(pytest.param(kind, marks=full) for kind in ("fabric-fsdp", "parallel", "fsdp"))]
+
+
+def job(node, kind, *more, directory="ckpts", ranks=2, **options):
+    return node.run(
+        interpreter("lightning"), "sharded_job.py", "--kind", kind, "--dirpath", node.base / directory, *more, ranks=ranks, **options
+    )
+
+
+def name(kind, step):
+    return f"step-{step}.ckpt" if kind.startswith("fabric") else f"step={step}.ckpt"
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=full)])
+def test_fabric_resumes_bit_for_bit_after_sigkill_and_its_files_are_those_of_stock(node, ranks):
+    whole = job(node, "fabric", "--stock", directory="stock", ranks=ranks)
+    job(node, "fabric", "--kill-at", 5, ranks=ranks, check=False)
+    again = job(node, "fabric", "--ckpt", node.base / "ckpts" / "step-4.ckpt", ranks=ranks)
+    assert again.resumed == 4 and again.end["seen"] == [1, 2, 3, 4, 5, 6]
+    assert len(again.losses) == 2 and again.losses == whole.losses_after(4)
+    assert again.end["files"][:2] == ["step-2.ckpt", "step-4.ckpt"]
+    if not FULL:
+        return
+    from_stock = job(node, "fabric", "--ckpt", node.base / "stock" / "step-4.ckpt", ranks=ranks)
+    to_stock = job(node, "fabric", "--stock", "--ckpt", node.base / "ckpts" / "step-4.ckpt", directory="stock", ranks=ranks)
+    assert from_stock.losses == to_stock.losses == whole.losses_after(4)
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_sharded_checkpoints_resume_bit_for_bit_after_sigkill_and_stock_reads_them(node, kind):
+    whole = job(node, kind, "--stock", directory="stock")
+    node.environment["NEBULA_STORE_MBPS"] = "0.01"  # nothing of it is in storage when the job resumes
+    job(node, kind, "--kill-at", 5, check=False)
+    path = node.base / "ckpts" / name(kind, 4)
+    assert not path.exists()
+    again = job(node, kind, "--ckpt", path)
+    assert len(again.losses) == 2 and again.losses == whole.losses_after(4)
+    assert files_below(path) == files_below(node.base / "stock" / name(kind, 4))
+    if not FULL:
+        return
+    to_stock = job(node, kind, "--stock", "--ckpt", path, directory="stock")
+    assert to_stock.losses == whole.losses_after(4)
+    node.forget_memory()
+    shutil.rmtree(node.base / ".nebula")
+    from_files = job(node, kind, "--ckpt", path)
+    assert from_files.losses == whole.losses_after(4)
+
+
+@full
+@pytest.mark.parametrize("kind", ["fsdp", "parallel"])
+def test_sharded_checkpoints_that_lightning_removes_go_everywhere(node, kind):
+    whole = job(node, kind, "--keep", 1)
+    assert whole.end["files"] == [name(kind, 6)]
