@@ -21,4 +21,7 @@ printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; prin
 # DeepSpeed is built from source and asks for torch while it is: hence no isolation, and what building needs here.
 DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check setuptools wheel
 DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check --no-build-isolation -r "$list"
+# A line "# alone: PACKAGE" asks for a package without what it requires, where that cannot be had together.
+mapfile -t alone < <(sed -n 's/^# alone: //p' "$list")
+[[ ${#alone[@]} -eq 0 ]] || "$environment/bin/pip" install -q --disable-pip-version-check --no-deps "${alone[@]}"
 touch "$environment/.ready"
