@@ -166,22 +166,22 @@ class NebulaStorageWriter(StorageWriter):
     ``.metadata``. If the ranks plan without collectives, each adds ``__<rank>.metadata`` instead. The checkpoint is complete
     when every rank has committed. If only a part of the job's ranks saves, it is complete when all files of these ranks exist.
 
-    overwrite: False refuses a path that has a checkpoint. stock: arguments of torch's FileSystemWriter about how it writes its
-    files. They have no effect here. Raises TypeError for other arguments.
+    overwrite: False refuses a path that has a checkpoint. overlap: as in Checkpoint.save. stock: arguments of torch's
+    FileSystemWriter about how it writes its files. They have no effect here. Raises TypeError for other arguments.
     """
 
-    def __init__(self, path: Any = None, *, overwrite: bool = True, **stock: Any) -> None:
+    def __init__(self, path: Any = None, *, overwrite: bool = True, overlap: bool = False, **stock: Any) -> None:
         super().__init__()
         unknown = sorted(stock.keys() - STOCK_ARGUMENTS)
         if unknown:
             raise TypeError(f"NebulaStorageWriter takes no argument {', '.join(unknown)}")
-        self.__setstate__({"_path": None if path is None else os.fspath(path), "_overwrite": overwrite})
+        self.__setstate__({"_path": None if path is None else os.fspath(path), "_overwrite": overwrite, "_overlap": overlap})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_overwrite": self._overwrite}
+        return {"_path": self._path, "_overwrite": self._overwrite, "_overlap": self._overlap}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._path, self._overwrite = state["_path"], state["_overwrite"]
+        self._path, self._overwrite, self._overlap = state["_path"], state["_overwrite"], state["_overlap"]
         self._stager = NebulaStager()
         self._save = _Save()  # torch runs each save on one thread, and two saves may run at the same time
 
@@ -265,7 +265,7 @@ class NebulaStorageWriter(StorageWriter):
         self._save.checkpoint = self._save.session.checkpoint(self._save.tag, files if self._save.is_part else -2)
 
     def _put(self, plan: SavePlan, parts: list[Any]) -> bool:
-        return not (parts or self._save.is_part) or self._save.checkpoint.save_bytes(_file_of(plan), parts)
+        return not (parts or self._save.is_part) or self._save.checkpoint.save_bytes(_file_of(plan), parts, self._overlap)
 
     def _put_metadata(self, metadata: Metadata) -> bool:
         name = METADATA if self._save.collectives else f"__{self._save.rank}{METADATA}"

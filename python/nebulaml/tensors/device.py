@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .. import _nebula
 from .._session import waits
 
-__all__ = ["PIECE", "Backend", "Filler", "covers", "find", "place", "plan", "takes_cuda", "use"]
+__all__ = ["PIECE", "Backend", "Filler", "covers", "find", "gate", "place", "plan", "takes_cuda", "use"]
 
 log = logging.getLogger("nebulaml")
 
@@ -413,6 +413,12 @@ def _gate(filler: Filler) -> None:
         if compiler and _hold_pending is _hold_all:
             _hold_pending = compiler.disable(_hold_all)
         _pending.append(filler)
+
+
+def gate() -> None:
+    """What the program's streams do next waits, on the device, for the copies that overlap: for a framework that says when its step begins."""
+    if _pending:
+        _hold_pending()
 
 
 def _gate_replays(graph: Any) -> None:

@@ -1,0 +1,75 @@
+"""Megatron-Core: sharded checkpoints (``torch_dist``) whose asynchronous save needs no copy for a second process.
+
+    from nebulaml.integrations.megatron import NebulaSaveStrategy, use
+    use()                                                             # dist_checkpointing.save() without a strategy takes Nebula's
+    dist_checkpointing.save(state, folder, NebulaSaveStrategy(), async_sharded_save=True)      # or name it
+
+The folder has the files of ``torch_dist``, and Megatron's own load reads them. ``metadata.json``, and the tracker of Megatron-LM, are written
+by Megatron's own finalization, when all ranks' files are durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from typing import Any
+
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.base import StrategyAction, register_default_strategy
+
+from ..dcp import async_save
+
+__all__ = ["NebulaSaveStrategy", "use"]
+
+BACKEND, VERSION = "torch_dist", 1
+POLL_S = 0.05
+
+
+class NebulaSaveStrategy(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
+    """Megatron's own, which saves through Nebula: the values are fixed when async_save returns.
+
+    thread_count, cached_metadata and separation_hint have no meaning here.
+    """
+
+    def __init__(self, backend: str = BACKEND, version: int = VERSION, keep_only_main_replica: bool = True, **own: Any) -> None:
+        super().__init__(backend, version, keep_only_main_replica, **own)
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+        """The request is done when the checkpoint is durable, or failed; its finalization raises what made it fail."""
+        state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        planner = torch_dist.MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
+        future = async_save(
+            torch_dist.mcore_to_pyt_state_dict(state, False), checkpoint_id=os.fspath(checkpoint_dir), planner=planner
+        )
+        marker = os.path.join(tempfile.mkdtemp(prefix="nebula-megatron-"), "done")
+        future.add_done_callback(lambda _: _make(marker))
+
+        def finalize() -> None:
+            try:
+                future.result()
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(marker)
+                    os.rmdir(os.path.dirname(marker))
+
+        return AsyncRequest(_until, (marker,), [finalize])
+
+
+def _make(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "w"):
+        pass
+
+
+def _until(marker: str) -> None:
+    """What Megatron runs in a process of its own, which has no session: it ends when the save of the process above has, or that process."""
+    parent = os.getppid()
+    while not os.path.exists(marker) and os.getppid() == parent:
+        time.sleep(POLL_S)
+
+
+def use() -> None:
+    """Makes Nebula's strategy what ``dist_checkpointing.save`` takes for ``torch_dist`` where it is given none."""
+    register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, VERSION, NebulaSaveStrategy())

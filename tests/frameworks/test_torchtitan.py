@@ -1,0 +1,31 @@
+"""torchtitan's manager through Nebula: a killed run resumes from memory, and torchtitan itself reads the directories."""
+
+import time
+
+from conftest import files_below, full, interpreter
+
+
+def job(node, dump, *more, **options):
+    return node.run(interpreter("torchtitan"), "torchtitan_job.py", "--dump", node.base / dump, *more, ranks=2, **options)
+
+
+@full
+def test_torchtitan_resumes_bit_for_bit_from_memory_after_sigkill_and_stock_reads_the_directories(node):
+    whole = job(node, "stock", "--stock")
+    node.environment["NEBULA_STORE_MBPS"] = "0.01"
+    job(node, "dump", "--kill-at", 4, check=False)
+    folder = node.base / "dump" / "checkpoint"
+    assert not (folder / "step-4" / ".metadata").exists()  # memory alone has it
+    again = job(node, "dump", "--keep", 2)
+    assert again.resumed == 4 and again.losses == whole.losses_after(4)
+    ours = [path for path in files_below(folder / "step-6") if not path.startswith(".nebula/")]
+    assert ours == files_below(node.base / "stock" / "checkpoint" / "step-6")
+    end = time.monotonic() + 30
+    while (folder / "step-2").exists():  # keep_latest_k is 2; the agent removes it when the newest is durable
+        assert time.monotonic() < end, again.end
+        time.sleep(0.05)
+    assert (folder / "step-4").exists()
+    to_stock = job(node, "dump", "--stock", "--load-step", 4)
+    assert to_stock.resumed == 4 and to_stock.losses == whole.losses_after(4)
+    from_stock = job(node, "stock", "--load-step", 4)
+    assert from_stock.resumed == 4 and from_stock.losses == whole.losses_after(4)
