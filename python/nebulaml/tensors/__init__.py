@@ -1,1 +1,1 @@
-"""Tensors and pickles as bytes in memory, and back."""
+"""Converts tensors and pickles to bytes in memory, and back."""

@@ -1,6 +1,6 @@
-"""Tensors as bytes: which hold their values in their memory, one behind the other, which become so, and why others do not.
+"""Tensors as bytes: finds out if a tensor's memory holds its values, copies it if that helps, and refuses it otherwise.
 
-A conjugate or negative view holds other bytes than its values, a zero tensor none at all, a tensor subclass perhaps neither.
+The memory of a conjugate or negative view differs from its values. A zero tensor has no memory. A tensor subclass may have either fault.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ __all__ = ["refusal", "settled", "without_memory"]
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _SAVE = "or save it with Checkpoint.save()"
-_settled_kinds: set[int] = set()  # dispatch keys of tensors that settled() gives back as they are; torch has few of them
+_settled_kinds: set[int] = set()  # dispatch keys of tensors that settled() returns unchanged; torch has few of them
 
 
 def _class_of(module: str, name: str) -> Any:
-    """A class of a module that is loaded; no class, which nothing is an instance of, where it is not."""
+    """Returns a class of a loaded module. If the module is not loaded, returns (), which has no instances."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What this tensor is and what to do, if its values lie nowhere that bytes could be read from; for pickles as for bytes."""
+    """Returns the kind of this tensor and advice, if its values lie in no memory that could be read. None: they do.
+
+    It applies to pickles and to bytes.
+    """
     if torch.nn.parameter.is_lazy(tensor):
-        return None  # a pickle says so, too
+        return None  # a pickle records that it is lazy
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
         return "tensor inside a transform of torch.func", "it has no memory of its own: save it outside the transform"
     if isinstance(tensor, _class_of("torch._subclasses.fake_tensor", "FakeTensor")):
@@ -41,7 +44,7 @@ def without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _missing(tensor: torch.Tensor) -> int:
-    """How many bytes of a tensor lie behind the end of its storage, as after storage.resize_(0)."""
+    """Returns how many bytes of a tensor lie behind the end of its storage, for example after storage.resize_(0)."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.numel() == 0 or not _is_own(tensor):
         return 0
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -49,12 +52,12 @@ def _missing(tensor: torch.Tensor) -> int:
 
 
 def _is_own(tensor: torch.Tensor) -> bool:
-    """Whether torch itself decides what its operators do, and no class of Python."""
+    """Returns True if torch's own operators apply, and no Python class replaces them."""
     return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What this tensor is and what to do, if its values are more than bytes or cannot be had; None: settled() takes it."""
+    """Returns the kind of this tensor and advice, if its values cannot be saved as bytes. None: settled() takes it."""
     if torch.nn.parameter.is_lazy(tensor):
         return "parameter that is not initialized", "it has no values before the first forward pass"
     with torch._C.DisableTorchFunctionSubclass():
@@ -79,9 +82,11 @@ def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """The tensor without its graph, or a copy, whose memory holds its values as they are. Raises NebulaConfigError when there is none.
+    """Returns a tensor without graph whose memory holds its values: the detached tensor, or a copy.
 
-    The layout in memory is kept: it may be neither dense nor contiguous. `where`: for the error, "part 1 of 'x' is a".
+    It keeps the layout in memory, which may be neither dense nor contiguous. where: the begin of the error, for example "part 1 of 'x' is
+    a".
+    Raises NebulaConfigError if the values cannot be bytes.
     """
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         kind = torch._C._dispatch_keys(tensor).raw_repr()
@@ -92,7 +97,7 @@ def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
     else:
         kind = 0
         if isinstance(tensor, _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")):
-            tensor = tensor.wait()  # for what other ranks send
+            tensor = tensor.wait()  # waits for the data of other ranks
     if not torch.nn.parameter.is_lazy(tensor) and tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     found = refusal(tensor)

@@ -1,15 +1,15 @@
-"""Device memory into images: which copies, on which stream, and what the next optimizer step waits for.
+"""Copies from device memory into images: the streams of the copies, and the wait of the next optimizer step.
 
-An image is shared memory that C hands out while it saves. Its pages are registered with the device once, so that the
-device writes into it by itself, on streams of its own that first wait for the work queued before the save. Small storages have
-one stream, and large ones, in chunks, the other: the program waits for the small ones of a file, and not for the large ones of
-the file before.
+An image is shared memory that C hands out during a save. Its pages are registered with the device once, so that the device can
+write into it directly. It does so on streams of its own, which first wait for the work queued before the save. Small storages use
+one stream and large ones, in chunks, the other: the program then waits for the small copies of a file without waiting for the
+large copies of the file before it.
 
     save(...)                   returns when the copies are done
-    save(..., overlap=True)     returns when they are queued; whoever steps an optimizer next queues a wait before it
+    save(..., overlap=True)     returns when they are queued; the next optimizer step queues a wait before its work
 
-A thread of the C library waits for the end of a copy and then tells the agent; it is also what flush, load and the end
-of the interpreter wait for. Nothing here starts a thread.
+A thread of the C library waits for the end of a copy and then tells the agent. flush, load and the end of the interpreter wait
+for that thread, too. This module starts no thread.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ __all__ = ["PIECE", "Backend", "Filler", "covers", "find", "gate", "place", "pla
 
 log = logging.getLogger("nebulaml")
 
-CHUNK_BYTES = 32 << 20  # so that what training itself copies from the device gets a turn
-SMALL_BYTES = 1 << 20  # copied first: what a forward pass changes in place, statistics and counters, is small
-STAGING_COUNT = 2  # one is filled by the device while the other is emptied by us
-PIECE = struct.Struct("=QQQ")  # one copy as Ranges.pieces() packs it: to a host address, from a device's, bytes
+CHUNK_BYTES = 32 << 20  # small enough that training's own copies from the device get a turn
+# storages up to this size are copied first: statistics and counters, which a forward pass changes in place, are small
+SMALL_BYTES = 1 << 20
+STAGING_COUNT = 2  # the device fills one while this process empties the other
+PIECE = struct.Struct("=QQQ")  # one copy as packed by Ranges.pieces(): host address, device address, bytes
 _MOST = (1 << 64) - 1
 
 
 class Backend(Protocol):
-    """What capture needs of a kind of device. Each of them has a number, from 0 on."""
+    """The operations that capture needs of a kind of device. Its devices are numbered from 0."""
 
     def place(self, storage: torch.UntypedStorage) -> int | None:
-        """The device that the storage lies on; None when it is not of this kind."""
+        """Returns the device that the storage lies on. None: it is not of this kind."""
 
     def register(self, place: int, address: int, size: int) -> bool:
-        """Lets devices, that one among them, write to host memory while the program runs; False when that is refused."""
+        """Lets all devices write to host memory while the program runs. Returns False if the driver refuses."""
 
     def unregister(self, place: int, address: int) -> None:
-        """Takes that back; any thread may call it."""
+        """Undoes register(). Any thread may call it."""
 
     def staging(self, size: int) -> tuple[int, Any]:
-        """Host memory that devices write to well: its address, and what keeps it."""
+        """Returns the address of host memory that devices can write to fast, and the object that owns it."""
 
     def target(self, location: torch.device) -> int | None:
         """The device of this kind that a load to there ends on; None when it is not of this kind, or not there."""
@@ -68,32 +69,32 @@ class Backend(Protocol):
         """Queues a copy from a staging buffer into device memory."""
 
     def side_streams(self, place: int) -> tuple[Any, Any]:
-        """Those for small and for large copies from that device; what is queued there now waits for what the program has queued."""
+        """Returns the streams for small and for large copies from that device. They wait for the work that the program has queued."""
 
     def copy(self, stream: Any, pieces: bytes) -> None:
         """Queues copies to host memory."""
 
     def keep(self, stream: Any, owners: list[Any]) -> None:
-        """The memory of these storages and tensors is given to nobody else before what is queued on the stream is done."""
+        """Keeps the memory of these storages and tensors from being used again until the work queued on the stream is done."""
 
     def event(self, stream: Any) -> Any:
-        """An event behind all that is queued on the stream."""
+        """Returns an event after all work queued on the stream."""
 
     def hold(self, place: int, event: Any) -> None:
-        """What the program queues on that device from now on waits for the event; the host does not."""
+        """Makes the work that the program queues on that device from now on wait for the event. The host does not wait."""
 
     def is_recording(self, place: int) -> bool:
-        """Whether what the program queues on that device now goes into a graph, and runs when that is replayed."""
+        """Returns True if the program's work on that device is being captured into a graph, which runs at its replay."""
 
     def wait(self, place: int, event: Any) -> None:
-        """Returns when all before the event is done; raises what went wrong there. Any thread may call it."""
+        """Waits until all work before the event is done, and raises its failure. Any thread may call it."""
 
 
 class _Cuda:
     """CUDA, and ROCm under torch's names for it.
 
-    A thread that has never chosen a device, such as one of the C library, is on the first one, and most calls would make a context
-    there: half a gigabyte of a device that may be another rank's.
+    A thread that has chosen no device, for example one of the C library, uses the first one. Most calls would create a context there,
+    which takes half a gigabyte of a device that may belong to another rank. So every call selects its device.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ class _Cuda:
             code = int(torch.cuda.cudart().cudaHostRegister(address, size, 1))  # 1: portable, for all devices
             if code != 0:
                 _discard_error()
-        return code == 0  # also not when it is registered already: for a mapping that is gone, perhaps
+        return code == 0  # False also if it is registered already: that may be for a mapping that is gone
 
     def unregister(self, place: int, address: int) -> None:
         with torch.cuda.device(place):
@@ -119,7 +120,7 @@ class _Cuda:
         try:
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:
-            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, and as right
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, but correct
         return buffer.data_ptr(), buffer
 
     def target(self, location: torch.device) -> int | None:
@@ -159,7 +160,7 @@ class _Cuda:
             owner.record_stream(stream)
 
     def event(self, stream: Any) -> Any:
-        event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
         event.record(stream)
         return event
 
@@ -177,7 +178,7 @@ class _Cuda:
 
 
 def _discard_error() -> None:
-    """An error that a call has returned is reported once more by the next kernel: let that be one of ours."""
+    """Clears the error of a failed call: CUDA reports it once more at the next kernel, so let that be ours."""
     try:
         torch.zeros(1, device="cuda").add_(1)
         torch.cuda.synchronize()
@@ -185,20 +186,20 @@ def _discard_error() -> None:
         pass
 
 
-_lock = threading.RLock()  # guards all below; a signal handler may save while its thread is here
+_lock = threading.RLock()  # guards all below; an RLock, because a signal handler may save while its thread holds it
 _backend: Backend | None = None
-_registered: dict[int, tuple[Backend, int] | None] = {}  # images by address, and the device that asked; None: it was refused
+_registered: dict[int, tuple[Backend, int] | None] = {}  # by address of the image: the device that registered it; None: the driver refused
 _refusal_said = False
 _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
 _watches = False
 
-_staging_lock = threading.Lock()  # within a save only; held while the staging memory is in use
+_staging_lock = threading.Lock()  # taken only within a save; held while the staging memory is in use
 _staging: list[tuple[int, Any]] = []
 
 
 def use(backend: Backend | None) -> None:
-    """Another backend than CUDA's, for tests; None: what the machine has. Only while nothing is being saved."""
+    """Sets another backend than CUDA's, for tests. None: the machine's own. Call it only while no save runs."""
     global _backend, _refusal_said
     with _lock:
         _backend, _refusal_said = backend, False
@@ -208,7 +209,7 @@ def use(backend: Backend | None) -> None:
 
 
 def _active() -> Backend | None:
-    """The backend, when there can be device memory at all."""
+    """Returns the backend, if there can be device memory at all."""
     global _backend
     if _backend is None and torch.cuda.is_initialized():
         _backend = _cuda
@@ -237,23 +238,23 @@ def target(location: str | torch.device) -> int | None:
 
 
 def takes_cuda() -> bool:
-    """Whether storages of CUDA are copied from here."""
+    """Returns True if this module copies the storages of CUDA."""
     return isinstance(_active(), _Cuda)
 
 
 def place(storage: Any) -> int | None:
-    """The device that the storage is copied from here; None: it lies on the host, or torch copies it before the save."""
+    """Returns the device from which this module copies the storage. None: it lies on the host, or torch copies it before the save."""
     backend = _active()
     return backend.place(storage) if backend is not None and isinstance(storage, torch.UntypedStorage) else None
 
 
 def covers(storage: Any) -> bool:
-    """Whether the storage is copied from here."""
+    """Returns True if this module copies the storage."""
     return place(storage) is not None
 
 
 def find(ranges: _nebula.Ranges) -> None:
-    """Notes which ranges lie on devices, for all whose owner is a storage, or a tensor that is the range."""
+    """Records which ranges lie on devices. The owner of such a range is a storage, or a tensor that is the range."""
     backend = _active()
     if backend is None:
         return
@@ -264,14 +265,14 @@ def find(ranges: _nebula.Ranges) -> None:
 
 
 def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
-    """What copies the ranges that lie on devices, for _nebula's save; None when there are none."""
+    """Returns the Filler for the ranges that lie on devices, for _nebula's save. None: there are none."""
     backend = _active()
     places = ranges.devices() if backend is not None else []
     return Filler(backend, ranges, places, overlap) if backend is not None and places else None
 
 
 class Filler:
-    """The copies of one save. C calls start() within the save, and finish() in it or, with ``overlap``, after it."""
+    """The copies of one save. C calls start() within the save, and finish() within it or, with ``overlap``, after it."""
 
     def __init__(self, backend: Backend, ranges: _nebula.Ranges, places: list[int], overlap: bool) -> None:
         self.overlap = overlap
@@ -280,7 +281,7 @@ class Filler:
         self._failure: BaseException | None = None
 
     def start(self, image: int, size: int, offsets: list[int]) -> None:
-        """Queues all copies into the image at that address, of ``size`` bytes."""
+        """Queues all copies into the image of ``size`` bytes at address ``image``."""
         with waits.within_save():
             self._start(image, size, offsets)
 
@@ -298,7 +299,9 @@ class Filler:
                 if self.overlap:
                     self._backend.hold(*self._events[-1])
                 self._backend.copy(large, self._ranges.pieces(place, image, offsets, SMALL_BYTES + 1, _MOST, CHUNK_BYTES))
-                if self.overlap:  # else nothing is given back before the copies are done; nor are small ones, which the program waits for
+                # without overlap, no memory is given back before the copies are done; small ones need no keep, because the program waits
+                # for them
+                if self.overlap:
                     self._backend.keep(large, [owner for _, owner in self._ranges.owners(place, SMALL_BYTES + 1)])
                 self._events.append((place, self._backend.event(large)))
         except BaseException:
@@ -308,7 +311,7 @@ class Filler:
             _gate(self)
 
     def finish(self) -> None:
-        """Returns when every byte is there."""
+        """Waits until every byte is in the image."""
         try:
             with waits.within_save():
                 for place, event in self._events:
@@ -321,9 +324,9 @@ class Filler:
                     _pending.remove(self)
 
     def hold(self) -> None:
-        """The program's next work on these devices waits. Where even that fails, the file is not to be trusted.
+        """Makes the program's next work on these devices wait. If that fails, the file must not be trusted: finish() raises.
 
-        A graph that is being captured takes no wait for what is outside it; it changes nothing before its replay, which waits.
+        A graph that is being captured cannot wait for work outside of it. It changes nothing before its replay, which waits.
         """
         for place, event in self._events:
             try:
@@ -334,7 +337,7 @@ class Filler:
                 self._failure = failure
 
     def _drain(self, streams: dict[int, tuple[Any, Any]]) -> None:
-        """Nothing may write into an image that goes back to the agent."""
+        """Waits until no copy can write into the image any more, before the image goes back to the agent."""
         for place, stream in [(place, stream) for place, pair in streams.items() for stream in pair]:
             try:
                 self._backend.wait(place, self._backend.event(stream))
@@ -342,7 +345,7 @@ class Filler:
                 log.debug("nebula: a device failed while its copies were given up", exc_info=True)
 
     def _copy_staged(self, image: int, offsets: list[int]) -> None:
-        """Through a little memory that the device may write to; all of it is done on return."""
+        """Copies through a little memory that the device may write to. All copies are done on return."""
         with _staging_lock:
             if not _staging:
                 _staging.extend(self._backend.staging(CHUNK_BYTES) for _ in range(STAGING_COUNT))
@@ -370,7 +373,7 @@ class Filler:
 
 
 def _is_registered(backend: Backend, place: int, image: int, size: int) -> bool:
-    """Registers an image that is seen for the first time; it stays so until its mapping goes."""
+    """Registers an image at its first use. It stays registered until it is unmapped. Returns False if the driver refused."""
     global _refusal_said, _watches
     with _lock:
         if image in _registered:
@@ -422,7 +425,7 @@ def gate() -> None:
 
 
 def _gate_replays(graph: Any) -> None:
-    """A step that was captured runs by a replay, of which the optimizer is not told."""
+    """Makes replays of captured graphs wait, too: a captured optimizer step runs by a replay, without the optimizer's hook."""
     replay = getattr(graph, "replay", None)
     if replay is None:
         return
@@ -437,7 +440,7 @@ def _gate_replays(graph: Any) -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before a step of any torch optimizer in this process, also one inside another library's, and a compiled one."""
+    """Runs before a step of any torch optimizer in this process, also one inside another library, or a compiled one."""
     if _pending:
         _hold_pending()
 
@@ -449,11 +452,11 @@ def _hold_all() -> None:
         filler.hold()
 
 
-_hold_pending = _hold_all  # hidden from torch.compile, once that is in use, which would make it a part of the step's graph
+_hold_pending = _hold_all  # once torch.compile is in use, a version hidden from it: otherwise it would become a part of the step's graph
 
 
 def _forget_in_child() -> None:
-    """A forked child has no device and none of the parent's copies."""
+    """Resets this module in a forked child, which has no device and none of the parent's copies."""
     global _lock, _staging_lock
     _lock, _staging_lock = threading.RLock(), threading.Lock()
     _pending.clear()

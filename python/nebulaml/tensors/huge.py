@@ -1,7 +1,7 @@
-"""Tensors that torch makes lie in huge pages, which a save protects in microseconds (docs/capture.md).
+"""Makes torch put its tensors into huge pages, which a save can protect in microseconds (docs/capture.md).
 
-THP_MEM_ALLOC_ENABLE is torch's own switch, which it looks at when it makes its first tensor. The variable is set for that moment alone, so
-that child processes never see it.
+THP_MEM_ALLOC_ENABLE is torch's own switch. torch reads it when it makes its first tensor. The variable is set only for that moment, so
+child processes never see it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LARGE_BYTES = 4 << 20  # torch asks for huge pages from 2 MiB on
 
 
 def ask() -> None:
-    """At the import of this package. A program that has set the switch, or wants copies, has decided."""
+    """Turns the switch on at the import of this package, unless the program has set it or NEBULA_CAPTURE=copy."""
     if SWITCH in os.environ or os.environ.get("NEBULA_CAPTURE") == "copy":
         return
     torch = sys.modules.get("torch")
     if torch is None:
         sys.meta_path.insert(0, _BehindTorch())
-    elif hasattr(torch, "UntypedStorage"):  # else it is being imported by somebody who imports us
+    elif hasattr(torch, "UntypedStorage"):  # otherwise torch is still being imported, and its import imports us
         _switch_on(torch)
 
 
 def _switch_on(torch: Any) -> None:
-    if SWITCH in os.environ:  # set since
+    if SWITCH in os.environ:  # the program has set it since
         return
-    os.putenv(SWITCH, "1")  # not os.environ, which child processes get
+    os.putenv(SWITCH, "1")  # not os.environ, which child processes inherit
     try:
         torch.UntypedStorage(LARGE_BYTES)  # its memory is never touched
     finally:
@@ -43,7 +43,7 @@ def _switch_on(torch: Any) -> None:
 
 
 class _BehindTorch(importlib.abc.MetaPathFinder):
-    """Does it as soon as torch is imported, once."""
+    """Turns the switch on as soon as torch is imported, once."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "torch":

@@ -1,7 +1,6 @@
-"""Mapped files to objects.
+"""Loads objects from mapped files.
 
-A map is memory of this process's own, verified: its tensors lie in it, may be written to, and keep it alive. Nothing
-is copied.
+A map is private, verified memory of this process. The loaded tensors lie in it, may be written to, and keep it alive. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from . import dense, device, unpickling, uploading
 
 __all__ = ["load", "load_into", "load_own", "load_part", "load_tensors"]
 
-# Layouts whose tensors keep their number of elements.
+# Layouts whose tensors cannot change their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -32,10 +31,10 @@ def load(
     storage: torch.UntypedStorage | None = None,
     name: str = "file",
 ) -> Any:
-    """What torch.load makes of the file; ``name``: for errors.
+    """Returns what torch.load would return for the file. ``name``: for errors.
 
-    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD decides before both.
-    ``storage``: that of the map, for who needs its address.
+    weights_only: None means False, or True with NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD overrides both.
+    storage: the storage of the map, for callers that need its address.
     """
     weights_only = _is_weights_only(weights_only)
     if not _is_zip(mapped):
@@ -43,7 +42,7 @@ def load(
             return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
         except (NebulaError, MemoryError):
             raise
-        except Exception as failure:  # torch's own names neither the file nor what is wrong with it
+        except Exception as failure:  # torch's own errors name neither the file nor the fault
             raise pickle.UnpicklingError(
                 f"{name!r} is no file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
             ) from failure
@@ -52,7 +51,7 @@ def load(
 
 
 def load_tensors(mapped: _nebula.Map, name: str) -> Any:
-    """What of a file is tensors and plain values, whatever else it holds: no code of the file runs."""
+    """Returns the tensors and plain values of a file, whatever else it holds. No code of the file runs."""
     try:
         return load(mapped, "cpu", True, name=name)  # torch's own loader knows more kinds of tensors
     except pickle.UnpicklingError as failure:
@@ -63,7 +62,7 @@ def load_tensors(mapped: _nebula.Map, name: str) -> Any:
 
 
 def torch_is_told(variable: str) -> bool:
-    """Whether a switch of torch.load's is set, as it reads them."""
+    """Returns True if a switch of torch.load is set; torch reads it in the same way."""
     return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
 
 
@@ -73,7 +72,7 @@ def _is_weights_only(asked: bool | None) -> bool:
     if asked is not None:
         return asked
     text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
-    if text not in ("", "0", "1"):  # "true", taken for no, would run what a file asks for
+    if text not in ("", "0", "1"):  # "true", taken for no, would run code of the file
         raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
     return text == "1"
 
@@ -91,8 +90,8 @@ def _storage_of(mapped: _nebula.Map) -> torch.UntypedStorage:
 def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | None = None) -> Any:
     """Copies the values of a map, whose bytes may still be in storage, into existing tensors, in place.
 
-    Containers must have the same keys and lengths, tensors the same shape and dtype; all is checked before anything
-    is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
+    Containers must have the same keys and lengths, tensors the same shape and dtype. All this is checked before anything is changed.
+    Values that are not tensors replace those of ``target``. Returns ``target``. Raises NebulaConfigError if the two do not fit.
     """
     load_part(mapped, target, name, weights_only)
     return target
@@ -106,7 +105,9 @@ def load_part(
     select: Callable[[str], bool] | None = None,
     strict: bool = True,
 ) -> list[str]:
-    """load_into() of the keys that ``select`` takes; None: all. Not ``strict``: what does not fit is left out, and returned in words."""
+    """Does load_into() for the keys that ``select`` accepts (None: all). Without ``strict``, returns a sentence for each part that does not
+    fit.
+    """
     file = _Lazy(mapped, name, weights_only)
     source, root, state = file.source, target, file.source
     made: set[str] = set()
@@ -122,7 +123,7 @@ def load_part(
     if isinstance(root, torch.nn.Module):
         made = _made(root, target)
         if made and isinstance(source, dict):
-            # Only the module knows what values that are no tensors, or extra state, may become.
+            # Only the module knows how to load values that are no tensors, and extra state.
             free = {key for key in made & source.keys() if _is_free(key, target[key])}
             target = {key: value for key, value in target.items() if key not in free}
             source = {key: value for key, value in source.items() if key not in free}
@@ -149,7 +150,7 @@ def load_part(
 
 
 def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
-    """The object of a file with tensors in memory of their own: none of them keeps the file. What is read is copied once."""
+    """Returns the object of a file, with tensors in memory of their own, so that none keeps the file mapped. It copies the bytes once."""
     file = _Lazy(mapped, name, weights_only)
     if not file.is_plain:
         return file.source
@@ -160,12 +161,12 @@ def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -
 
 
 def in_lines(problems: list[str]) -> str:
-    """The first twenty, and how many more there are."""
+    """Joins the first twenty, and adds how many more there are."""
     return "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")
 
 
 class _Lazy:
-    """A file whose bytes may still be in storage, and its object, whose tensors have no values before they are fetched."""
+    """A file whose bytes may still be in storage, and its object. Its tensors have no values before they are fetched."""
 
     def __init__(self, mapped: _nebula.Map, name: str, weights_only: bool | None) -> None:
         weights_only = _is_weights_only(weights_only)
@@ -193,7 +194,7 @@ def _fits(source: Any, target: Any) -> bool:
 
 
 def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
-    """The keys of its state_dict() whose values are made for it: what is written into those the module never sees."""
+    """Returns the keys of the state_dict() whose values were made for it: the module does not see writes into those."""
     own = {_memory_of(tensor) for tensor in [*module.parameters(), *module.buffers()]} - {None}
     return {key for key, value in state.items() if not isinstance(value, torch.Tensor) or _memory_of(value) not in own}
 
@@ -204,15 +205,15 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor this rank has: of a DTensor its shard, in the DTensor's own memory."""
+    """Returns the part of a tensor on this rank: the shard of a DTensor, in the DTensor's own memory."""
     return tensor.detach().to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _shard(tensor: Any) -> tuple[Any, ...]:
-    """Which part of a DTensor this rank's is: equal for two of one shape only where the parts are."""
+    """Describes which part of a DTensor this rank has. For DTensors of one shape, equal descriptions mean equal parts."""
     placed = tensor.placements
     here = tensor.device_mesh.get_coordinate()
-    if here is not None:  # it does not matter which of several copies this is
+    if here is not None:  # the number among several equal copies does not matter
         here = [at for at, placement in zip(here, placed, strict=True) if not placement.is_replicate()]
     return placed, tuple(tensor.device_mesh.shape), here, tensor.to_local().shape
 
@@ -243,7 +244,7 @@ def _is_free(key: str, value: Any) -> bool:
 
 
 class _Plan:
-    """Everything that load_into will do, so that it can refuse before it does anything."""
+    """All copies that load_into will do, collected first so that it can refuse before it changes anything."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -270,10 +271,10 @@ class _Plan:
             self.problems.append(f"{path}: {expected} expected, the checkpoint has {found}")
 
     def twin(self, value: Any, memo: dict[int, Any]) -> Any:
-        """The same containers, with tensors that run() fills."""
+        """Returns the same containers, with new tensors that run() fills."""
         if isinstance(value, torch.Tensor):
             if id(value) not in memo:
-                memo[id(value)] = (torch.empty_like(value), value)  # held: no other takes its place
+                memo[id(value)] = (torch.empty_like(value), value)  # holding `value` keeps its id unique
                 self.copies.append(memo[id(value)])
             return memo[id(value)][0]
         if type(value) in (dict, OrderedDict):
@@ -312,7 +313,7 @@ class _Plan:
             self.part(_local(source), _local(target), path)
 
     def part(self, source: torch.Tensor, target: torch.Tensor, path: str) -> None:
-        """What this rank has of a tensor."""
+        """Checks this rank's part of a tensor, and plans its copy."""
         nowhere = dense.without_memory(target)
         if nowhere is not None:
             self.problems.append(f"{path}: a {nowhere[0]} expected: values cannot be put there")
@@ -338,7 +339,7 @@ class _Plan:
                 straight.append((offset, size, target.data_ptr()))
                 torch.autograd.graph.increment_version(target)
                 end = offset + size
-            else:  # tied to the one before
+            else:  # overlaps the one before
                 rest.append((target, source))
         mapped.read(straight)
         uploads = uploading.Uploads()
@@ -367,7 +368,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def _is_raw(tensor: torch.Tensor) -> bool:
-    """Whether its values are its bytes in order, in memory of this process."""
+    """Returns True if its values are its bytes in order, in memory of this process."""
     return tensor.device.type == "cpu" and _is_raw_bytes(tensor) and device.place(tensor.untyped_storage()) is None
 
 

@@ -1,6 +1,6 @@
-"""Objects to a pickle and a list of memory ranges.
+"""Converts objects to a pickle and a list of memory ranges.
 
-The pickle is torch.save's, byte for byte; the storages it refers to stay where they are, so that C copies each once.
+The pickle equals torch.save's, byte for byte. The storages that it refers to stay where they are, so that C copies each once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from . import dense, device
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
 
-PATH_PARTS = 100  # of the path that an error names: no state of a training is as deep
+PATH_PARTS = 100  # the longest path that an error names; no training state is as deep
 
-UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once whatever they are, and then some: see COW_PART_BYTES
+UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once in any case (see COW_PART_BYTES)
 
 
 _SIMPLE = (str, bytes, int, float, bool, type(None))
@@ -33,7 +33,7 @@ class Capture(NamedTuple):
     pickle: bytes | memoryview
     storages: _nebula.Ranges
     whole: bool = False  # `pickle` is a finished file instead
-    filler: device.Filler | None = None  # what copies those storages whose address is None
+    filler: device.Filler | None = None  # copies the storages whose address is None
     unprotectable: bytes | None = None
 
 
@@ -80,16 +80,16 @@ def _pickled(obj: Any) -> tuple[memoryview, _nebula.Ranges]:
 
 
 def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
-    """The pickle and the storages of anything that torch.save takes; see device.py for ``overlap``.
+    """Returns the pickle and the storages of anything that torch.save takes. See device.py for ``overlap``.
 
-    Raises NebulaPicklingError, naming the path inside the object, when torch.save cannot write it either.
+    Raises NebulaPicklingError, with the path inside the object, if torch.save cannot write it either.
     """
     try:
         pickle, storages = _dump(obj)
     except (RecursionError, MemoryError):
         raise
     except Exception as failure:
-        # torch.save writes a tensor whose storage is too small, and torch.load fails on it.
+        # A storage is too small for its tensor: torch.save would write it, but torch.load fails on it.
         whole = None if isinstance(failure, BufferError) else _with_torch(obj)
         if whole is None:
             raise _explain(obj, name, failure) from failure
@@ -98,9 +98,9 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
 
 
 def ranges(parts: Any, name: str) -> _nebula.Ranges:
-    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner, perhaps a copy, keeps it alive.
+    """Returns (address, size, owner) of each part, a bytes-like object or a contiguous tensor. The owner keeps the memory alive.
 
-    The address is None where device.plan finds the tensor on a device.
+    The owner may be a copy of the part. The address is None if device.plan finds the tensor on a device.
     """
     found = _nebula.Ranges()
     for index, part in enumerate(parts):
@@ -112,7 +112,7 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
                 part = part.cpu()
             found.append(part.data_ptr(), part.numel() * part.element_size(), part)
         else:
-            data = memoryview(part)  # the owner: while it lives, nothing moves or resizes the bytes
+            data = memoryview(part)  # the owner: while it lives, the bytes cannot move or be resized
             if not data.contiguous:
                 raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
             found.append(_nebula.address_of(data), data.nbytes, data)
@@ -121,10 +121,10 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
 
 
 def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any], int]:
-    """A complete torch file of ``template``, whose storage holds the bytes of ``tensor``: (parts for save_bytes, size).
+    """Returns a complete torch file of ``template`` with the bytes of ``tensor``: (parts for save_bytes, size in bytes).
 
-    Both are contiguous, of one shape and dtype; ``template`` decides what is pickled, and its memory is not touched.
-    The CRC-32 fields stay 0, which torch does not look at: the checkpoint's own checksums cover the bytes.
+    Both are contiguous and have the same shape and dtype. ``template`` decides what is pickled; its memory is not touched. The CRC-32
+    fields stay 0: torch ignores them, and the checkpoint's own checksums cover the bytes.
     """
     pickle, storages = _dump(template)
     size = tensor.numel() * tensor.element_size()
@@ -135,8 +135,10 @@ def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any],
 
 
 def unprotectable(storages: _nebula.Ranges) -> bytes | None:
-    """A byte for each storage, 1 for pinned memory: devices write there past the page tables, so that a copy-on-write
-    capture would miss it. None: there is none."""
+    """Returns a byte for each storage, 1 for pinned memory. None: no storage is pinned.
+
+    Devices write to pinned memory past the page tables, so a copy-on-write capture would miss those writes.
+    """
     if not torch.cuda.is_initialized():
         return None
     pinned = [index for index, owner in storages.owners(-1, UNPROTECTED_BYTES) if _is_pinned(owner)]
@@ -155,7 +157,7 @@ def _is_pinned(owner: Any) -> bool:
 
 
 def _with_torch(obj: Any) -> memoryview | None:
-    """What torch.save makes of it, for objects that we cannot give as memory ranges."""
+    """Returns the file that torch.save makes, for objects that cannot be given as memory ranges. None: torch.save fails, too."""
     file = io.BytesIO()
     try:
         with warnings.catch_warnings():
@@ -167,7 +169,10 @@ def _with_torch(obj: Any) -> memoryview | None:
 
 
 def _explain(obj: Any, name: str, failure: Exception) -> NebulaError:
-    """Names the part that cannot be pickled. It runs no code of a part but what pickling it runs: that has failed already."""
+    """Returns an error that names the part that cannot be pickled.
+
+    It runs only code of a part that pickling the part has already run.
+    """
     path, part = _find_culprit(obj, name)
     nowhere = dense.without_memory(part) if issubclass(type(part), torch.Tensor) else None
     if nowhere is not None:
@@ -189,7 +194,7 @@ def _text_of(failure: Exception) -> str:
 
 
 def _of_class(kind: type, name: str) -> Any:
-    """What `type` says of a class, whatever its metaclass makes of that name."""
+    """Returns the value that `type` has for a class, even if its metaclass overrides that name."""
     return vars(type)[name].__get__(kind)
 
 
@@ -198,7 +203,7 @@ def _type_name(obj: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A key in a path."""
+    """Returns the text of a key in a path."""
     parts = value if type(value) is tuple and len(value) < 10 else (value,)
     return f"{value!r:.80}" if all(type(part) in _SIMPLE for part in parts) else f"a {_type_name(value)}"
 
@@ -212,12 +217,12 @@ def _fails(obj: Any) -> bool:
 
 
 def _find_culprit(obj: Any, path: str) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled by itself, and the path to it."""
+    """Returns the innermost part that cannot be pickled by itself, and the path to it."""
     seen = {id(obj)}
-    for _ in range(PATH_PARTS):  # what makes its parts anew each time has no innermost one
+    for _ in range(PATH_PARTS):  # an object that makes new parts each time has no innermost one
         try:
             found = next((each for each in _parts(obj) if id(each[1]) not in seen and _fails(each[1])), None)
-        except Exception:  # the part does not even say what it consists of
+        except Exception:  # the part cannot even list its own parts
             found = None
         if found is None:
             break
@@ -257,7 +262,7 @@ def _state(obj: Any) -> Any:
 
 
 def _attributes(obj: Any) -> Any:
-    """Its `__dict__`, whatever its class makes of that name."""
+    """Returns the `__dict__` of an object, even if its class overrides that name."""
     for kind in _of_class(type(obj), "__mro__"):
         descriptor = _of_class(kind, "__dict__").get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType:

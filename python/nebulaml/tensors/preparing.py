@@ -1,4 +1,4 @@
-"""Memory for the first save, made in the background before it."""
+"""Makes memory for the first save in the background."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["prepare", "state_to_come"]
 
 
 def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
-    """Foretells the file of ``state``, which is saved of ``item``: the agent makes images for it, and its tensors move to huge pages.
+    """Announces the file of ``state``, the value that is saved of ``item``. The agent makes images for it.
 
-    Returns at once. State that an optimizer makes at its first step is counted.
+    The tensors of ``state`` move to huge pages. Returns at once. State that an optimizer makes at its first step is counted.
     """
     pickle, found = pickling._dump(state)
     for size in state_to_come(item):
@@ -27,9 +27,9 @@ def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
 
 
 def state_to_come(item: Any) -> list[int]:
-    """Bytes of each tensor that the first step of an optimizer of torch makes; nothing for one that has state, and for others.
+    """Returns the bytes of each tensor that the first step of an optimizer of torch makes. It is empty for other objects.
 
-    A twin without memory takes that step.
+    It is also empty if the optimizer has state already. A copy of the optimizer on the meta device takes that step.
     """
     if not isinstance(item, torch.optim.Optimizer) or item.state or not type(item).__module__.startswith("torch.optim"):
         return []
@@ -38,12 +38,12 @@ def state_to_come(item: Any) -> list[int]:
     twin.param_groups = [
         group | {"params": [_without_memory(each) for each in group["params"]]} for group in item.param_groups
     ]
-    # Hooks of the program are for its own steps.
+    # The program's hooks must run only at its own steps.
     twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     try:
         with torch.no_grad():
             inspect.unwrap(type(item).step)(twin)
-    except Exception:  # a step that needs a closure, or values
+    except Exception:  # the step needs a closure, or values
         return []
     return [each.nbytes for state in twin.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
 

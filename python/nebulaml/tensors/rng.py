@@ -1,4 +1,4 @@
-"""The state of every random number generator of a training program, as one value that can be saved."""
+"""The state of all random number generators of a training program, as one value that can be saved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("nebulaml")
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of torch's, Python's, numpy's (when it is loaded) and all CUDA devices' generators.
+    """Returns the state of the generators of torch, Python, numpy (if it is loaded) and all CUDA devices.
 
-    Only tensors and plain values: it can be read with weights_only=True. Each rank has its own: save it under a
-    name of that rank.
+    It consists of tensors and plain values, so weights_only=True can read it. Each rank has its own state: save it under a name of
+    that rank.
     """
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if "numpy" in sys.modules:
@@ -31,7 +31,10 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Brings the generators back to what ``rng_state()`` returned; those it does not mention stay as they are."""
+    """Sets the generators to a state that ``rng_state()`` returned. Generators that are not in it stay as they are.
+
+    Raises NebulaConfigError for any other value.
+    """
     if not isinstance(state, dict) or "torch" not in state:
         raise NebulaConfigError(f"set_rng_state() takes what rng_state() returned, not {type(state).__name__}")
     torch.set_rng_state(state["torch"].cpu())
@@ -53,7 +56,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays to tensors, numpy's scalars to Python's."""
+    """Converts arrays to tensors, and numpy's scalars to Python's."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if hasattr(value, "__array__"):

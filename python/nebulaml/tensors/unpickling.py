@@ -1,7 +1,7 @@
-"""Mapped torch files to objects: what torch.load makes of them, over memory that is there.
+"""Loads objects from mapped torch files, as torch.load would, but over memory that is mapped already.
 
-For each tensor torch looks three times whether it shall be a fake one, and looks its place up through a file: most of the
-time that many small ones take. Here that is looked at once, and the directory is read in C. What is unusual is left to torch.
+For each tensor torch checks three times if it should be a fake one, and searches its place through a file. With many small tensors
+that takes most of the time. This module checks once and reads the directory in C. It leaves unusual files to torch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from . import uploading
 
 __all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
 
-OWN_BYTES = 64 << 10  # a storage of so many is copied: a counter that outlives the rest, an optimizer's `step`, must not keep the file
+# smaller storages are copied: a counter such as an optimizer's `step` may outlive the rest, and must not keep the file mapped
+OWN_BYTES = 64 << 10
 
-# Functions that build objects without a look at the values of tensors.
+# Functions that build tensors without reading their values.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
-_TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may put another in its place
+_TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may replace it
 
-_RENAMED = {"torch.tensor": "torch._tensor"}  # modules, since old files were written
+_RENAMED = {"torch.tensor": "torch._tensor"}  # modules that torch has renamed since old files were written
 
 
 class MapFile(io.RawIOBase):
-    """A map as a file, for readers that want one."""
+    """A map as a file object."""
 
     def __init__(self, mapped: _nebula.Map) -> None:
         self._mapped = mapped
@@ -65,7 +66,7 @@ class MapFile(io.RawIOBase):
         try:
             self._mapped.fetch(self._position, len(part))
         except NebulaError as failure:
-            self.failure = failure  # readers in C++ make other errors of it
+            self.failure = failure  # readers in C++ turn this into other errors
             raise
         target[: len(part)] = part
         self._position += len(part)
@@ -73,11 +74,11 @@ class MapFile(io.RawIOBase):
 
 
 class NotPlain(Exception):
-    """A file needs more than what read_plain finds."""
+    """The file holds more than read_plain can load."""
 
 
 class _Unusual(Exception):
-    """A file, or a way to load it, that only torch knows."""
+    """The file, or the way to load it, is one that only torch knows."""
 
 
 class _Records:
@@ -86,7 +87,7 @@ class _Records:
     def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = False) -> None:
         self._mapped, self._storage = mapped, storage
         self.is_whole = is_whole
-        self._own_bytes = OWN_BYTES if is_whole else 0  # else the bytes may not be there yet
+        self._own_bytes = OWN_BYTES if is_whole else 0  # otherwise the bytes may not be there yet
         try:
             self._places = mapped.records()
         except NebulaError as failure:
@@ -130,7 +131,7 @@ class _Records:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
-    """torch._utils._rebuild_tensor_v2, of a tensor that is not fake."""
+    """Does the same as torch._utils._rebuild_tensor_v2, for a tensor that is not fake."""
     memory = storage._untyped_storage
     tensor = torch.empty((0,), dtype=storage.dtype, device=memory.device).set_(memory, offset, size, stride)
     tensor.requires_grad = grad
@@ -157,7 +158,7 @@ class _Rebuild:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Python's own, in C, with what torch adds to it."""
+    """Python's own unpickler, in C, with torch's additions."""
 
     def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")
@@ -174,7 +175,7 @@ class _Unpickler(pickle.Unpickler):
             dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
             storage = self._stored(key, count * dtype.itemsize, location)
             found = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-            if found._data_ptr():  # of an empty one torch makes another for each reference, which may have another dtype
+            if found._data_ptr():  # for an empty one torch makes another for each reference, perhaps with another dtype
                 self._storages[key] = found
         return found
 
@@ -193,7 +194,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _PlainUnpickler(_Unpickler):
-    """For tensors in plain containers: it reaches nothing else, and no object built here has looked at the values of a tensor."""
+    """Loads tensors in plain containers. It reaches nothing else, and builds no object that has read the values of a tensor."""
 
     _is_fit = staticmethod(_nebula.pickle_is_modest)
 
@@ -224,20 +225,20 @@ class _PlainUnpickler(_Unpickler):
             return _Rebuild(_rebuild_tensor if function is _TORCHS_REBUILD else function)
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
-        found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
+        found = vars(torch).get(name) if module == "torch" else None  # getattr would import parts of torch by their names
         if found is torch.Size or isinstance(found, torch.dtype):
             return found
         raise NotPlain(f"{module}.{name}")
 
 
 class _SafeUnpickler(_PlainUnpickler):
-    """As safe as torch's for weights_only, which is in Python: its limits hold here, too."""
+    """As safe as torch's unpickler for weights_only, which is written in Python: the limits of that one apply here, too."""
 
     _is_fit = staticmethod(_nebula.pickle_is_torchs)
 
 
 class _Unknown:
-    """What stands for an object of a class that is not looked up."""
+    """Stands for an object whose class is not looked up."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         pass
@@ -261,7 +262,7 @@ class _Unknown:
 
 
 class _TensorUnpickler(_PlainUnpickler):
-    """Tensors and plain values; of all else it builds nothing."""
+    """Loads tensors and plain values, and builds nothing else."""
 
     def find(self, module: str, name: str) -> Any:
         try:
@@ -270,14 +271,14 @@ class _TensorUnpickler(_PlainUnpickler):
             return _Unknown
 
 
-_rest_lock = threading.RLock()  # guards the next two; a signal handler may load while its thread is here
-_resting = 0  # loads for which the cycle collector rests
+_rest_lock = threading.RLock()  # guards the next two; an RLock, because a signal handler may load while its thread holds it
+_resting = 0  # number of running loads that have turned the cycle collector off
 _was_enabled = False  # before the first of them
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the cycle collector: it would go again and again through objects that are all wanted."""
+    """Turns the cycle collector off: it would search again and again through objects that are all in use."""
     global _resting, _was_enabled
     is_counted = False
     try:
@@ -296,7 +297,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """In the child, which has none of the threads that load."""
+    """Resets the state in a forked child, which has none of the threads that load."""
     global _rest_lock, _resting
     _rest_lock = threading.RLock()
     if _resting and _was_enabled:
@@ -310,7 +311,7 @@ def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> A
 
 
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
-    told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, as the next
+    told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, like the next two
     if (
         told is None
         or not hasattr(torch.serialization, "_get_restore_location")
@@ -323,8 +324,8 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
     records = _Records(mapped, storage, is_whole)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
-    told.map_location = map_location  # for those that are rebuilt otherwise
-    compiler = sys.modules.get("torch._dynamo")  # which cannot follow us; where it was never imported, nothing is compiled
+    told.map_location = map_location  # for objects that other functions rebuild
+    compiler = sys.modules.get("torch._dynamo")  # it cannot trace this code; if it was never imported, nothing is compiled
     load = compiler.disable(_unpickle) if compiler else _unpickle
     try:
         return load(kind, records, map_location)
@@ -333,7 +334,7 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
 
 
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """The object of a file that is trusted."""
+    """Returns the object of a trusted file."""
     if uploading.may_go_to_devices(map_location):  # values come last there, so nothing in the file may look at them on its way
         with contextlib.suppress(NotPlain):
             return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True)
@@ -346,15 +347,15 @@ def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) 
 
 
 def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """The same of tensors and plain values in plain containers. Raises NotPlain before anything else was built.
+    """Returns the object of a file of tensors and plain values in plain containers. Raises NotPlain before it builds anything else.
 
-    Bytes of tensors may still be in storage: all of them lie in ``storage``.
+    The bytes of tensors may still be in storage: all tensors lie in ``storage``.
     """
     return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
 
 
 def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
-    if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
+    if copyreg._extension_registry:  # its codes are looked up without find_class
         raise NotPlain("copyreg")
     try:
         return _unpickled(kind, mapped, map_location, storage, is_whole)
@@ -363,12 +364,12 @@ def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, 
 
 
 def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
-    """What of a file is tensors and plain values, on the CPU. No class is looked up and no code of the file runs. Raises NotPlain."""
+    """Returns the tensors and plain values of a file, on the CPU. It looks up no class and runs no code of the file. Raises NotPlain."""
     return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
 
 
 def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """The object of a file that is not trusted: as torch.load with weights_only=True."""
+    """Returns the object of a file that is not trusted, as torch.load does with weights_only=True."""
     try:
         return _read_plain(_SafeUnpickler, mapped, map_location, storage, is_whole=True)
     except NotPlain:
@@ -384,18 +385,18 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
 
 
 def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
-    """The names beyond tensors and plain values that a file asks for, as far as torch can tell."""
+    """Returns the names beyond tensors and plain values that a file needs, as far as torch can tell."""
     try:
         unpickler = torch._weights_only_unpickler
         content = _Records(mapped, storage).content("data.pkl")
         known = {*unpickler._get_allowed_globals(), *unpickler._get_user_allowed_globals()}
         return sorted(set(unpickler.get_globals_in_pkl(io.BytesIO(content))) - known)
-    except Exception:  # it is a hint, made of parts of torch that are not in every release
+    except Exception:  # this is only a hint, made with parts of torch that are not in every release
         return []
 
 
 def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """What torch.load(path, mmap=True) does, over memory instead of a path."""
+    """Does the same as torch.load(path, mmap=True), over memory instead of a path."""
     file = MapFile(mapped)
     try:
         with torch.serialization._open_zipfile_reader(file) as archive:
