@@ -1,1 +1,1 @@
-"""Metrics of steps, and trackers that are told of versions."""
+"""Metrics of steps, and trackers that record versions."""

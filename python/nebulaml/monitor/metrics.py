@@ -1,8 +1,7 @@
-"""MetricsLog: the values of each step, in which a step stands once however often it was computed.
+"""MetricsLog: the values of each step. A step is in it once, however often it was computed.
 
-A file of JSON lines, to which a line is added for each call. A resume goes back to the step of its checkpoint: ``rewind`` says so with a
-line of its own, and from then on whoever reads leaves out what came after that step. A process that is killed leaves a piece of a line at
-most, which is no JSON and counts as nothing.
+It is a file of JSON lines; each call adds one. A resume goes back to the step of its checkpoint: ``rewind`` adds a line for that, and
+readers then ignore earlier lines of later steps. A process that is killed leaves at most a part of a line, which is no JSON and is ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """The metrics of one training, in one file; rank 0 writes, and on other ranks ``log`` and ``rewind`` do nothing.
+    """The metrics of one training, in one file. Rank 0 writes; on other ranks ``log`` and ``rewind`` do nothing.
 
-    path: the file, or a directory, in which it is called ``metrics.jsonl``. A failure to write is a line of the log, once, and never raised.
+    path: the file, or a directory, in which the file is ``metrics.jsonl``. A failure to write is logged once and never raised.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,7 +36,7 @@ class MetricsLog:
         local = config.local_path("the path of a metrics log", text)
         is_folder = os.path.isdir(local) or (isinstance(text, str) and text.endswith("/"))
         self.path = os.path.join(local, NAME) if is_folder else local
-        self._writer = secrets.token_hex(4)  # tells the lines of this object from those of a process that should have ended
+        self._writer = secrets.token_hex(4)  # tells the lines of this object from those of an older process that still runs
         self._lock = threading.Lock()  # guards all below
         self._fd: int | None = None
         self._is_torn = False  # the file may end within a line
@@ -47,17 +46,25 @@ class MetricsLog:
         return f"<nebulaml.MetricsLog {self.path}>"
 
     def log(self, step: int, **values: Any) -> None:
-        """Adds the values of a step: numbers, strings, tensors of one number, whatever JSON holds. Called again, they join or replace."""
+        """Adds the values of a step: numbers, strings, tensors of one number, or other values that JSON holds.
+
+        A second call for a step adds values, or replaces those of the same name.
+        """
         _check_step(step)
         self._append({"step": step, "by": self._writer, "values": {name: plain(name, value) for name, value in values.items()}})
 
     def rewind(self, step: int) -> None:
-        """Training goes on after this step: what was logged of later ones does not count any more, and nor does what another process adds."""
+        """Records that training continues after this step. Lines of later steps count no more, and neither do later lines of another
+        process.
+        """
         _check_step(step)
         self._append({"rewind": step, "by": self._writer})
 
     def read(self) -> list[dict[str, Any]]:
-        """One dict for each step, in order: ``{"step": 7, "loss": 0.5}``. On any rank, also while another process writes."""
+        """Returns one dict for each step, in order: ``{"step": 7, "loss": 0.5}``. Any rank may call it, also while another process writes.
+
+        Returns [] if there is no file. Raises NebulaNotFound if it cannot be read.
+        """
         try:
             with open(self.path, "rb") as file:
                 return _read(file.read())
@@ -67,7 +74,7 @@ class MetricsLog:
             raise NebulaNotFound(f"the metrics log {self.path} cannot be read: {failure.strerror}") from failure
 
     def close(self) -> None:
-        """Closes the file; another ``log`` opens it again."""
+        """Closes the file. Another ``log`` opens it again."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -83,7 +90,7 @@ class MetricsLog:
                     self._open()
                 data = b"\n" + line if self._is_torn else line
                 self._is_torn = True
-                self._is_torn = os.write(self._fd, data) < len(data)  # type: ignore[arg-type]  # one call: a line is whole or torn
+                self._is_torn = os.write(self._fd, data) < len(data)  # one call: the line is whole or torn
                 if not self._is_torn:
                     return
                 reason = "the file system is full"
@@ -107,12 +114,12 @@ def _lines(content: bytes) -> Iterator[dict[str, Any]]:
             whole = isinstance(found, dict) and isinstance(found["by"], str) and isinstance(found.get("values", {}), dict)
             if whole and isinstance(found["rewind" if "rewind" in found else "step"], int):
                 yield found
-        except (ValueError, KeyError, RecursionError):  # a piece of a line, or no line of ours
+        except (ValueError, KeyError, RecursionError):  # a part of a line, or a line of another format
             continue
 
 
 def _read(content: bytes) -> list[dict[str, Any]]:
-    steps: dict[int, tuple[str, dict[str, Any]]] = {}  # who logged it last, and what
+    steps: dict[int, tuple[str, dict[str, Any]]] = {}  # by step: the writer of its last line, and the values
     writers: set[str] = set()
     ended: set[str] = set()
     for line in _lines(content):
@@ -132,7 +139,7 @@ def _read(content: bytes) -> list[dict[str, Any]]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """A value as JSON holds it. Raises NebulaConfigError for what it cannot hold."""
+    """Returns a value as JSON holds it. Raises NebulaConfigError for a value that JSON cannot hold."""
     if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) == 0:  # a tensor, or an array, of one number
         value = value.item()
     if isinstance(value, numbers.Real) and not isinstance(value, (bool, int, float)):

@@ -1,4 +1,4 @@
-"""log_to: metrics, and references to versions, for TensorBoard, Weights & Biases or MLflow. Nothing of a checkpoint is uploaded."""
+"""log_to: sends metrics and references to versions to TensorBoard, Weights & Biases or MLflow. It uploads no checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Tracker", "log_to"]
 
 log = logging.getLogger("nebulaml")
 
-_COLUMNS = {  # of stats(), as scalars of the version's step
+_COLUMNS = {  # columns of stats() -> scalars at the version's step
     "size_bytes": "nebula/size_bytes",
     "blocked_ms": "nebula/blocked_ms",
     "copy_ms": "nebula/copy_ms",
@@ -30,7 +30,7 @@ _COLUMNS = {  # of stats(), as scalars of the version's step
 
 
 class _Tool(Protocol):
-    """One of the three."""
+    """The interface to one of the three tools."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None: ...
@@ -39,11 +39,12 @@ class _Tool(Protocol):
 
 
 def log_to(tool: str, *, metrics: MetricsLog | str | os.PathLike[str] | None = None, session: Any = None, **options: Any) -> Tracker:
-    """A writer of metrics: ``log(step, loss=0.5)``, in which each step stands once however often it was computed.
+    """Returns a writer of metrics: ``log(step, loss=0.5)``. A step is recorded once, however often it was computed.
 
-    tool: "tensorboard", "wandb" or "mlflow". options: those of its SummaryWriter, init() or start_run(); without any, the run of W&B or
-    MLflow that is active already is written to. metrics: a MetricsLog, or its path, that gets the same values.
-    session: a Session or Manager, whose versions are logged as they become durable; None: that of the package's functions.
+    tool: "tensorboard", "wandb" or "mlflow". options: those of its SummaryWriter, init() or start_run(). Without options it writes to the
+    run of W&B or MLflow that is active already, if there is one. metrics: a MetricsLog, or its path, that gets the same values.
+    session: a Session or Manager, whose versions are logged when they become durable. None: the session of the package's functions.
+    Raises NebulaConfigError for another tool.
     """
     if tool not in _TOOLS:
         raise NebulaConfigError(f"log_to() knows {', '.join(map(repr, _TOOLS))}, not {tool!r}")
@@ -52,7 +53,7 @@ def log_to(tool: str, *, metrics: MetricsLog | str | os.PathLike[str] | None = N
 
 
 class Tracker:
-    """What log_to() returns. Rank 0 writes; on other ranks nothing is imported. Failures of the tool are one line of the log."""
+    """The writer that log_to() returns. Rank 0 writes; other ranks import nothing. A failure of the tool is logged once."""
 
     def __init__(self, name: str, metrics: MetricsLog | None, chosen: Any, options: dict[str, Any]) -> None:
         self._name, self._metrics = name, metrics
@@ -71,7 +72,7 @@ class Tracker:
         self.close()
 
     def log(self, step: int, **values: Any) -> None:
-        """The values of a step: numbers, and for the MetricsLog also what JSON holds."""
+        """Logs the values of a step: numbers, and for the MetricsLog also other values that JSON holds."""
         found = {name: plain(name, value) for name, value in values.items()}
         if self._metrics is not None:
             self._metrics.log(step, **found)
@@ -79,8 +80,11 @@ class Tracker:
         self._guarded(lambda tool: tool.scalars(step, _scalars(found)))
 
     def rewind(self, step: int) -> None:
-        """Training goes on after this step. TensorBoard forgets what came after it. W&B and MLflow cannot: there the value stays that a
-        step had first. What W&B lost when its process was killed is given to it again, from the MetricsLog."""
+        """Records that training continues after this step.
+
+        TensorBoard drops later steps. W&B and MLflow cannot: there a step keeps its first value. If W&B lost values when its process was
+        killed, it gets them again from the MetricsLog.
+        """
         rows = []
         if self._metrics is not None:
             self._metrics.rewind(step)
@@ -88,7 +92,7 @@ class Tracker:
         self._guarded(lambda tool: tool.rewind(step, rows))
 
     def close(self) -> None:
-        """Ends the tool's file or run, with what became of the versions until now."""
+        """Logs the versions until now, and ends the tool's file or run."""
         self._say_versions()
         self._guarded(lambda tool: tool.close())
         self._tool = None
@@ -98,12 +102,12 @@ class Tracker:
             self._metrics.close()
 
     def _hear(self, event: Event) -> None:
-        """On Nebula's thread."""
+        """Keeps an event. Nebula's thread calls it."""
         if event.kind in ("durable", "lost"):
             self._events.append(event)
 
     def _say_versions(self) -> None:
-        """On the thread of the program, because the tools' runs belong to it."""
+        """Logs the kept events on the program's thread, to which the tools' runs belong."""
         if not self._events or self._tool is None:
             return
         rows = {row["tag"]: row for row in self._session.stats()}
@@ -148,12 +152,12 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(**self._options, **more)
-        self._options["log_dir"] = self._writer.log_dir  # what it chose by the clock
+        self._options["log_dir"] = self._writer.log_dir  # keep the directory that it chose by the clock
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # SIGKILL loses nothing of it
+        self._writer.flush()  # a SIGKILL then loses nothing
 
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         self.scalars(step, values)
@@ -178,10 +182,10 @@ class _Wandb:
         self._run = wandb.init(**options) if self._is_ours else wandb.run
         self._run.define_metric("nebula/step")
         self._run.define_metric("nebula/*", step_metric="nebula/step")
-        self._last = int(self._run.step) - 1  # what W&B has of a run that is resumed; offline: -1
+        self._last = int(self._run.step) - 1  # the last step that W&B has of a resumed run; offline: -1
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        if step > self._last:  # W&B's steps only grow
+        if step > self._last:  # W&B takes only growing steps
             self._last = step
             of_version = {"nebula/step": step} if any(name.startswith("nebula/") for name in values) else {}
             self._run.log({**values, **of_version}, step=step)
@@ -211,7 +215,7 @@ class _Mlflow:
         self._is_ours = bool(options) or mlflow.active_run() is None
         self._run = (mlflow.start_run(**options) if self._is_ours else mlflow.active_run()).info.run_id
         self._client = mlflow.MlflowClient()
-        self._last: dict[str, int] = {}  # the newest step of each metric, of earlier processes too
+        self._last: dict[str, int] = {}  # the newest step of each metric, also from earlier processes
 
     def _known(self, name: str) -> int:
         if name not in self._last:
