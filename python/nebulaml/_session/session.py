@@ -230,9 +230,9 @@ class Session:
     def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
         """Waits until everything committed, or one tag, is durable. Returns False if it is not (and on_error is "warn").
 
-        tag: None waits for all that this rank has committed. If other ranks have not committed it, this waits until nothing has
-            come from them for 30 s. Then it returns False, or raises NebulaTimeout, and names the missing ranks. What this rank
-            has not committed yet is left out. A named tag is committed first.
+        tag: with a tag it waits for that version, even if this rank has not committed it yet. None: it waits for all that this
+            rank has committed. If other ranks have not committed it, this waits until nothing has come from them for 30 s. Then
+            it returns False, or raises NebulaTimeout, and names the missing ranks.
         timeout: seconds; None sets no limit.
         Without a storage path it returns when all saves are whole in memory, where they survive this process. Raises
         NebulaConfigError for the tag of a `with` block that this thread is in.
