@@ -1,7 +1,6 @@
 /*
- * The power goes at every moment of removing a version, of writing its tag again, and of a sweep: the newest version that can be loaded is
- * the one that was called durable last or a whole one after it, what was removed does not come back, and the next start leaves nothing of
- * either.
+ * The power fails at every moment of removing a version, of writing its tag again, and of a sweep. The newest version that can be
+ * loaded is the last durable one, or a complete one after it. Removed versions do not come back. The next start leaves no debris.
  */
 #include "agent/agent_catalogue.h"
 #include "agent/restore/restore.h"

@@ -1,7 +1,7 @@
 /*
- * On an object store each request of writing a version, writing it again, removing it and finding it fails once, or all of them do from
- * there on, or a write is done and its answer gets lost. Whatever happens, what was durable before can be loaded, nothing is half, the next
- * try ends what was begun, and a sweep leaves nothing of what was not.
+ * On an object store, each request of writing, rewriting, removing and finding a version fails once, or all from there on fail, or a
+ * write succeeds and its answer gets lost. Afterwards earlier durable versions can be loaded, no version is incomplete, the next try
+ * succeeds, and a sweep leaves no debris.
  */
 #include "agent/agent_catalogue.h"
 #include "agent/restore/restore.h"

@@ -1,6 +1,7 @@
 /*
- * Two nodes write one version together, and each of their requests to an object store fails once, or is done and its answer gets lost.
- * Both end with the version durable and whole. When the tag is written again it is the older or the newer version all the time.
+ * Two nodes write one version together. Each of their requests to an object store fails once, or succeeds and its answer gets lost.
+ * Both nodes end with the version durable and complete. When the tag is written again, it is the older or the newer version at every
+ * moment.
  */
 #include "agent/agent_catalogue.h"
 #include "agent/commit/world.h"

@@ -1,4 +1,4 @@
-/* What a store in the cloud sends, and what people write: listings, URLs, names of blobs, connection strings. */
+/* Reads hostile listings of object stores, and texts that users write: URLs, names of blobs, connection strings. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /*
- * Records, manifests, removals and what agents tell each other, from hostile bytes: as they come, and sealed again, so that mutations get behind the
- * checksum. Names of objects likewise.
+ * Reads hostile bytes as records, manifests, removals, node documents and object names: once unchanged, and once sealed again, so
+ * that mutations pass the checksum.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Reads hostile bytes as a file of torch.save: each tensor that is listed can be read to its last element. */
+/* Reads hostile bytes as a file of torch.save: every element of each listed tensor can be read. */
 #include <stdlib.h>
 
 #include "image/torch_pickle.h"

@@ -1,10 +1,9 @@
 /*
- * replay.c - a stand-in for libFuzzer where the compiler has none.
+ * replay.c - replaces libFuzzer if the compiler has none.
  *
- * replay CORPUS_DIRECTORY [RUNS]: gives every file of the directory to
- * LLVMFuzzerTestOneInput, then RUNS mutations of them. The mutations depend on
- * nothing but the files' names and bytes, so a failure comes back on the next run; its
- * input is written to crash-replay before the process dies of a signal.
+ * replay CORPUS_DIRECTORY [RUNS]: gives every file of the directory to LLVMFuzzerTestOneInput, then RUNS mutations of them. The
+ * mutations depend only on the files' names and bytes, so the next run repeats a failure. Its input is written to crash-replay
+ * before a signal ends the process.
  */
 #include <dirent.h>
 #include <signal.h>

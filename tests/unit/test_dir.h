@@ -1,6 +1,4 @@
-/*
- * test_dir.h - a directory of its own for a test, below $TMPDIR or /tmp.
- */
+/* test_dir.h - a directory for one test, below $TMPDIR or /tmp. */
 #ifndef NB_TESTS_TEST_DIR_H
 #define NB_TESTS_TEST_DIR_H
 

@@ -1,6 +1,6 @@
 /*
- * agent_client.h - a trainer as the agent sees it, for tests: raw requests over
- * the real socket, and an agent to talk to, on threads or as a process to kill.
+ * agent_client.h - a trainer for tests of the agent: raw requests over the real socket, and an agent to talk to, on threads or as a
+ * process to kill.
  */
 #ifndef NB_TESTS_AGENT_CLIENT_H
 #define NB_TESTS_AGENT_CLIENT_H

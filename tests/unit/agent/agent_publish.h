@@ -1,6 +1,6 @@
 /*
- * agent_publish.h - what the tests of publishing share: a bench (agent_catalogue.h) whose versions are published
- * below `out`, and one letter for what is found there.
+ * agent_publish.h - shared by the tests of publishing: a bench (agent_catalogue.h) whose versions are published below `out`, and a
+ * letter that describes the published files.
  */
 #ifndef NB_TESTS_AGENT_PUBLISH_H
 #define NB_TESTS_AGENT_PUBLISH_H

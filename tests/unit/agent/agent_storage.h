@@ -1,9 +1,9 @@
 /*
- * agent_storage.h - the storage of a test: a directory, or objects of the driver `mem` where NEBULA_TEST_STORE is "mem". The tests that
- * meson.build lists as storage tests run with both. A test that needs files says so (NEEDS_FILES), and is skipped on mem.
+ * agent_storage.h - the storage of a test: a directory, or objects of the driver `mem` if NEBULA_TEST_STORE is "mem". The tests that
+ * meson.build lists as storage tests run with both. A test that needs files declares NEEDS_FILES, and is skipped on mem.
  *
- * A mem:// URL names the same objects for every agent of the process, as long as the process lives. So agents that share one have to run in
- * it.
+ * A mem:// URL names the same objects for every agent of the process, as long as the process lives. So agents that share a URL must
+ * run in one process.
  */
 #ifndef NB_TESTS_AGENT_STORAGE_H
 #define NB_TESTS_AGENT_STORAGE_H

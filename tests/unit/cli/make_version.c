@@ -5,9 +5,9 @@
  *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
- * generation) and "b" (3 values). --raw NAME adds a file that is no zip, --file one with the
- * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over what it does
- * not write. --waits ends at the manifest, as an agent that dies there: TAG/NAME shows the version before still.
+ * generation) and "b" (3 values). --raw NAME adds a file that is not a zip. --file adds a file with the
+ * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over the files that it does
+ * not write. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the version before.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /*
  * save_versions - a trainer for tests: saves global_step1 ... global_stepN through the library, waits until they are
- * committed, and dies without a word.
+ * committed, and dies without closing its session.
  *
  *      save_versions NEBULA_COMMAND PERSIST_PATH|- INTERVAL_SECONDS N [FILE]
  *
- * With FILE that is the file's name, and it says "saved" and lives until its standard input ends.
+ * FILE: the file's name. With FILE the program prints "saved" and lives until its standard input ends.
  */
 #include <stdio.h>
 #include <stdlib.h>

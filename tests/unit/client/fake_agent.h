@@ -1,6 +1,6 @@
 /*
  * fake_agent.h - an agent for tests of the client: the whole protocol in
- * memory, with a script of what goes wrong.
+ * memory, with faults that the test chooses.
  *
  *      fake_start();               listens in $NEBULA_RUNTIME_DIR
  *      fake_dies_at(IPC_IMAGE, 1); the next such request kills the agent, and another takes its place

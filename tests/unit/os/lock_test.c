@@ -1,4 +1,4 @@
-/* The order of locks, and that files are not written under one of them. Each violation is that of a child, which it ends. */
+/* The order of locks, and the lock under which no files may be written. A child process makes each violation and is ended by it. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

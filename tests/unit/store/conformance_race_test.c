@@ -1,4 +1,4 @@
-/* The promises of store.h about many that work at the same time, on every kind of store. */
+/* The promises of store.h about concurrent callers, on every kind of store. */
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-/* The promises of store.h about objects, on every kind of store. Lists and races have tests of their own. */
+/* The promises of store.h about objects, on every kind of store. Lists and races have their own tests. */
 #include <pthread.h>
 
 #include "kinds.h"

@@ -1,4 +1,4 @@
-/* Requests to storage are counted by kind, operation and outcome, and a store that is not counted is not. */
+/* Requests to storage are counted by kind, operation and outcome; requests to other stores are not. */
 #include <string.h>
 
 #include "store/counts.h"

@@ -1,4 +1,4 @@
-/* Manifests and removals as texts: what is written is read again, what is not sound is refused. */
+/* Manifests and removals as texts: a written text can be read, an unsound one is refused. */
 #include "base/error.h"
 #include "golden.h"
 #include "store/manifest.h"

@@ -1,6 +1,4 @@
-/*
- * golden.h - documents for tests: those of tests/golden, and texts that a test seals itself.
- */
+/* golden.h - documents for tests: those of tests/golden, and texts that a test seals. */
 #ifndef NB_TESTS_UNIT_STORE_GOLDEN_H
 #define NB_TESTS_UNIT_STORE_GOLDEN_H
 

@@ -1,6 +1,6 @@
 /*
- * kinds.h - how to open an empty store of each kind. The tests that include it run each promise of store.h on every kind: a driver joins
- * by a line in `kinds`.
+ * kinds.h - opens an empty store of each kind. The including tests run each promise of store.h on every kind. A new driver needs a
+ * line in `kinds`.
  */
 #ifndef NB_TESTS_UNIT_STORE_KINDS_H
 #define NB_TESTS_UNIT_STORE_KINDS_H

@@ -1,6 +1,6 @@
 /*
- * Large versions. Of 300,000 files anything that costs the square, 45,000,000,000 comparisons, takes longer than this test may. The order in the
- * manifest is not that of the record, and the ranks change from file to file: a hostile document can be like this.
+ * Large versions. With 300,000 files, a step that takes quadratic time (45,000,000,000 comparisons) exceeds the time of this test.
+ * The manifest has another order than the record, and the rank changes from file to file, as in a hostile document.
  */
 #include <malloc.h>
 

@@ -1,4 +1,4 @@
-/* Where the objects of a version lie, and what an object is by its key: both follow from names alone. */
+/* The keys of a version's objects, and the kind of an object by its key: both follow from names alone. */
 #include "store/document.h"
 #include "store/manifest_private.h"
 #include "store/tag_log.h"

@@ -1,4 +1,4 @@
-/* A version in storage: its manifest and records are loaded, its files read and checked, and damage is told where it is. */
+/* A version in storage: loads its manifest and records, reads and checks its files, and reports the place of damage. */
 #include "versions.h"
 #include "watched.h"
 

@@ -1,4 +1,4 @@
-/* What callers meet where storage is slow, busy, out of order, or lists what was. */
+/* The driver `mem` as slow, busy, unordered or stale storage. */
 #include "store/store_mem.h"
 #include "tap.h"
 

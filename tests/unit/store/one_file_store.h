@@ -1,6 +1,4 @@
-/*
- * one_file_store.h - for tests of what is the file driver's own: a store below a directory in which a test can do what other programs do.
- */
+/* one_file_store.h - for tests of the file driver alone: a store below a directory in which a test acts as another program. */
 #ifndef NB_TESTS_UNIT_STORE_ONE_FILE_STORE_H
 #define NB_TESTS_UNIT_STORE_ONE_FILE_STORE_H
 

@@ -1,4 +1,4 @@
-/* The record of a node as a text: what is written is read again, what does not add up is refused. */
+/* The record of a node as a text: a written text can be read, an inconsistent one is refused. */
 #include "golden.h"
 #include "store/manifest.h"
 

@@ -1,4 +1,7 @@
-/* A version is removed: an entry of the log first, then what was there before it, and nothing else; whatever is interrupted is ended later. */
+/*
+ * A removal makes an entry of the log first, and then removes only the objects that were there before it. A later call completes an
+ * interrupted one.
+ */
 #include "versions.h"
 #include "watched.h"
 

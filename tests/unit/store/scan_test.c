@@ -1,4 +1,4 @@
-/* All versions of a storage path, while others come and go; and what is none of them. */
+/* Scans of a storage path while versions come and go, and entries that are not versions. */
 #include <unistd.h>
 
 #include "store/manifest_private.h"

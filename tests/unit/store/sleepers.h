@@ -1,8 +1,8 @@
 /*
- * sleepers.h - programs that use one store at the same time, of which one is awake: each falls asleep before a call of its choice.
+ * sleepers.h - programs that use one store together. Only one is awake at a time; each sleeps before a call that the test chooses.
  *
- *      sleepers_begin(programs, count)   the store's calls pass here (watched.h); all programs sleep before their first call
- *      sleeper_let(&programs[0], 3)      the first makes three calls; true: it has ended
+ *      sleepers_begin(programs, count)   the store's calls go through watched.h; all programs sleep before their first call
+ *      sleeper_let(&programs[0], 3)      the first program makes three calls; true: it has ended
  *      sleepers_end(programs, count)     all have ended
  */
 #ifndef NB_TESTS_SLEEPERS_H

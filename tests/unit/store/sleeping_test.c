@@ -1,7 +1,7 @@
 /*
- * Writers, removers and sweeps of one tag, of which each may sleep before any of its calls for as long as it likes, while the others go
- * on. What a writer has called durable stays whole and the newest, unless a removal was meant for it or a run that came after
- * its own has written the tag again. tests/model/storage_model.py explores the same as a model, this the functions themselves.
+ * Writers, removers and sweeps of one tag. Each may sleep before any of its calls for any time, while the others go on. A version
+ * that a writer has called durable stays complete and the newest, unless a removal was meant for it, or a later run has written the
+ * tag again. tests/model/storage_model.py explores a model of this; this test runs the functions themselves.
  */
 #include "sleepers.h"
 #include "versions.h"

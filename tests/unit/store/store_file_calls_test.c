@@ -1,4 +1,4 @@
-/* What the file driver does where calls are missing, answers get lost, or another process comes between two of its calls. */
+/* The file driver if system calls are missing, answers get lost, or another process acts between two of its calls. */
 #include <errno.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-/* Bytes that a file shares with another one, where the file system can do that, and where it fails in the middle. */
+/* Bytes that a file shares with another one, on file systems that can do that, and on those that fail in the middle. */
 #include <errno.h>
 
 #include "one_file_store.h"

@@ -1,4 +1,4 @@
-/* What is the file driver's own: links, directories, temporary files, mounts, and calls that a file system does not have. */
+/* Behaviour of the file driver alone: links, directories, temporary files, mounts, and calls that a file system lacks. */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>

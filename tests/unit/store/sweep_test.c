@@ -1,4 +1,7 @@
-/* Debris of interrupted writings goes once all of it is old; whatever an entry of a log names stays, and so does what is not Nebula's. */
+/*
+ * A sweep removes the debris of interrupted writings once all of it is old. Objects that a log entry names stay, and so do other
+ * programs' objects.
+ */
 #include "versions.h"
 #include "watched.h"
 

@@ -1,4 +1,4 @@
-/* The log of one tag: entries are created and never replaced, the largest number decides, and numbers go on. */
+/* The log of one tag: entries are created and never replaced, the largest number decides, and numbers continue after a removal. */
 #include "golden.h"
 #include "versions.h"
 #include "watched.h"

@@ -1,7 +1,7 @@
 /*
- * versions.h - versions in a store, for tests: written one step at a time, in the order of docs/formats.md, as an agent of one node does it.
+ * versions.h - versions for tests of stores. A writer writes one step at a time, in the order of docs/formats.md, as one node's agent does.
  *
- *      ON_EACH_STORE(promise) { ... }          a test that runs on files and on mem, and finds `store` (kinds.h) empty
+ *      ON_EACH_STORE(promise) { ... }          a test that runs on files and on mem, each time with an empty `store` (kinds.h)
  *      struct writer writer = { .tag = "t", .run = "a", .names = { "x", "y" } };
  *      while (writer_goes_on(&writer)) writer_step(&writer);
  *      writer_done(&writer);

@@ -1,4 +1,4 @@
-/* What follows a commit (manifest_publish): <tag>/<name> shows the committed bytes, and what only the version before had goes. */
+/* manifest_publish after a commit: <tag>/<name> gets the committed bytes, and objects that only the version before had are removed. */
 #include "versions.h"
 #include "watched.h"
 

@@ -1,13 +1,13 @@
 /*
- * watched.h - a store whose calls a test counts, lets fail, answers wrongly, or holds up while another program goes on.
+ * watched.h - a store whose calls a test counts, makes fail, answers wrongly, or delays while another program goes on.
  *
- *      watched_begin(store)    from now on each call passes here
- *      watched.fail_at = 3     the third call does nothing and fails; `goes_on`: those after it too, as if the program had died
- *      watched.lose_at = 3     the third call is done, and its answer gets lost
+ *      watched_begin(store)    from now on each call goes through this file
+ *      watched.fail_at = 3     the third call fails without effect; `goes_on`: so do the later ones, as if the program had died
+ *      watched.lose_at = 3     the third call succeeds, but its answer gets lost
  *      watched.before = f      f runs before each call, and in the middle of a copy
  *      watched_end(store)
  *
- * A removal of several objects is one call for each of them. A copy is a read and a write, as of a server that does not look twice.
+ * A removal of several objects counts as one call per object. A copy is a read and a write; another program may act between them.
  */
 #ifndef NB_TESTS_WATCHED_H
 #define NB_TESTS_WATCHED_H

@@ -1,4 +1,4 @@
-/* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
+/* A world of two ranks whose launchers say of each rank that it is alone on its node. Whether that is true decides how they commit. */
 #include "agent/agent_client.h"
 #include "store/announce.h"
 #include "store/manifest.h"

@@ -1,4 +1,4 @@
-/* Small files of the memory directory: their order, what fails, and who waits for them. */
+/* Small files of the memory directory: their order, their failures, and the threads that wait for them. */
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"

@@ -1,4 +1,4 @@
-/* Copies that are kept for other nodes, and their budget. */
+/* Copies that an agent keeps for other nodes, and their budget. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

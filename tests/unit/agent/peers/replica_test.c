@@ -1,4 +1,4 @@
-/* To whom copies are sent. */
+/* The choice of the nodes that get copies. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-/* Bytes that an earlier version has in storage already: they are not sent again, and each version is whole all the same. */
+/* Bytes that storage already has from an earlier version are not sent again, and each version is complete. */
 #include <errno.h>
 
 #include "agent/agent_client.h"

@@ -1,4 +1,4 @@
-/* The requests of the ADLS driver, and the paths that it takes. */
+/* The requests of the ADLS driver, and the paths that it accepts. */
 #include "store/adls/adls_private.h"
 #include "store/http/server.h"
 #include "tap.h"

@@ -1,4 +1,4 @@
-/* kinds_adls.h - Azure Data Lake Storage for the tests that every kind of store has to pass (kinds.h), on tests/servers/dfs.py. */
+/* kinds_adls.h - Azure Data Lake Storage for the tests that run on every kind of store (kinds.h), on tests/servers/dfs.py. */
 #ifndef NB_TESTS_STORE_KINDS_ADLS_H
 #define NB_TESTS_STORE_KINDS_ADLS_H
 

@@ -1,4 +1,4 @@
-/* The ways to prove who asks, on an emulator that takes TLS only and checks what it is shown (scripts/azurite.sh run --tls). */
+/* The kinds of credentials, on an emulator that takes TLS only and checks them (scripts/azurite.sh run --tls). */
 #include "base/error.h"
 #include "os/os.h"
 #include "store/azure/azure_private.h"

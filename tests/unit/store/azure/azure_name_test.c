@@ -1,4 +1,4 @@
-/* What the Azure driver makes of names, URLs, settings and requests, without a server. */
+/* The Azure driver's parsing of names, URLs and settings, and its requests, without a server. */
 #include "store/azure/azure_private.h"
 #include "tap.h"
 

@@ -1,6 +1,4 @@
-/*
- * fake_azure.h - as much of Azure Blob Storage as the driver uses, on the tests' server, with faults at will (faults.h).
- */
+/* fake_azure.h - the part of Azure Blob Storage that the driver uses, on the tests' server, with simulated faults (faults.h). */
 #ifndef NB_TESTS_STORE_FAKE_AZURE_H
 #define NB_TESTS_STORE_FAKE_AZURE_H
 

@@ -1,5 +1,5 @@
 /*
- * kinds_azure.h - Azure Blob Storage for the tests that every kind of store has to pass (kinds.h). AZURE_STORAGE_CONNECTION_STRING names
+ * kinds_azure.h - Azure Blob Storage for the tests that run on every kind of store (kinds.h). AZURE_STORAGE_CONNECTION_STRING names
  * the account: scripts/azurite.sh runs a test with an emulator.
  */
 #ifndef NB_TESTS_STORE_KINDS_AZURE_H

@@ -1,4 +1,4 @@
-/* The requests of the Google driver, and the ways to prove who asks. */
+/* The requests of the Google driver, and its credentials. */
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-/* kinds_gs.h - Google Cloud Storage for the tests that every kind of store has to pass (kinds.h), on tests/servers/gs.py. */
+/* kinds_gs.h - Google Cloud Storage for the tests that run on every kind of store (kinds.h), on tests/servers/gs.py. */
 #ifndef NB_TESTS_STORE_KINDS_GS_H
 #define NB_TESTS_STORE_KINDS_GS_H
 

@@ -1,4 +1,4 @@
-/* faults.h - what a server of the tests does wrong at will. Unlike an emulator it loses answers and changes bytes. */
+/* faults.h - the faults that a test's server simulates. Unlike an emulator it loses answers and changes bytes. */
 #ifndef NB_TESTS_STORE_FAULTS_H
 #define NB_TESTS_STORE_FAULTS_H
 

@@ -1,6 +1,6 @@
 /*
- * No secret stays in memory that the drivers give back. The program is linked with allocation functions of its own (--wrap): each block that
- * this thread frees, also by growing it, is searched first.
+ * No secret stays in memory that the drivers free. The program is linked with its own allocation functions (--wrap): each block that
+ * this thread frees or grows is searched first.
  */
 #include <malloc.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* The transport against a server that does what the test says. */
+/* The transport against a server that answers as the test says. */
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-/* How an object with a source is cut into parts. */
+/* The parts of an object with a source. */
 #include <string.h>
 
 #include "store/object/object.h"

@@ -1,4 +1,7 @@
-/* referring.h - uploads whose object has bytes of another one, for the tests of drivers. They have `store` and `error`. */
+/*
+ * referring.h - uploads of objects that have bytes of another object, for the tests of drivers. The including test has `store` and
+ * `error`.
+ */
 #ifndef NB_TESTS_STORE_REFERRING_H
 #define NB_TESTS_STORE_REFERRING_H
 

@@ -1,11 +1,11 @@
 /*
- * server.h - an HTTP server in the test's own process, which does with each request what the test says, faults included.
+ * server.h - an HTTP server in the test's own process. The test decides its answer to each request, faults included.
  *
  *      struct server *server = server_start(handler, argument, false);
  *      ... requests to 127.0.0.1, port server_port(server) ...
  *      server_stop(server);
  *
- * Each connection has a thread. The handler runs on it, for one request after the other.
+ * Each connection has a thread, on which the handler runs for one request at a time.
  */
 #ifndef NB_TESTS_STORE_SERVER_H
 #define NB_TESTS_STORE_SERVER_H

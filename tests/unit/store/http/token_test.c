@@ -1,4 +1,4 @@
-/* Tokens that a process shares: one thread fetches, and the others do not wait without need. */
+/* Tokens that a process shares: one thread fetches, and the others wait only if they must. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* fake_s3.h - as much of S3 as the driver uses, on the tests' server, with faults at will (faults.h). */
+/* fake_s3.h - the part of S3 that the driver uses, on the tests' server, with simulated faults (faults.h). */
 #ifndef NB_TESTS_STORE_FAKE_S3_H
 #define NB_TESTS_STORE_FAKE_S3_H
 

@@ -1,5 +1,5 @@
 /*
- * kinds_s3.h - S3 for the tests that every kind of store has to pass (kinds.h). The environment names the server, the keys, and a bucket
+ * kinds_s3.h - S3 for the tests that run on every kind of store (kinds.h). The environment names the server, the keys, and a bucket
  * "nebula": scripts/moto.sh runs a test with such a server.
  */
 #ifndef NB_TESTS_STORE_KINDS_S3_H

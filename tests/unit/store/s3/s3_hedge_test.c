@@ -1,4 +1,4 @@
-/* A large object whose ranges come slowly: what the driver asks for twice, and which answer counts. */
+/* A large object with slow ranges: the requests that the driver repeats, and the answer that counts. */
 #include <pthread.h>
 #include <stdatomic.h>
 

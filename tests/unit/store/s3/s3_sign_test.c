@@ -1,4 +1,4 @@
-/* What the S3 driver signs, against the examples that Amazon publishes, and the URLs, regions and keys that it finds. */
+/* The S3 driver's signatures, against Amazon's published examples, and the URLs, regions and keys that it finds. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
