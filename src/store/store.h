@@ -32,6 +32,10 @@
  *      remove    removes objects, durably. If a victim has a stamp, an object with another stamp stays, and this is no failure. An absent
  *                object is no failure. If objects are files, directories that become empty are removed, too. After a failure some
  *                victims may be gone.
+ *      sweep     ends interrupted uploads, which lists do not show. `limit` says of each key until when, by the store's clock, an abandoned
+ *                upload of it may have been touched. The beginning of an upload and each part touch it. The uploads of one tag, or of one
+ *                write, are ended together or not at all. A writer that continues an upload that was ended fails, and writes nothing.
+ *                NULL: the service ends such uploads by itself, or lists show them.
  *      clock     gives the store's time, to compare with time_ns of entries. Never compare those with this machine's clock. Some stores
  *                count in whole seconds.
  *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
@@ -159,6 +163,9 @@ struct store_object {
 typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
                                        struct nebula_error *error);
 
+/* The latest time, in ns by the store's clock, at which an abandoned upload of that key was touched. INT64_MIN: the upload stays. */
+typedef int64_t store_sweep_limit(void *argument, const char *key);
+
 /* For people. */
 struct store_reach {
         char credential[240]; /* which one is used, and its origin */
@@ -188,6 +195,7 @@ struct store_ops {
                                    struct nebula_error *error);
         enum nebula_status (*stat)(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
         enum nebula_status (*remove)(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
+        enum nebula_status (*sweep)(struct store *store, store_sweep_limit *limit, void *argument, size_t *ret_count, struct nebula_error *error);
         enum nebula_status (*clock)(struct store *store, int64_t *ret_ns, struct nebula_error *error);
         enum nebula_status (*copy)(struct store *store, const char *from, const char *to, enum store_condition condition,
                                    struct nebula_error *error);

@@ -17,6 +17,8 @@
 #include "store/manifest_private.h"
 #include "store/tag_log.h"
 
+#define UPLOAD_REST_NS (7 * 86400 * INT64_C(1000000000)) /* of one that another program may have begun */
+
 struct sweeping {
         struct store *store;
         char tag[256], directory[256];
@@ -243,6 +245,38 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
         return status;
 }
 
+/* Until when an upload was touched that counts as abandoned. */
+struct upload_limits {
+        int64_t before_ns, rested_ns;
+};
+
+/* A key in place can be of another program's upload, which may rest for long. */
+static int64_t upload_limit(void *argument, const char *key)
+{
+        const struct upload_limits *limits = argument;
+        const char *slash = strchr(key, '/'), *private = slash && !strncmp(slash + 1, MANIFEST_DIRECTORY "/", strlen(MANIFEST_DIRECTORY) + 1)
+                                                                 ? slash + strlen(MANIFEST_DIRECTORY) + 2 : NULL;
+
+        if (store_is_temporary(key) || (private && manifest_entry(private).kind == ENTRY_APART))
+                return limits->before_ns;
+        return slash && !strchr(slash + 1, '/') && *key != '.' ? limits->rested_ns : INT64_MIN;
+}
+
+static enum nebula_status sweep_uploads(struct store *store, int64_t before_ns, int64_t age_ns, size_t *removed, struct nebula_error *error)
+{
+        struct upload_limits limits = { before_ns, before_ns };
+        size_t ended = 0;
+        enum nebula_status status;
+
+        if (!store->ops->sweep)
+                return NEBULA_OK;
+        if (age_ns < UPLOAD_REST_NS)
+                limits.rested_ns = before_ns + age_ns - UPLOAD_REST_NS;
+        status = store->ops->sweep(store, upload_limit, &limits, &ended, error);
+        *removed += ended;
+        return status;
+}
+
 static enum nebula_status before(struct store *store, int64_t age_ns, int64_t *ret_before_ns, struct nebula_error *error)
 {
         enum nebula_status status = store->ops->clock(store, ret_before_ns, error);
@@ -288,6 +322,8 @@ enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *r
                 }
         }
         store_list_done(&list);
+        if (!status)
+                status = sweep_uploads(store, before_ns, age_ns, &removed, error);
         if (!status)
                 status = index_sweep(store, before_ns, error);
         if (!status)

@@ -45,6 +45,10 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode((crc ^ 0xFFFFFFFF).to_bytes(4, "big")).decode()
 
 
+def when(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:23] + "Z"
+
+
 class Object(NamedTuple):
     data: bytes
     generation: int
@@ -55,6 +59,7 @@ class Object(NamedTuple):
 class Google(Handler):
     objects: dict[str, Object] = {}
     uploads: dict[str, tuple[str, str, dict[int, bytes]]] = {}
+    begun: dict[str, float] = {}  # uploads, and number/part of each part
     numbers = iter(range(1700000000000000, 1 << 62))
 
     def error(self, status: int, code: str) -> None:
@@ -66,7 +71,7 @@ class Google(Handler):
     def do(self) -> None:
         self.check_signature()
         if self.where.rstrip("/") == BUCKET.rstrip("/"):
-            return self.list()
+            return self.list_uploads() if "uploads" in self.query else self.list()
         if not self.where.startswith(BUCKET):
             raise Refused(404, "NoSuchBucket")
         name = self.where.removeprefix(BUCKET)
@@ -185,6 +190,7 @@ class Google(Handler):
     def begin(self, name: str) -> None:
         number = f"upload/{next(self.numbers)}"
         self.uploads[number] = (name, self.headers.get("x-goog-meta-nebula", ""), {})
+        self.begun[number] = time.time()
         body = f"<InitiateMultipartUploadResult><Bucket>nebula</Bucket><UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
         self.reply(200, body.encode())
 
@@ -198,11 +204,14 @@ class Google(Handler):
         if self.command == "DELETE":
             del self.uploads[number]
             return self.reply(204)
+        if self.command == "GET":
+            return self.list_parts(number, parts)
         if self.command == "PUT":
             part = int(self.query["partNumber"])
             if not 1 <= part <= 10000:
                 raise Refused(400, "InvalidArgument")
             parts[part] = self.body
+            self.begun[f"{number}/{part}"] = time.time()
             return self.reply(200, ETag=f'"{hashlib.md5(self.body).hexdigest()}"')
         space = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
         listed = [
@@ -219,6 +228,26 @@ class Google(Handler):
         self.store(name, b"".join(parts[part] for part, _ in listed), writer)
         self.reply(200, b"<CompleteMultipartUploadResult/>")
 
+    def list_parts(self, number: str, parts: dict[int, bytes]) -> None:
+        after = int(self.query.get("part-number-marker", 0))
+        first, *more = [*(part for part in sorted(parts) if part > after), None][:2] or [None]
+        body = f"<Part><PartNumber>{first}</PartNumber><LastModified>{when(self.begun[f'{number}/{first}'])}</LastModified></Part>" if first else ""
+        body += f"<NextPartNumberMarker>{first}</NextPartNumberMarker><IsTruncated>true</IsTruncated>" if first and more[0] else ""
+        self.reply(200, f"<ListPartsResult><Bucket>nebula</Bucket>{body}</ListPartsResult>".encode())
+
+    def list_uploads(self) -> None:
+        """One upload in each answer, so that a client has to go on."""
+        prefix, after = self.query.get("prefix", ""), (self.query.get("key-marker", ""), self.query.get("upload-id-marker", ""))
+        found = sorted((name, number) for number, (name, _, _) in self.uploads.items() if name.startswith(prefix) and (name, number) > after)
+        body = "".join(
+            f"<Upload><Key>{escape(name)}</Key><UploadId>{number}</UploadId><Initiated>{when(self.begun[number])}</Initiated></Upload>"
+            for name, number in found[:1]
+        )
+        if len(found) > 1:
+            body += f"<NextKeyMarker>{escape(found[0][0])}</NextKeyMarker><NextUploadIdMarker>{found[0][1]}</NextUploadIdMarker>"
+        body += f"<IsTruncated>{'true' if len(found) > 1 else 'false'}</IsTruncated>"
+        self.reply(200, f"<ListMultipartUploadsResult><Bucket>nebula</Bucket>{body}</ListMultipartUploadsResult>".encode())
+
     def list(self) -> None:
         prefix, cut = self.query.get("prefix", ""), self.query.get("delimiter")
         most, after = int(self.query.get("max-keys", 1000)), self.query.get("continuation-token", "")
@@ -232,14 +261,11 @@ class Google(Handler):
                 break
             count, last = count + 1, folded or name
             found = self.objects[name]
-            when = datetime.datetime.fromtimestamp(found.written, datetime.timezone.utc).strftime(
-                "%Y-%m-%dT%H:%M:%S.%f"
-            )[:23]
             body += (
                 f"<CommonPrefixes><Prefix>{escape(folded)}</Prefix></CommonPrefixes>"
                 if folded
                 else f"<Contents><Key>{escape(name)}</Key><Generation>{found.generation}</Generation><MetaGeneration>1</MetaGeneration>"
-                f'<LastModified>{when}Z</LastModified><ETag>"x"</ETag><Size>{len(found.data)}</Size></Contents>'
+                f'<LastModified>{when(found.written)}</LastModified><ETag>"x"</ETag><Size>{len(found.data)}</Size></Contents>'
             )
         more = f"<NextContinuationToken>{escape(next_token)}</NextContinuationToken>" if next_token else ""
         head = "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'>"

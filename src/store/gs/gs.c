@@ -168,6 +168,7 @@ const struct store_ops store_gs = {
         .list = object_list,
         .stat = object_stat,
         .remove = object_remove,
+        .sweep = s3_sweep,
         .clock = object_clock,
         .copy = gs_copy,
         .free_bytes = object_free_bytes,

@@ -91,7 +91,7 @@ static void add_entry(struct listing *listing, bool is_prefix)
 }
 
 /* Parses "2009-10-12T17:50:30.000Z" to whole seconds, the resolution of an object's header. */
-static bool time_of(const char *text, int64_t *ret_seconds)
+bool object_time_of(const char *text, int64_t *ret_seconds)
 {
         struct tm tm = { 0 };
         const char *end = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
@@ -118,7 +118,7 @@ static bool take_value(struct listing *listing, const struct xml_item *item)
         } else if (is(item, listing->names->stamp)) {
                 object_etag_text(item->text, &entry->stamp);
         } else if (is(item, listing->names->time)) {
-                if (!http_date_parse(item->text, &seconds) && !time_of(item->text, &seconds))
+                if (!http_date_parse(item->text, &seconds) && !object_time_of(item->text, &seconds))
                         return false;
                 entry->time_ns = seconds * 1000000000;
         } else if (is(item, "ResourceType")) {

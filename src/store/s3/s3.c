@@ -124,6 +124,7 @@ const struct store_ops store_s3 = {
         .list = object_list,
         .stat = object_stat,
         .remove = object_remove,
+        .sweep = s3_sweep,
         .clock = object_clock,
         .copy = s3_copy,
         .free_bytes = object_free_bytes,

@@ -1,6 +1,6 @@
 /* Multipart uploads. Parts are sent from the caller's memory, several at once, each as soon as it is final. S3 does not show them. The
  * completion makes them the object, if there is none. An upload that is neither completed nor aborted stays, and costs money, until a
- * rule of the bucket removes it. */
+ * sweep or a rule of the bucket ends it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,7 +81,10 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
         if (status)
                 return status;
         object_etag(&response, &ret_part->etag);
-        if (response.status != 200)
+        if (response.status == 404 && s3_is_code(&response, "NoSuchUpload"))
+                status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: a sweep, or a rule of the bucket, has ended its upload",
+                                   store->store.root, key);
+        else if (response.status != 200)
                 status = store->service->fail(store, OBJECT_WRITE, key, &response, error);
         else if (!*ret_part->etag.text)
                 status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: the answer names no ETag", store->store.root, key);

@@ -11,6 +11,7 @@
  *      s3_fail.c        messages about its failure
  *      s3_copy.c        copies inside the store
  *      s3_multipart.c   multipart uploads
+ *      s3_sweep.c       uploads that an agent left which died
  */
 #ifndef NB_STORE_S3_S3_PRIVATE_H
 #define NB_STORE_S3_S3_PRIVATE_H
@@ -104,6 +105,9 @@ extern const struct object_steps s3_steps;
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error);
 void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);
+
+/* s3_sweep.c: an operation */
+enum nebula_status s3_sweep(struct store *store, store_sweep_limit *limit, void *argument, size_t *ret_count, struct nebula_error *error);
 
 /* s3_copy.c */
 enum nebula_status s3_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);

@@ -543,6 +543,79 @@ static void a_listing_is_read_as_s3_writes_it(void)
         end();
 }
 
+/* Uploads of four tags. Those of `old` rest since 1994. Of `busy`, a part of one came lately, and of `new` one was begun lately. */
+struct listed {
+        char ended[1000]; /* targets of aborts */
+        unsigned lists, refusal;
+        bool has_gone; /* one of `old` ends at this moment */
+};
+
+#define UPLOAD(key, id, begun) "<Upload><Key>run/" key "</Key><UploadId>" id "</UploadId><Initiator><ID>x</ID></Initiator><Initiated>" begun "T08:49:37.000Z</Initiated></Upload>"
+#define LIST(more, body) "<ListMultipartUploadsResult><Bucket>data</Bucket>" more body "</ListMultipartUploadsResult>"
+
+static void serve_listed(struct server_call *call, void *argument)
+{
+        struct listed *listed = argument;
+        size_t used = strlen(listed->ended);
+
+        if (listed->refusal) {
+                server_say(call, (int)listed->refusal, "", "<Error><Code>AccessDenied</Code></Error>");
+        } else if (!strcmp(call->method, "DELETE")) {
+                snprintf(listed->ended + used, sizeof listed->ended - used, "%s ", call->target);
+                server_say(call, 204, "", "");
+        } else if (strstr(call->target, "uploads=") || strstr(call->target, "?uploads")) {
+                listed->lists++;
+                server_say(call, 200, "", strstr(call->target, "key-marker=run%2Fold%2Fb") && strstr(call->target, "upload-id-marker=2")
+                                                  ? LIST("<IsTruncated>false</IsTruncated>", UPLOAD("new/b", "6", "2030-01-01") UPLOAD("busy/b", "4", "1994-11-06") UPLOAD("other/b", "7", "1994-11-06"))
+                                                  : LIST("<IsTruncated>true</IsTruncated><NextKeyMarker>run/old/b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker>",
+                                                         UPLOAD("old/b", "2", "1994-11-06") UPLOAD("busy/a", "3", "1994-11-06") UPLOAD("old/a", "1", "1994-11-06") UPLOAD("new/a", "5", "1994-11-06")));
+        } else if (listed->has_gone && strstr(call->target, "uploadId=2")) {
+                server_say(call, 404, "", "<Error><Code>NoSuchUpload</Code></Error>");
+        } else {
+                server_say(call, 200, "", strstr(call->target, "uploadId=4") && !strstr(call->target, "part-number-marker=1")
+                                                  ? "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>1</NextPartNumberMarker><Part><LastModified>1994-11-06T09:00:00.000Z</LastModified></Part></ListPartsResult>"
+                                          : strstr(call->target, "uploadId=4")
+                                                  ? "<ListPartsResult><IsTruncated>false</IsTruncated><Part><LastModified>2030-01-01T00:00:00.000Z</LastModified></Part></ListPartsResult>"
+                                                  : "<ListPartsResult><IsTruncated>false</IsTruncated></ListPartsResult>");
+        }
+}
+
+static int64_t limit_2020(void *argument, const char *key)
+{
+        return strncmp(key, "other/", 6) ? INT64_C(1577836800) * 1000000000 : INT64_MIN;
+}
+
+static void a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest(void)
+{
+        struct listed listed = { .has_gone = true };
+        size_t count = 99;
+
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        server = server_start(serve_listed, &listed, false);
+        set_endpoint();
+        open_store();
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 0 && !*listed.ended && listed.lists == 2);
+        listed.has_gone = false;
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 2 && !strcmp(listed.ended, "/data/run/old/a?uploadId=1 /data/run/old/b?uploadId=2 "));
+        listed.refusal = 403;
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 0);
+        listed.refusal = 400;
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_STORAGE);
+        end();
+}
+
+static void a_part_of_an_upload_that_was_ended_can_be_tried_again_later(void)
+{
+        struct object_part part;
+
+        begin(NULL, NULL);
+        CHECK(s3_multipart_send((struct object_store *)store, "m.pt", "up-99", 0, "bytes", 5, &part, NULL, &error) == NEBULA_STORAGE);
+        CHECK(strstr(error.message, "has ended its upload") && store_class(&error) == STORE_LATER);
+        end();
+}
+
 /* What lends keys: each time with the next number. It remembers the requests. */
 struct lender {
         char heads[8][2048], body[4096];
@@ -768,5 +841,5 @@ TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whos
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(other_bytes_of_a_source_are_found_by_the_sum_of_the_whole), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
-         TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
+         TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
