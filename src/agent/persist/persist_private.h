@@ -97,6 +97,8 @@ void plan_find_sources(struct catalogue *catalogue, struct store *store, struct 
 /* Whether the chunk at that offset has the same bytes in the file's source. */
 bool plan_source_has(const struct plan_file *file, uint64_t offset, uint64_t crc64);
 void plan_drop_source(struct plan_file *file);
+/* The files are in storage: how much they had in common with their sources decides when sources are looked for again. Lock held. */
+void plan_tell_common(struct job *job, const struct plan *plan);
 
 /* Files that are mapped at a time: the kernel gives a process some 65,000 mappings (vm.max_map_count). */
 #define PERSIST_BATCH 1024u

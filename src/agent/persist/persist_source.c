@@ -12,6 +12,8 @@
 #define SOURCE_MIN (2 * IMAGE_CHUNK_BYTES) /* files below it are sent: asking costs as much */
 #define RECORDS_MAX 16  /* to load; of a job whose ranks stay where they are, it is one */
 #define VERSIONS_MAX 8  /* to look through for a name: the files of a job may take turns */
+#define PAUSE_MAX 15    /* versions */
+#define COMMON_MIN 64   /* 1/64 of the bytes is worth it */
 #define ATTEMPTS_MAX 2  /* then all is sent, in case the storage takes no references and does not say so */
 
 /* Records of earlier versions, each as a manifest names it. */
@@ -122,9 +124,35 @@ static void load_record(struct store *store, struct plan *plan, struct earlier *
         record_done(&record);
 }
 
+/* Most jobs change everything at each step. Looking costs requests, and writes of sizes that are not the best, so it is done ever more seldom. */
+static bool is_to_look(struct job_persist *persist)
+{
+        if (!persist->source_pause)
+                return true;
+        persist->source_pause--;
+        return false;
+}
+
+void plan_tell_common(struct job *job, const struct plan *plan)
+{
+        struct job_persist *persist = &job->persist;
+        uint64_t size = 0, referred = 0;
+
+        for (size_t i = 0; i < plan->file_count; i++) {
+                size += plan->files[i].source ? plan->files[i].size : 0;
+                referred += plan->files[i].written.referred;
+        }
+        if (!size)
+                return;
+        persist->source_vain = referred >= size / COMMON_MIN ? 0 : persist->source_vain + 1;
+        if (persist->source_vain > 1)
+                persist->source_pause = persist->source_vain > 5 ? PAUSE_MAX : (1u << (persist->source_vain - 1)) - 1;
+}
+
 void plan_find_sources(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan)
 {
         struct earlier *earlier;
+        bool looks;
 
         if (!(store->ops->features(store) & STORE_REFERS))
                 return;
@@ -132,7 +160,8 @@ void plan_find_sources(struct catalogue *catalogue, struct store *store, struct 
         if (!earlier)
                 return;
         catalogue_lock(catalogue);
-        for (size_t i = 0; i < plan->file_count && version->persist.attempt < ATTEMPTS_MAX; i++)
+        looks = version->persist.attempt < ATTEMPTS_MAX && is_to_look(&version->job->persist);
+        for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);
         catalogue_unlock(catalogue);

@@ -121,6 +121,7 @@ static void tell_written(struct catalogue *catalogue, struct version *version, c
         }
         catalogue_lock(catalogue);
         version->persist.written_bytes = written;
+        plan_tell_common(version->job, plan);
         catalogue_unlock(catalogue);
         if (written < size)
                 log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already", plan->tag,

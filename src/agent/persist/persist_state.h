@@ -33,6 +33,8 @@ struct job_persist {
         uint64_t failure_count;
         const struct version *version; /* the one that the worker is writing; NULL: none */
         bool is_busy;                  /* the worker is at work for this job */
+        uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
+        uint32_t source_pause;         /* so many versions are written before the worker looks for sources again */
         int64_t spread_start_ns;       /* when a version of several nodes was last chosen to be persisted; 0: never */
 };
 

@@ -178,6 +178,29 @@ static void a_source_that_is_gone_or_another_object_costs_nothing_but_sending(vo
         tear_down();
 }
 
+static void change_all(void)
+{
+        for (size_t i = 0; i < SIZE; i += CHUNK)
+                content[i]++;
+}
+
+/* Looking is not free: after two versions in vain the agent leaves one out, then three. */
+static void a_job_that_changes_everything_is_looked_at_ever_more_seldom(void)
+{
+        /* 'x': all of it differs from the version before; '=': nothing does; 'w': nothing does, and it is written all the same. */
+        static const char saves[] = "xxw=xxwxwww=";
+        char tag[32];
+
+        REQUIRE(set_up(77) && save_content("global_step1"));
+        for (unsigned i = 0; saves[i]; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i + 2);
+                if (saves[i] == 'x')
+                        change_all();
+                CHECK(save_content(tag) && sent_of(tag) == (saves[i] == '=' ? 0 : SIZE));
+        }
+        tear_down();
+}
+
 static void a_file_system_that_shares_no_blocks_gets_all_bytes(void)
 {
         NEEDS_FILES("blocks of files");
@@ -223,5 +246,5 @@ static void whichever_call_fails_the_version_is_whole(void)
 }
 
 TAP_MAIN(TEST(a_version_writes_what_differs_from_the_one_before), TEST(a_source_that_is_gone_or_another_object_costs_nothing_but_sending),
-         TEST(a_file_system_that_shares_no_blocks_gets_all_bytes), TEST(a_failure_before_the_publication_is_made_up_for_by_the_next_try),
+         TEST(a_job_that_changes_everything_is_looked_at_ever_more_seldom), TEST(a_file_system_that_shares_no_blocks_gets_all_bytes), TEST(a_failure_before_the_publication_is_made_up_for_by_the_next_try),
          TEST(whichever_call_fails_the_version_is_whole))
