@@ -1,1 +1,1 @@
-"""Elastic training: nodes come and go, and the job goes on (docs/elastic.md)."""
+"""Elastic training: nodes may come and go while the job goes on (docs/elastic.md)."""

@@ -1,4 +1,4 @@
-"""One job's rendezvous: its state, which torch's handler changes by compare-and-set, and what happens to it at the end."""
+"""The rendezvous of one job: torch's handler changes its state by compare-and-set, and the last node removes it at the end."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Documents, 
 __all__ = ["Backend"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
-_SKEW_S = 2.0  # stores that count in whole seconds cannot tell less
-_GONE_S = 2.0  # a request that took longer: storage was gone for a while, and the driver has repeated it
+_SKEW_S = 2.0  # seconds; a smaller difference means nothing if a store counts whole seconds
+_GONE_S = 2.0  # seconds; if a request took longer, storage was not reachable for a while and the driver repeated it
 _ABANDONED_S = 7 * 86400.0
 
 
 class Token(NamedTuple):
-    """A writing of the state, as torch's handler hands it back."""
+    """One writing of the state. torch's handler passes it back."""
 
     cell: str
-    incarnation: str  # of the job: another one begins after it was closed
+    incarnation: str  # of the job: after a job was closed, another incarnation begins
     closed_until: float | None
 
 
 class Backend(RendezvousBackend):
     """The state of one job in cells.
 
-    A closed state is kept for ``closed_ttl_s`` seconds, so that a late node of a finished job does not begin it anew. Then it counts as absent.
+    A closed state is kept for ``closed_ttl_s`` seconds, so that a late node of a finished job does not start the job again. After that
+    it counts as absent.
     """
 
     def __init__(self, name: str, cells: Cells, job: str, closed_ttl_s: float = 60.0, **options: Any) -> None:
@@ -49,14 +50,14 @@ class Backend(RendezvousBackend):
         self._ahead_s: float | None = None
         self._expired: Token | None = None
         self.incarnation = ""  # of the state that was read or written last
-        self.view: states.View | None = None  # of the node whose handler this backend serves
+        self.view: states.View | None = None  # of the node whose handler uses this backend
 
     @property
     def name(self) -> str:
         return self._name
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token, or None. Raises ``RendezvousConnectionError`` and ``RendezvousStateError``."""
+        """Returns the state and its token, or None. Raises ``RendezvousConnectionError`` and ``RendezvousStateError``."""
         found = self._read()
         if found is None:
             return None
@@ -64,7 +65,10 @@ class Backend(RendezvousBackend):
         return states.decode(document, self._ahead(), self.view), token
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Token, bool] | None:
-        """Writes if the token is that of the stored state, or None and there is none. Returns what is stored then, and whether that is ours."""
+        """Writes the state if the token is that of the stored state, or if it is None and there is no state.
+
+        Returns the stored state after that, its token, and True if it is ours.
+        """
         if token is None and self._expired is not None:
             token = Token(self._expired.cell, "", None)
         if token is None or isinstance(token, Token):
@@ -75,7 +79,7 @@ class Backend(RendezvousBackend):
         return None if found is None else (*found, False)
 
     def leave(self, node: Any, stale_s: float) -> None:
-        """At the end of a node's part in a closed job. The last participant removes the job's keys, and what older jobs have left."""
+        """Ends a node's part in a closed job. The last participant removes the job's keys and the rests of older jobs."""
         while True:
             found = self._read()
             if found is None or not states.is_closed(found[0]):
@@ -136,7 +140,7 @@ class Backend(RendezvousBackend):
         return Token(written, incarnation, closed_until)
 
     def _sweep(self) -> None:
-        """Removes the keys of this job, the states of jobs that were closed some time ago, and what nobody has written to for a week."""
+        """Removes the keys of this job, the states of jobs that were closed some time ago, and all that was not written for a week."""
         cells, now = self.documents.cells, self._now()
         newest: dict[str, float] = {}
         found = list(cells.entries())
@@ -155,7 +159,7 @@ class Backend(RendezvousBackend):
             return False
 
     def _ahead(self) -> float:
-        """How far the store's clock is ahead of this machine's, in seconds."""
+        """Returns how many seconds the store's clock is ahead of this machine's."""
         if self._ahead_s is None:
             ahead = self._call(self.documents.cells.clock) - time.time()
             self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
@@ -167,7 +171,7 @@ class Backend(RendezvousBackend):
         return self._ahead_s
 
     def _now(self) -> float:
-        """The store's time."""
+        """Returns the store's time."""
         return time.time() + self._ahead()
 
     def _call(self, request: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a rendezvous needs of storage: texts under names, replaced by compare-and-set.
+"""The storage of a rendezvous: texts under names, which are replaced by compare-and-set.
 
-``Cells`` is what each kind of storage implements. ``Documents`` is the one compare-and-set core above it: it repeats what failed, and
-finds out whether a write whose answer was lost has been done.
+Each kind of storage implements ``Cells``. ``Documents`` is the compare-and-set core above it: it repeats requests that failed. If the
+answer of a write was lost, it finds out whether the write was done.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
 
-STATE = "state"  # the name of the cell in which the rendezvous is
-PATIENCE_S = 120.0  # how long storage may be gone before a request fails
+STATE = "state"  # the name of the cell that holds the rendezvous
+PATIENCE_S = 120.0  # seconds that storage may be unreachable before a request fails
 _PAUSES_S = (0.2, 5.0)
 _NAME_MAX = 180
 
@@ -27,7 +27,7 @@ class CellUnreachable(Exception):
 
 
 class CellCorrupt(Exception):
-    """What is stored is none of ours."""
+    """Nebula has not written the stored content."""
 
 
 class Cell(NamedTuple):
@@ -38,14 +38,14 @@ class Cell(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A cell that exists, and when it was written, in seconds by the store's clock."""
+    """A cell that exists, and the time of its last writing, in seconds by the store's clock."""
 
     cell: Cell
     time: float
 
 
 def escape(text: str) -> str:
-    """A name that every storage takes, one for each text: letters, digits, ``.``, ``-``, and ``_XX`` for other bytes."""
+    """Returns a name that every storage accepts, one for each text: letters, digits, ``.``, ``-``, and ``_XX`` for other bytes."""
     result = "".join(
         chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or byte in b".-") else f"_{byte:02X}"
         for byte in text.encode()
@@ -56,19 +56,22 @@ def escape(text: str) -> str:
 
 
 class Cells(ABC):
-    """One kind of storage. Every method may raise ``CellUnreachable``; errors that no repetition mends are raised as they are."""
+    """One kind of storage. Every method may raise ``CellUnreachable``. Errors that a repetition cannot cure are raised unchanged."""
 
     @abstractmethod
     def read(self, cell: Cell) -> tuple[str, str] | None:
-        """The text and a token that names this writing of it; None: there is none. ``CellCorrupt``: it is no text."""
+        """Returns the text and a token of this writing. None: there is none. Raises ``CellCorrupt`` if it is no text."""
 
     @abstractmethod
     def swap(self, cell: Cell, text: str, token: str | None) -> str | None:
-        """Writes if the cell is as it was read with that token, with None if it does not exist. The new token, or None: it was not so."""
+        """Writes if the cell did not change since it was read with that token; with token None, if the cell does not exist.
+
+        Returns the new token. None: the condition does not hold.
+        """
 
     @abstractmethod
     def put(self, cell: Cell, text: str) -> None:
-        """Writes, whatever is there."""
+        """Writes in any case."""
 
     @abstractmethod
     def delete(self, cell: Cell) -> bool:
@@ -91,7 +94,7 @@ class Cells(ABC):
 
 
 class Documents:
-    """JSON objects in cells. Each writing carries a number of its own (``nonce``), by which a lost answer is found out."""
+    """JSON objects in cells. Each writing has a unique number (``nonce``), which shows if a write was done although its answer was lost."""
 
     def __init__(self, cells: Cells, patience_s: float = PATIENCE_S) -> None:
         self.cells = cells
@@ -112,7 +115,7 @@ class Documents:
         return document, token
 
     def swap(self, cell: Cell, document: dict[str, Any], token: str | None) -> str | None:
-        """Writes if the cell is as it was read with that token. The new token, or None: another writer was first."""
+        """Writes if the cell did not change since it was read with that token. Returns the new token. None: another writer was first."""
         nonce = uuid.uuid4().hex
         text = json.dumps({**document, "nonce": nonce}, separators=(",", ":"))
         doubtful = False
@@ -124,7 +127,7 @@ class Documents:
             except CellUnreachable:
                 doubtful = True
                 raise
-            if written is None and doubtful:  # perhaps by an earlier attempt of this writer
+            if written is None and doubtful:  # perhaps an earlier attempt of this writer has written it
                 found = self.get(cell)
                 if found is not None and found[0].get("nonce") == nonce:
                     return found[1]

@@ -1,4 +1,4 @@
-"""The rendezvous handlers of ``--rdzv-backend=nebula-store`` and ``nebula-azure-table`` (nebula_rendezvous.py)."""
+"""Makes the rendezvous handlers of ``--rdzv-backend=nebula-store`` and ``nebula-azure-table`` (nebula_rendezvous.py)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _prepare(params: Any) -> None:
 
 
 def _remove_at_end(handler: Any, backend: Any) -> None:
-    """torchrun calls ``shutdown`` when the job is over for this node: the last one removes what the job had in storage."""
+    """Removes the job's data from storage after the job. torchrun calls ``shutdown`` on each node; the last one removes them."""
     shut_down = handler.shutdown
 
     def shutdown() -> bool:

@@ -1,4 +1,4 @@
-"""The key-value store of torchrun's agents, in cells: what they tell each other once a round is complete."""
+"""The key-value store of torchrun's agents, in cells. They use it after a round is complete."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .cells import Cell, escape
 __all__ = ["KeyStore"]
 
 _PAUSES_S = (0.1, 0.5)
-_ADDS_MAX = 4096  # of one counter, that are told apart
+_ADDS_MAX = 4096  # additions to one counter that are remembered
 
 
 class KeyStore(dist.Store):
-    """The keys of one incarnation of a job; they go with it. Values are bytes, as for every ``Store``.
+    """The keys of one incarnation of a job, which end with it. Values are bytes, as in every ``Store``.
 
-    ``get`` and ``wait`` ask with growing pauses of 0.1 to 0.5 s until the keys are there or the timeout ends: ``DistStoreError`` then.
+    ``get`` and ``wait`` ask again after pauses of 0.1 to 0.5 s, until the keys exist. They raise ``DistStoreError`` at the timeout.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -38,7 +38,7 @@ class KeyStore(dist.Store):
         return self._until(self.timeout, [key], lambda: self._value(key))
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, 0 if it is not there, and returns the sum. Exactly once, also if an answer is lost."""
+        """Adds to a number, which is 0 if it does not exist, and returns the sum. It adds exactly once, even if an answer is lost."""
         cell, number = self._cell(key), uuid.uuid4().hex[:12]
         while True:
             document, token = self._documents.get(cell) or ({"value": _text(b"0")}, None)
@@ -51,7 +51,7 @@ class KeyStore(dist.Store):
                 return total
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Sets ``desired`` if the value is ``expected``, or if the key is absent and ``expected`` empty. Returns the value as TCPStore does."""
+        """Sets ``desired`` if the value is ``expected``, or if the key is absent and ``expected`` is empty. Returns what TCPStore would."""
         cell = self._cell(key)
         while True:
             found = self._documents.get(cell)
@@ -102,7 +102,7 @@ class KeyStore(dist.Store):
     def has_extended_api(self) -> bool:
         return True
 
-    # torch's C++ looks these up in a store of Python's under other names than it gives its own.
+    # torch's C++ code looks for these names in a store written in Python.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 

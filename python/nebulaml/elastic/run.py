@@ -1,7 +1,7 @@
-"""``python -m nebulaml.elastic.run``: torchrun for elastic jobs, which also takes the command line of Microsoft's ``torchrun_wrapper.py``.
+"""``python -m nebulaml.elastic.run``: torchrun for elastic jobs. It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
 
-All options are torchrun's. Others than torchrun's are the defaults of three: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
-``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
+All options are torchrun's. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``), ``--nnodes=1:50``, and
+``--rdzv_id``, which is the id of the Azure ML run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namespace:
-    """torchrun's options, with our defaults. Sets in the environment what the account needs."""
+    """Parses torchrun's options, with our defaults. Sets variables that the storage account needs in ``environment``."""
     from torch.distributed import run
 
     parser = run.get_args_parser()
-    # torchrun takes an option from the environment too, as PET_<OPTION>.
+    # torchrun also takes an option from the environment, as PET_<OPTION>.
     parser.set_defaults(
         **{name: value for name, value in _DEFAULTS.items() if f"PET_{name.upper()}" not in environment}
     )
@@ -37,7 +37,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
         parser.set_defaults(rdzv_id=None)
     options = parser.parse_args(list(words))
     options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
-    if options.rdzv_endpoint == "None":  # the wrapper passes this word when it has none
+    if options.rdzv_endpoint == "None":  # the wrapper passes this word if it has no endpoint
         options.rdzv_endpoint = ""
     if options.rdzv_id is None and not options.standalone:
         options.rdzv_id = _job_id(environment)
@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _job_id(environment: MutableMapping[str, str]) -> str:
     if environment.get("AZUREML_RUN_ID"):
         return environment["AZUREML_RUN_ID"]
-    if environment.get("DEBUG"):  # the wrapper's word for a try on one machine
+    if environment.get("DEBUG"):  # the wrapper's variable for a test on one machine
         return uuid.uuid4().hex
     raise NebulaConfigError(
         "the job has no id, by which its nodes find each other: give --rdzv-id, the same on all nodes"
@@ -80,7 +80,10 @@ def _job_id(environment: MutableMapping[str, str]) -> str:
 
 
 def _take_account(environment: MutableMapping[str, str]) -> None:
-    """The account of the workspace's default datastore, if the environment names none. As in the wrapper, this needs ``azureml-core``."""
+    """Takes the account of the workspace's default datastore, if the environment names none.
+
+    As in Microsoft's wrapper, this needs ``azureml-core``.
+    """
     if any(
         environment.get(name)
         for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZUREML_BLOB_ACCOUNT_NAME")
@@ -89,7 +92,7 @@ def _take_account(environment: MutableMapping[str, str]) -> None:
     try:
         from azureml.core import Run
     except ImportError:
-        return  # the backend says what is missing
+        return  # the backend reports what is missing
     store = Run.get_context().experiment.workspace.get_default_datastore()
     environment["AZURE_STORAGE_ACCOUNT"] = store.account_name
     if store.account_key:
@@ -99,7 +102,7 @@ def _take_account(environment: MutableMapping[str, str]) -> None:
 
 
 def _tie_workers(options: Namespace) -> None:
-    """Each worker is started by a script that makes it end with this process: an orphan would train on in the old world."""
+    """Starts each worker by a script that ends it together with this process: an orphan would go on training in the old world."""
     if options.run_path:
         return  # the script runs in a process that torch has forked
     command = [options.training_script, *options.training_script_args]

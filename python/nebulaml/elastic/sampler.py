@@ -1,7 +1,8 @@
-"""ElasticSampler: which samples each rank takes at each global step, so that another number of ranks takes the same ones together.
+"""ElasticSampler: decides which samples each rank takes at each global step. Any number of ranks together takes the same samples.
 
-The order of an epoch is a function of the number of samples, the seed and the epoch, written down here: no generator of torch or Python
-takes part, so neither a resume nor a newer version changes it. It is computed a batch at a time, so its memory does not grow with the data.
+The order of an epoch depends only on the number of samples, the seed and the epoch, by the code of this module. It uses no generator
+of torch or Python, so neither a resume nor a newer version changes it. It is computed a batch at a time, so its memory does not grow
+with the data.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ __all__ = ["ElasticSampler", "Share", "order"]
 
 _ROUNDS = 8
 _AT_ONCE = 4096  # samples of this rank whose order is computed together
-_MOST = 1 << 48  # samples: a row and a column then are far below the 32 bits of a round
+_MOST = 1 << 48  # samples: rows and columns then stay far below the 32 bits of a round
 _LOW_32 = 0xFFFFFFFF
 
 
 class Share(list[int]):
-    """What one rank takes of one global step: the indices of its samples.
+    """The indices of the samples that one rank takes at one global step.
 
-    step: the global step, counted from the begin of the epoch. size: samples of all ranks in it. weight: the factor for the mean loss of
-    these samples. With it, gradients that are averaged over the ranks, as DistributedDataParallel does, are those of the mean over the
-    whole global batch, however many ranks there are.
+    step: the global step, counted from the begin of the epoch. size: the number of samples of all ranks in it. weight: the factor for the
+    mean loss of these samples. With it, gradients that are averaged over the ranks, as DistributedDataParallel does, equal those of the
+    mean over the whole global batch, for any number of ranks.
     """
 
     def __init__(self, indices: Sequence[int], step: int, size: int, world_size: int, filler: int) -> None:
@@ -38,10 +39,10 @@ class Share(list[int]):
         self._world_size, self._filler = world_size, filler
 
     def parts(self, samples: int) -> list[Share]:
-        """This share for gradient accumulation: in parts of so many samples or fewer, as many parts on every rank.
+        """Divides this share for gradient accumulation: into parts of at most ``samples`` samples, the same number of parts on every rank.
 
-        Add up the gradients of ``loss(part) * part.weight``. Every rank takes part in every collective, so a part that would have no
-        sample gets one of the global step, with weight 0.
+        Add up the gradients of ``loss(part) * part.weight``. Every rank must take part in every collective, so a part without samples gets
+        one sample of the global step, with weight 0. Raises NebulaConfigError if ``samples`` is less than 1.
         """
         if samples < 1:
             raise NebulaConfigError(f"a part has one sample or more, not {samples}")
@@ -57,14 +58,14 @@ class Share(list[int]):
 
 
 class ElasticSampler:
-    """Samples of each global step, divided among the ranks that there are now.
+    """Divides the samples of each global step among the ranks of the present world.
 
-    n: samples of the data set. global_batch: samples of one step, over all ranks; it stays when their number changes.
-    rank, world_size: None: those of this process. shuffle: whether an epoch has an order of its own; False: 0, 1, 2, ...
-    drop_last: whether an incomplete last step is left out.
+    n: the number of samples of the data set. global_batch: the samples of one step, over all ranks, for any number of ranks.
+    rank, world_size: None: those of this process. shuffle: True shuffles each epoch; False keeps 0, 1, 2, ...
+    drop_last: True leaves out an incomplete last step.
 
     Global step k of an epoch has samples k * global_batch up to (k + 1) * global_batch of its order, for every world size. The
-    ranks' shares, one behind the other, are these samples in this order; their lengths differ by one at most.
+    ranks' shares, one behind the other, are these samples in this order. Their lengths differ by at most one.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class ElasticSampler:
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
 
     def __len__(self) -> int:
-        """Global steps of an epoch."""
+        """Returns the number of global steps of an epoch."""
         return self.n // self.global_batch if self.drop_last else -(-self.n // self.global_batch)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
-        """What this rank takes at each global step of the epoch, a list of indices each; the first is that of step ``start``.
+        """Yields this rank's share of each global step of the epoch, beginning with step ``start``.
 
-        start: how many global steps of this epoch are done. In a last step of fewer samples than ranks some lists are empty.
+        start: the number of global steps of this epoch that are done. If the last step has fewer samples than ranks, some shares are empty.
         """
         _at_least("epoch", epoch, 0)
         _at_least("start", start, 0)
@@ -110,24 +111,24 @@ class ElasticSampler:
         )
 
     def position(self, step: int) -> tuple[int, int]:
-        """Where ``step`` global steps from the begin of the first epoch lead to: (epoch, start) for batches()."""
+        """Returns (epoch, start) for batches() after ``step`` global steps from the begin of the first epoch."""
         if not len(self):
             raise NebulaConfigError(f"{self.n} samples make no step of {self.global_batch}")
         return divmod(step, len(self))
 
     def sample_seed(self, epoch: int, index: int) -> int:
-        """For a generator that changes this sample at random: the same whichever rank takes the sample."""
+        """Returns a seed for random changes of this sample. It does not depend on the rank that takes the sample."""
         return _number(f"sample {self.seed} {epoch} {index}")
 
     def rank_seed(self, epoch: int, step: int) -> int:
-        """For a generator of this rank at this global step (dropout): another one on every rank, the same after a resume."""
+        """Returns a seed for this rank at this global step (dropout). It differs between ranks, and is the same after a resume."""
         return _number(f"rank {self.seed} {epoch} {step} {self.rank}")
 
     def _shares(self, epoch: int, steps: range) -> list[Share]:
         firsts = [step * self.global_batch for step in steps]
         sizes = [min(self.global_batch, self.n - first) for first in firsts]
         places = [
-            # The last one is the filler.
+            # the last one is the filler
             [*range(first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size), first]
             for first, size in zip(firsts, sizes, strict=True)
         ]
@@ -141,14 +142,14 @@ class ElasticSampler:
 
 
 def order(positions: Sequence[int], n: int, seed: int, epoch: int) -> list[int]:
-    """The samples at these positions of the order of an epoch: a permutation of range(n).
+    """Returns the samples at these positions of the order of an epoch, which is a permutation of range(n).
 
-    A Feistel network over rows x columns >= n places, followed until the result is below n (Black and Rogaway, Ciphers with Arbitrary Finite
-    Domains, 2002): it takes any position by itself.
+    It is a Feistel network over rows x columns >= n places, applied again until the result is below n (Black and Rogaway, Ciphers with
+    Arbitrary Finite Domains, 2002). So it can compute each position by itself.
     """
     import torch
 
-    rows = math.isqrt(n) + 1  # of one row, no round would change more than where it begins
+    rows = math.isqrt(n) + 1  # with one row, a round would change almost nothing
     columns = max(1, -(-n // rows))
     digest = hashlib.blake2b(f"order {seed} {epoch} {n}".encode(), digest_size=4 * _ROUNDS).digest()
     keys = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(_ROUNDS)]
@@ -167,7 +168,7 @@ def order(positions: Sequence[int], n: int, seed: int, epoch: int) -> list[int]:
 
 
 def _mixed(values: Any) -> Any:
-    """32 bits from 32 bits. The factors are below 2^31, so that no product leaves an int64."""
+    """Maps 32 bits to 32 bits. The factors are below 2^31, so that each product fits an int64."""
     values = (values ^ (values >> 16)) & _LOW_32
     values = (values * 0x7FEB352D) & _LOW_32
     values = values ^ (values >> 15)
@@ -176,7 +177,7 @@ def _mixed(values: Any) -> Any:
 
 
 def _number(text: str) -> int:
-    """63 bits: what torch.Generator.manual_seed, random.Random and numpy take."""
+    """Returns 63 bits, which torch.Generator.manual_seed, random.Random and numpy accept."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

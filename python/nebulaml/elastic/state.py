@@ -1,7 +1,8 @@
-"""The state of torch's rendezvous as JSON. A reader of a table must not unpickle what any writer of that table may have put there.
+"""The state of torch's rendezvous as JSON.
 
-torch pickles its ``_RendezvousState`` before it gives it to a backend, and unpickles what it gets back. Both pickles are made in this
-process: in between the state is JSON, of plain numbers and texts. Times are by the store's clock there, so that the clocks of nodes may differ.
+A reader of a table must not unpickle what any writer of that table may have put there. torch pickles its ``_RendezvousState`` before it
+gives it to a backend, and unpickles what it gets back. Both pickles are made in this process. The stored state is JSON, of plain numbers
+and texts. Its times are by the store's clock, so that the clocks of nodes may differ.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class View:
-    """How a node sees the state, where torch's handler would draw wrong conclusions from it."""
+    """Corrects a node's view of the state where torch's handler would draw wrong conclusions."""
 
     def __init__(self, node: Any, keep_alive: timedelta) -> None:
         self._node, self._keep_alive = node, keep_alive
         self._has_joined = False
-        self.reached = _EPOCH  # when storage could be reached again, after the last time that it could not
+        self.reached = _EPOCH  # the time since which storage is reachable again after its last failure
 
     def show(self, state: _RendezvousState) -> None:
-        # While storage was gone no node could write. Each of them gets the time of a heartbeat from then on.
+        # While storage was unreachable no node could write. Each node gets the time of one heartbeat from then on.
         beats = state.last_heartbeats
         for node in beats:
             beats[node] = max(beats[node], self.reached)
         if self._node in state.participants:
             self._has_joined = True
-            # torch's handler would remove its own node, and not write that: it is alive, and has a heartbeat due.
+            # torch's handler would remove its own node and not write that. But the node is alive and about to write a heartbeat.
             beats[self._node] = max(beats.get(self._node, _EPOCH), datetime.now(timezone.utc) - self._keep_alive)
         elif self._has_joined and state.complete and not state.closed and self._node not in state.wait_list | state.redundancy_list:
-            # Others took this node for dead, as when it had stopped for long. torch's agent would train on, beside their world. A waiting
-            # node makes it join again.
+            # Other nodes took this node for dead, for example because it was stopped for long. torch's agent would train on beside their
+            # world. A waiting node makes it join again.
             state.wait_list.add(_NodeDesc(self._node.addr, self._node.pid, _NOBODY))
 
 
 def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
-    """Of torch's bytes. ``ahead_s``: how far the store's clock is ahead of this machine's."""
+    """Converts torch's bytes to JSON values. ``ahead_s``: the seconds that the store's clock is ahead of this machine's."""
     try:
         value = pickle.loads(state)  # this process has pickled it
     except Exception:
@@ -81,7 +82,7 @@ def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
 
 
 def decode(document: Any, ahead_s: float, view: View | None = None) -> bytes:
-    """For torch. ``RendezvousStateError``: it is no state."""
+    """Converts JSON values to torch's bytes. Raises ``RendezvousStateError`` if they are no state."""
     try:
         if "bytes" in document:
             return _opaque(document["bytes"])
@@ -100,7 +101,7 @@ def is_closed(document: Any) -> bool:
 
 
 def leave(document: dict[str, Any], node: Any, ended_before: float) -> tuple[dict[str, Any], bool]:
-    """The state without that node and without those whose last heartbeat is older; whether participants are left."""
+    """Returns the state without that node and without nodes whose last heartbeat is older, and True if participants are left."""
     nodes = [
         entry
         for entry in document["nodes"]
@@ -110,7 +111,7 @@ def leave(document: dict[str, Any], node: Any, ended_before: float) -> tuple[dic
 
 
 def _opaque(text: str) -> bytes:
-    """Other bytes than torch's, as they were. An unpickler would refuse them at their first byte, before it does anything."""
+    """Returns bytes that are not torch's, unchanged. Raises ValueError if an unpickler would accept their first byte."""
     state = base64.b64decode(text, validate=True)
     if not state or state[:1] in _OPCODES:
         raise ValueError("bytes that could be a pickle")

@@ -1,7 +1,7 @@
 """Cells in any storage that Nebula knows, through ``nebula store``: the C drivers move the bytes and have the credentials.
 
-Where a store replaces an object by its stamp, a cell is one object. Elsewhere, in directories, it is a log of objects that are created
-and never replaced, the newest of which counts: creating entry n + 1 is the compare-and-set of who has read entry n.
+If a store can replace an object by its stamp, a cell is one object. Otherwise, as in directories, a cell is a log of objects that are
+created and never replaced, and the newest one counts. A writer that has read entry n creates entry n + 1: that is the compare-and-set.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Entry
 __all__ = ["LogCells", "ObjectCells", "StoreProcess", "open_cells"]
 
 ROOT = ".nebula/rendezvous"
-_LIMIT_S = 150.0  # drivers repeat for 2 minutes by themselves
-_KEPT = 16  # newest entries of a log that stay in any case
-_KEPT_S = 60.0  # and those that are not older than this, by the store's clock
-_FRESH_S = 20.0  # so within this time after an entry was the newest, the next one cannot have been made and removed
+_LIMIT_S = 150.0  # seconds; the drivers themselves repeat for 2 minutes
+_KEPT = 16  # newest entries of a log that always stay
+_KEPT_S = 60.0  # seconds by the store's clock: younger entries stay, too
+_FRESH_S = 20.0  # within this time after an entry was the newest, the next one cannot have been created and removed
 _LOOKS = 20
 
 
 class StoreProcess:
-    """A ``nebula store`` of its own. Any thread may ask; a process that has died is started again by the next request."""
+    """A ``nebula store`` process of its own. Any thread may ask. If the process has died, the next request starts another one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -49,7 +49,7 @@ class StoreProcess:
                 self._end()
                 raise CellUnreachable(f"`nebula store` for {request['do']}: {failure}") from failure
             except BaseException:
-                # Perhaps a signal handler's. The answer comes later, and the next request would take it for its own.
+                # For example a signal handler raised. The answer comes later, and the next request would take it for its own.
                 self._end()
                 raise
         error = answer.get("error")
@@ -88,7 +88,7 @@ class StoreProcess:
         command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
         if command is None:
             raise NebulaUnavailable("the `nebula` command of this installation is not found; install the package again")
-        # A URL may hold a secret, which a command line would show. A session of its own: Ctrl-C is the parent's to answer.
+        # A URL may hold a secret, which a command line would show. A session of its own: Ctrl-C must reach only the parent.
         environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self._url}
         self._process = subprocess.Popen(
             [command, "store"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -109,7 +109,7 @@ class StoreProcess:
 
 
 def open_cells(url: str) -> Cells:
-    """The cells of a directory or a URL."""
+    """Returns the cells of a directory or a URL."""
     process = StoreProcess(url if "://" in url else os.path.abspath(url))
     features = process.ask(do="features")
     if features["puts_if_same"]:
@@ -143,7 +143,7 @@ class _StoreCells(Cells):
         return answer["value"], answer["stamp"]
 
     def _put(self, key: str, text: str, **condition: str) -> str | None:
-        """The stamp, or None: the condition does not hold."""
+        """Returns the stamp. None: the condition does not hold."""
         try:
             return str(self.process.ask(do="put", key=key, value=text, **condition)["stamp"])
         except NebulaError as failure:
@@ -186,16 +186,16 @@ class ObjectCells(_StoreCells):
 class LogCells(_StoreCells):
     """A cell is a log of objects, ``<n>``. A token is the number of the newest.
 
-    The state is written again and again, so its old entries are removed, and their numbers are free again. A writer that slept between
-    reading and writing could take such a number: after a long time it looks at the log again. Entries go in ascending order, which tells
-    whether its own was the next one. The logs of keys stay whole until the job ends.
+    The state is written often, so its old entries are removed, and their numbers become free. A writer that slept between reading and
+    writing could create an entry with such a number. So after a long time it looks at the log again: entries are removed in ascending
+    order, which shows if its entry was the next one. The logs of keys stay whole until the job ends.
     """
 
     def __init__(self, process: StoreProcess, lists_fresh: bool) -> None:
         super().__init__(process)
         self._lists_fresh = lists_fresh
-        self._seen: dict[Cell, tuple[int, float]] = {}  # the newest number, and a time at which it was that
-        self._texts: dict[Cell, tuple[int, str]] = {}  # an entry that was read or written: it does not change
+        self._seen: dict[Cell, tuple[int, float]] = {}  # the newest number, and a time at which it was the newest
+        self._texts: dict[Cell, tuple[int, str]] = {}  # an entry that was read or written; entries do not change
 
     def read(self, cell: Cell) -> tuple[str, str] | None:
         found = self._read(cell)
@@ -224,7 +224,7 @@ class LogCells(_StoreCells):
             token = found[1] if found is not None else "0"
 
     def delete(self, cell: Cell) -> bool:
-        """An empty entry: numbers go on, so that no older token fits again."""
+        """Writes an empty entry: the numbers go on, so that no older token fits again."""
         while (found := self._read(cell)) is not None and found[0]:
             if self.swap(cell, "", found[1]) is not None:
                 return True
@@ -244,17 +244,17 @@ class LogCells(_StoreCells):
             self.process.ask(do="remove", keys=keys)
 
     def _saw(self, cell: Cell, number: int) -> bool:
-        """Whether this was the newest entry a short time ago."""
+        """Returns True if this was the newest entry a short time ago."""
         seen, at = self._seen.get(cell, (-1, 0.0))
         return seen == number and _now() - at < _FRESH_S
 
     def _follows(self, cell: Cell, number: int) -> bool:
-        """Whether entry ``number + 1``, which was free, was so because it had never been there."""
+        """Returns True if entry ``number + 1`` was free because it had never existed."""
         there = {_number(key) for key, _ in self._list(f"{_key(cell)}/")}
         return number in there or max(there, default=0) <= number + 1
 
     def _read(self, cell: Cell) -> tuple[str, str] | None:
-        """The newest entry, also an empty one."""
+        """Returns the newest entry, also an empty one."""
         for _ in range(_LOOKS):
             listed = _now()
             log = self._list(f"{_key(cell)}/")

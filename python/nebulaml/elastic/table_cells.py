@@ -1,4 +1,6 @@
-"""Cells in Azure Table Storage: a cell is an entity, its token the ETag. Needs ``azure-data-tables``, and ``azure-identity`` for Entra ID."""
+"""Cells in Azure Table Storage: a cell is an entity, and its token is the ETag. Needs ``azure-data-tables``; Entra ID needs
+``azure-identity``.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ from .cells import Cell, CellCorrupt, Cells, CellUnreachable, Entry
 __all__ = ["Account", "TableCells", "find_account", "open_cells"]
 
 TABLE = "nebularendezvous"
-_COLUMN_BYTES = 64 << 10  # the most that Azure takes in one property
-_COLUMNS_MAX = 15  # an entity has 1 MiB
+_COLUMN_BYTES = 64 << 10  # Azure's limit for one property
+_COLUMNS_MAX = 15  # an entity has at most 1 MiB
 _BATCH_MAX = 100
 _TIMES = {"connection_timeout": 5, "read_timeout": 15}  # seconds
 _PASSING = {408, 429, 500, 502, 503, 504}
 _EMULATOR_KEY = (
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of all of them
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the same in all emulators
 )
 
 
 class Account(NamedTuple):
-    """Where the table is, and by what a request proves that it may use it."""
+    """The place of the table, and the proof that a request may use it."""
 
     endpoint: str  # without query
     table: str
@@ -39,12 +41,14 @@ class Account(NamedTuple):
 
 
 def open_cells(endpoint: str | None) -> Cells:
-    """The cells in the table that ``--rdzv-endpoint`` and the environment name."""
+    """Returns the cells in the table that ``--rdzv-endpoint`` and the environment name."""
     return TableCells(find_account(endpoint, os.environ))
 
 
 def find_account(endpoint: str | None, environment: Any) -> Account:
-    """Of ``https://ACCOUNT.table.core.windows.net[/TABLE][?SAS]``, an emulator's URL, ``ACCOUNT[/TABLE]``, or the environment."""
+    """Finds the account of ``https://ACCOUNT.table.core.windows.net[/TABLE][?SAS]``, an emulator's URL, ``ACCOUNT[/TABLE]``, or the
+    environment.
+    """
     parts = dict(
         part.split("=", 1) for part in environment.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";") if "=" in part
     )
@@ -55,7 +59,7 @@ def find_account(endpoint: str | None, environment: Any) -> Account:
             "TableEndpoint": "http://127.0.0.1:10002/devstoreaccount1",
         }
     suffix = parts.get("EndpointSuffix", "core.windows.net")
-    if not endpoint or endpoint == "None":  # which Microsoft's torchrun_wrapper.py gives
+    if not endpoint or endpoint == "None":  # Microsoft's torchrun_wrapper.py passes "None"
         endpoint = parts.get("TableEndpoint") or parts.get("AccountName") or environment.get("AZURE_STORAGE_ACCOUNT")
         endpoint = endpoint or environment.get("AZUREML_BLOB_ACCOUNT_NAME", "")
     if "://" not in endpoint:
@@ -90,7 +94,7 @@ def find_account(endpoint: str | None, environment: Any) -> Account:
 
 
 def _find_secret(name: str, query: str, parts: dict[str, str], environment: Any) -> tuple[str, str]:
-    """In the order of docs/storage.md. Variables count only if the account that they name is this one."""
+    """Finds the secret in the order of docs/storage.md. Variables that name another account do not count."""
     if query:
         return "sas", query
     if parts.get("AccountName", name) == name and parts.get("AccountKey"):
@@ -108,7 +112,7 @@ def _find_secret(name: str, query: str, parts: dict[str, str], environment: Any)
 
 
 class TableCells(Cells):
-    """One table for all jobs; a job's cells share a partition. Any thread may ask."""
+    """One table for all jobs. The cells of a job share a partition. Any thread may ask."""
 
     def __init__(self, account: Account) -> None:
         try:
@@ -121,9 +125,9 @@ class TableCells(Cells):
             ) from failure
         self._failures, self._same, self._replace = failures, MatchConditions.IfNotModified, UpdateMode.REPLACE
         self._lock = threading.Lock()  # of the connection
-        self._clock: tuple[float, float] | None = None  # the server's time, and when that was
+        self._clock: tuple[float, float] | None = None  # the server's time, and this machine's at that moment
         self.requests = 0
-        # The core above repeats requests: it can tell whether one whose answer was lost has been done.
+        # Documents repeats requests: it can tell if a request was done although its answer was lost.
         self._client = TableClient(
             account.endpoint,
             account.table,
@@ -204,7 +208,7 @@ class TableCells(Cells):
         self._client.close()
 
     def _remove(self, cells: list[Cell]) -> None:
-        """All of one job, at once if they are all there."""
+        """Removes cells of one job, all at once if they all exist."""
         keys = [{"PartitionKey": cell.job, "RowKey": cell.name} for cell in cells]
         try:
             self._call(lambda: self._client.submit_transaction([("delete", key) for key in keys]))
@@ -223,7 +227,7 @@ class TableCells(Cells):
         return self._call(request)
 
     def _call(self, request: Any) -> Any:
-        """Raises the SDK's errors that tell of a condition, ``CellUnreachable``, or what no repetition mends."""
+        """Raises the SDK's errors that report a condition, ``CellUnreachable``, or an error that a repetition cannot cure."""
         failures = self._failures
         with self._lock:
             self.requests += 1

@@ -1,11 +1,11 @@
-"""Starts a worker that ends when its torchrun ends: ``worker.py PID COMMAND...``. Imports no more than that takes."""
+"""Starts a worker that ends when its torchrun ends: ``worker.py PID COMMAND...``. It imports as little as possible."""
 
 import ctypes
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; stays across exec
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; it stays across exec
 
 
 def main() -> None:
