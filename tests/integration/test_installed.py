@@ -60,6 +60,50 @@ def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(p
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+def flags_of(prefix, environment, *which):
+    command = ["pkg-config", f"--define-variable=prefix={prefix}", *which, "nebula"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+def needs(program):
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed: scripts/setup.sh test installs it")
+
+
+def check_that_it_resumes(run, tmp_path):
+    """A whole run, one that is killed in step 230, and one that goes on from step 200."""
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.splitlines()[0] == "starting from step 0"
+    assert run(tmp_path / "killed", "230").returncode != 0
+    resumed = run(tmp_path / "killed")
+    assert resumed.stdout.splitlines()[0] == "resuming from step 200", resumed
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+def test_a_program_in_fortran_survives_sigkill(prefix, environment, tmp_path):
+    needs("gfortran")
+    source, walk, part = ROOT / "examples/fortran", tmp_path / "walk", tmp_path / "nebula_c.o"
+    warnings = ["-O2", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["cc", "-std=gnu17", *warnings, "-c", source / "nebula_c.c", *flags_of(prefix, environment, "--cflags"), "-o", part], check=True)
+    fortran = ["gfortran", *warnings, "-J", tmp_path, source / "walk.f90", part, *flags_of(prefix, environment, "--libs"), "-o", walk]
+    subprocess.run(fortran, check=True)
+    check_that_it_resumes(
+        lambda *arguments: subprocess.run([walk, *arguments], env=environment, capture_output=True, text=True, timeout=60), tmp_path
+    )
+
+
+def test_two_ranks_of_an_mpi_job_survive_sigkill_of_one(prefix, environment, tmp_path):
+    needs("mpicc"), needs("mpirun")
+    ring = tmp_path / "ring"
+    flags = flags_of(prefix, environment, "--cflags", "--libs")
+    subprocess.run(["mpicc", "-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", ROOT / "examples/mpi/ring.c", *flags, "-o", ring], check=True)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", ring]
+    check_that_it_resumes(
+        lambda *arguments: subprocess.run([*mpirun, *arguments], env=environment, capture_output=True, text=True, timeout=60), tmp_path
+    )
+
+
 def test_the_manuals_name_every_command_and_every_function(prefix, environment):
     def plain(name):
         (page,) = prefix.glob(f"share/man/**/{name}")
