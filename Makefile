@@ -16,6 +16,7 @@
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
+#   make deb      Debian packages of the command and of libnebula, for this release of Debian, in dist/ (scripts/deb.sh)
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
@@ -27,7 +28,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -156,6 +157,8 @@ docs:
 
 wheels: setup-test
 	@scripts/wheels.sh $(ARCH)
+deb: setup
+	@scripts/deb.sh
 emulated:
 	@$(MAKE) wheels ARCH=aarch64
 	@scripts/emulated.sh

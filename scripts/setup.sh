@@ -45,6 +45,7 @@ missing_packages() {
         [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] || found+=(python3-dev)
         if [[ $purpose == test ]]; then
                 command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
+                command -v dpkg-shlibdeps >/dev/null || found+=(dpkg-dev) # make deb
                 command -v gfortran >/dev/null || found+=(gfortran) # examples in Fortran and with MPI
                 command -v mpicc >/dev/null && command -v mpirun >/dev/null || found+=(libopenmpi-dev openmpi-bin)
                 command -v curl >/dev/null || found+=(curl) # sets up the emulator of S3

@@ -104,6 +104,43 @@ def test_two_ranks_of_an_mpi_job_survive_sigkill_of_one(prefix, environment, tmp
     )
 
 
+@pytest.fixture(scope="module")
+def debian(prefix, tmp_path_factory):
+    """A root into which dpkg has installed both packages, and nothing else."""
+    needs("dpkg-shlibdeps")
+    place = tmp_path_factory.mktemp("deb")
+    tree, root = place / "tree", place / "root"
+    shutil.copytree(prefix, tree / "usr", symlinks=True)
+    subprocess.run([ROOT / "scripts/deb.sh", "--from", tree, place], check=True, capture_output=True)
+    for folder in ("info", "updates"):
+        (root / "var/lib/dpkg" / folder).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    packages = sorted(place.glob("*.deb"))
+    dpkg = ["dpkg", f"--root={root}", f"--log={place / 'log'}", "--force-depends", "--force-not-root", "--force-bad-path"]
+    done = subprocess.run([*dpkg, "-i", *packages], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return root, packages, dpkg
+
+
+def test_debian_packages_install_and_a_program_is_built_and_run_with_them(debian, environment, tmp_path):
+    root, packages, dpkg = debian
+    depends = {package.name.partition("_")[0]: subprocess.check_output(["dpkg-deb", "-f", package, "Depends"], text=True) for package in packages}
+    assert "libc6 (>=" in depends["nebula-checkpoint"] and "libssl3" in depends["nebula-checkpoint"]
+    assert depends["libnebula-dev"].startswith("nebula-checkpoint (= ")
+    (library,) = root.glob("usr/lib/*/libnebula.so")
+    own = {**environment, "LD_LIBRARY_PATH": str(library.parent), "PATH": f"{root}/usr/bin:{environment['PATH']}"}
+    assert subprocess.run([root / "usr/bin/nebula", "--version"], env=own, capture_output=True, text=True, check=True).stdout.strip()
+    assert (root / "usr/share/man/man1/nebula.1.gz").exists() and (root / "usr/share/man/man3/nebula.3.gz").exists()
+    own["PKG_CONFIG_PATH"] = str(library.parent / "pkgconfig")
+    walk, flags = tmp_path / "walk", flags_of(root / "usr", own, "--cflags", "--libs")
+    subprocess.run(["c++", "-std=c++17", "-O2", ROOT / "examples/walk/walk.cpp", *flags, "-o", walk], check=True)
+    check_that_it_resumes(
+        lambda *arguments: subprocess.run([walk, *arguments], env=own, capture_output=True, text=True, timeout=60), tmp_path
+    )
+    subprocess.run([*dpkg, "-r", "libnebula-dev", "nebula-checkpoint"], check=True, capture_output=True)
+    assert list(root.glob("usr/bin/*")) == list(root.glob("usr/lib/*/libnebula*")) == []
+
+
 def test_the_manuals_name_every_command_and_every_function(prefix, environment):
     def plain(name):
         (page,) = prefix.glob(f"share/man/**/{name}")
