@@ -454,7 +454,7 @@ static PyObject *checkpoint_passed_over(PyObject *self, PyObject *unused)
 static PyMethodDef checkpoint_methods[] = {
         { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, Ranges, on_failure, unprotectable, filler)" },
         { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
-        { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, Ranges): one behind the other" },
+        { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, Ranges, on_failure, unprotectable, filler): consecutive bytes" },
         { "publish", checkpoint_publish, METH_VARARGS, "publish(name or None, path, staging or None)" },
         { "commit", checkpoint_commit, METH_NOARGS, "Closes this rank's part." },
         { "fail", checkpoint_fail, METH_O, "fail(reason): gives this checkpoint up." },
@@ -462,8 +462,8 @@ static PyMethodDef checkpoint_methods[] = {
         { "state", checkpoint_state, METH_NOARGS, "The name of its state." },
         { "map", checkpoint_map, METH_O, "map(name) -> Map of the verified bytes" },
         { "map_lazily", checkpoint_map_lazily, METH_O, "map_lazily(name) -> Map whose bytes may have to be fetched" },
-        { "passed_over", checkpoint_passed_over, METH_NOARGS, "[(tag, reason)] of what the search that found it has passed over." },
-        { "report", checkpoint_report, METH_NOARGS, "What the agent knows of it, as JSON text." },
+        { "passed_over", checkpoint_passed_over, METH_NOARGS, "[(tag, reason)] of the checkpoints that the search skipped." },
+        { "report", checkpoint_report, METH_NOARGS, "The agent's report on it, as JSON text." },
         { NULL, NULL, 0, NULL },
 };
 

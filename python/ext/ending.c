@@ -35,7 +35,7 @@ PyObject *signal_would_end(PyObject *module, PyObject *number)
         return PyBool_FromLong(ending_is_by((int)signal_number));
 }
 
-static PyObject *auditor; /* NULL: nobody asks */
+static PyObject *auditor; /* NULL: none is set */
 
 static int audit(const char *event, PyObject *arguments, void *unused)
 {

@@ -149,10 +149,10 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef map_methods[] = {
-        { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): after it these bytes are there." },
-        { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): after it a zip reader finds the directory and every header." },
-        { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; its headers must be there." },
-        { "read", map_read, METH_O, "read([(offset, size, address)]): brings bytes to where they belong; parts in the order of their offsets." },
+        { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): reads and verifies these bytes." },
+        { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): reads a zip file's directory and every header." },
+        { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; call fetch_headers() before." },
+        { "read", map_read, METH_O, "read([(offset, size, address)]): reads bytes to their addresses; parts in the order of their offsets." },
         { NULL, NULL, 0, NULL },
 };
 

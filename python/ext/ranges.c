@@ -205,8 +205,8 @@ static PyObject *ranges_item(PyObject *object, Py_ssize_t index)
 
 static PyMethodDef ranges_methods[] = {
         { "append", ranges_append, METH_VARARGS, "append(address, size in bytes, owner)" },
-        { "put_on", ranges_put_on, METH_VARARGS, "put_on(device, index, address): it lies on that device; its address here becomes None." },
-        { "devices", ranges_devices, METH_NOARGS, "devices(): the numbers of the devices that ranges with bytes lie on." },
+        { "put_on", ranges_put_on, METH_VARARGS, "put_on(device, index, address): moves a range to a device; its host address becomes None." },
+        { "devices", ranges_devices, METH_NOARGS, "devices(): the numbers of the devices of the ranges that are not empty." },
         { "owners", ranges_owners, METH_VARARGS,
           "owners(device, least): (index, owner) of those of at least so many bytes on a device; -1: on the host." },
         { "pieces", ranges_pieces, METH_VARARGS,

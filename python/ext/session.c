@@ -321,14 +321,14 @@ static PyObject *session_prepare(PyObject *self, PyObject *arguments)
 }
 
 static PyMethodDef session_methods[] = {
-        { "configure", (PyCFunction)(void (*)(void))session_configure, METH_VARARGS | METH_KEYWORDS, "New options for what follows." },
+        { "configure", (PyCFunction)(void (*)(void))session_configure, METH_VARARGS | METH_KEYWORDS, "Sets new options for all further calls." },
         { "flush", session_flush, METH_VARARGS, "flush(tag or None, timeout_ms): returns when it is durable." },
-        { "settle", session_settle, METH_O, "settle(timeout_ms): returns when no save is being copied any more." },
-        { "prepare", session_prepare, METH_VARARGS, "prepare(pickle_size, Ranges): foretells such a file, whose memory is made in the background" },
+        { "settle", session_settle, METH_O, "settle(timeout_ms): returns when all running copies have ended." },
+        { "prepare", session_prepare, METH_VARARGS, "prepare(pickle_size, Ranges): makes memory for such a file in the background" },
         { "begin", session_begin, METH_VARARGS, "begin(tag, file_count) -> Checkpoint" },
         { "latest", session_latest, METH_VARARGS, "latest(persist_path or None) -> Checkpoint" },
         { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, generation=0, sequence=0) -> Checkpoint" },
-        { "unpublish", session_unpublish, METH_O, "unpublish(path): removed behind the publishes before" },
+        { "unpublish", session_unpublish, METH_O, "unpublish(path): removes it after all earlier publishes" },
         { "find_published", session_find_published, METH_O, "find_published(path) -> (Checkpoint, name)" },
         { "report", session_report, METH_VARARGS, "report(REPORT_..., persist_path or None) -> JSON text" },
         { NULL, NULL, 0, NULL },

@@ -67,7 +67,7 @@ static PyObject *watch_stop(PyObject *self, PyObject *unused)
 
 static PyMethodDef watch_methods[] = {
         { "next", watch_next, METH_O, "next(timeout_ms) -> (kind, tag, bytes, seconds, text), or None" },
-        { "stop", watch_stop, METH_NOARGS, "stop(): from any thread; next() fails, at once if it waits" },
+        { "stop", watch_stop, METH_NOARGS, "stop(): makes next() fail, a waiting one at once; call it from any thread" },
         { NULL, NULL, 0, NULL },
 };
 

@@ -67,7 +67,7 @@ const struct cli_command cli_commands[] = {
           command_restore },
         { "pin", "nebula pin [TAG [--reason TEXT] [--early]] [--path DIR] [--json]", "keep a checkpoint, whatever the rules say",
           "No rule of a job and no `nebula prune` removes a pinned checkpoint. TAG may be\n"
-          "\"latest\". Without TAG: the pins there are. --early: TAG need not be there yet.\n\n"
+          "\"latest\". Without TAG: lists the pins. --early: TAG need not exist yet.\n\n"
           "  nebula pin global_step500 --reason \"the paper's figure 3\"\n",
           command_pin },
         { "unpin", "nebula unpin TAG [--path DIR] [--json]", "let the rules hold for a checkpoint again",
@@ -81,7 +81,7 @@ const struct cli_command cli_commands[] = {
           "entry of its log, as `nebula prune --json` shows it.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
           command_prune },
-        { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "versions from one storage to another, verified on the way",
+        { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "copies versions from one storage path to another, and verifies them",
           "SRC and DST are directories or URLs. Without --tag or --all the newest checkpoint.\n"
           "Every chunk is compared with its checksum before it is sent. What DST has already\n"
           "is not copied again, and a copy that was interrupted goes on where it was. If DST\n"

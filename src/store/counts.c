@@ -11,7 +11,7 @@ const char *const store_outcome_names[STORE_OUTCOMES] = { "success", "absent", "
 
 struct kind {
         const struct store_ops *driver;
-        struct store_ops ops; /* count, and call the driver's */
+        struct store_ops ops; /* counts, then calls the driver */
         atomic_ullong requests[STORE_OPERATIONS][STORE_OUTCOMES], read_bytes, written_bytes, retries;
 };
 static struct kind kinds[KINDS_MAX];
@@ -135,7 +135,7 @@ static enum nebula_status copy(struct store *store, const char *from, const char
         return count(kind, STORE_OP_COPY, NULL, 0, kind->driver->copy(store, from, to, condition, error));
 }
 
-/* A driver's table may lack some of the operations, and callers look. */
+/* Copies the driver's table. Callers check for missing operations, so these stay missing. */
 static struct store_ops counting(const struct store_ops *driver)
 {
         struct store_ops ops = *driver;
@@ -165,7 +165,7 @@ void store_count(struct store *store)
                 kind = &kinds[kind_count];
                 kind->driver = store->ops;
                 kind->ops = counting(store->ops);
-                atomic_fetch_add(&kind_count, 1); /* those who look see a kind that is complete */
+                atomic_fetch_add(&kind_count, 1); /* readers see the kind only when it is complete */
         }
         lock_give(&adding);
         if (kind && store->ops == kind->driver)

@@ -1,9 +1,8 @@
 /*
- * counts.h - how many requests this process has sent to storage, and what became of them, by kind of store and operation.
+ * counts.h - counts this process's requests to storage by kind of store, operation and outcome.
  *
- * A store that store_count was given counts from then on. A request is one operation of store.h, so an upload of many parts is one: the
- * repetitions of its HTTP requests are counted apart. Bytes are those that were read or sent; what a trainer reads through a lent descriptor
- * is not among them.
+ * store_count makes a store count from then on. A request is one operation of store.h, so an upload of many parts is one request. Repeated
+ * HTTP requests are counted separately. Bytes are those read or sent, except those that a trainer reads through a lent descriptor.
  *
  * Threads: any, all at once.
  */
@@ -37,9 +36,9 @@ struct store_counts {
 };
 
 void store_count(struct store *store);
-/* The next kind of store that was counted. *index: 0 at first. False: there is no more. */
+/* The next counted kind of store. *index: 0 at first. False: there are no more. */
 bool store_counts_next(size_t *index, struct store_counts *ret_counts);
-/* Where repetitions are counted, for http_request.retries. NULL: the store is not counted. */
+/* The counter for http_request.retries. NULL: the store is not counted. */
 atomic_ullong *store_counts_retries(const struct store *store);
 
 #endif

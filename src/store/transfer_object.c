@@ -157,7 +157,7 @@ static enum nebula_status make_room(struct moving *moving, struct nebula_error *
                 result = map_spill(directory, size, &data);
         if (result < 0)
                 return error_set(error, result == -ENOMEM ? NEBULA_NO_MEMORY : error_status_of_errno(-result), -result,
-                                 "no room for the %" PRIu64 " bytes of %s/%s on their way; TMPDIR names another directory than %.100s", size,
+                                 "no room to buffer the %" PRIu64 " bytes of %s/%s in %.100s; set TMPDIR to another directory", size,
                                  moving->transfer->from->root, moving->key, directory);
         moving->data = data;
         return NEBULA_OK;

@@ -90,7 +90,7 @@ static void ranks_that_do_not_add_up_are_refused(void)
         CHECK(parse_ranks("[[1,-1]]") != NEBULA_OK && parse_ranks("[[1,99999999999]]") != NEBULA_OK);
 }
 
-/* A committed document with this member, and these ranks. */
+/* Parses a committed document with this member and these ranks. */
 static enum nebula_status parse_with(const char *member, const char *ranks)
 {
         char body[1024];
@@ -141,7 +141,7 @@ static void a_documents_name_says_its_writing(void)
         CHECK(!captured_is_of("captured-.json", 1) && !captured_is_of("rank-00004.json", 1));
 }
 
-/* The version would get a manifest that says so, which no reader takes. */
+/* The version's manifest would hold it, and readers refuse such a manifest. */
 static void a_line_that_began_after_its_version_is_refused(void)
 {
         uint32_t ranks[] = { 0 };

@@ -23,7 +23,7 @@ static void each_fresh(void (*promise)(void))
         each(if_fresh);
 }
 
-/* The keys that were put, sorted. */
+/* The keys of the objects that were put, sorted. */
 static char *made[KEYS_MAX];
 static size_t made_count;
 
@@ -46,7 +46,7 @@ static void forget_made(void)
                 free(made[--made_count]);
 }
 
-/* What `keys` has to say of these. */
+/* The expected result of `keys`. */
 static const char *expected(const char *prefix, bool deep)
 {
         static char text[65536], last[256];
@@ -103,7 +103,7 @@ static unsigned dice(unsigned sides)
         return (unsigned)(state >> 33) % sides;
 }
 
-/* No name is both an object's and a directory's: the last component of a key begins with a letter of its own. */
+/* No name is both an object's and a directory's: the last component of a key begins with another letter. */
 static void random_key(char *key)
 {
         static const char letters[] = "ab-.0~";
@@ -163,7 +163,7 @@ static void details(void)
 }
 EACH(an_entry_of_a_list_says_what_stat_says, details)
 
-/* The next page goes on behind the last key, whether that is there still or not. */
+/* The next page continues behind the last key, even if that key was removed. */
 static void changing(void)
 {
         struct store_page page;

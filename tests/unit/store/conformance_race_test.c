@@ -99,7 +99,7 @@ static void publication(void)
 }
 EACH(of_those_that_publish_a_key_one_wins, publication)
 
-/* Each removes what it wrote: where objects are files, directories vanish under those that write next to it. */
+/* Each thread removes its own objects: if objects are files, directories vanish while other threads write in them. */
 static void *come_and_go(void *number)
 {
         struct store *mine = stores[(uintptr_t)number % 2];

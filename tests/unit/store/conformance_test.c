@@ -254,7 +254,7 @@ static void fed(void)
         CHECK(store->ops->read(store, "t/big", back, 0, BIG_BYTES, &error) == NEBULA_OK && !memcmp(data, back, BIG_BYTES));
         REQUIRE(!bulk_feed_init(&feed, BIG_BYTES));
         bulk_feed_tell(&feed, 0);
-        bulk_feed_end(&feed); /* its writer has given it up */
+        bulk_feed_end(&feed); /* the writer gives up */
         object.key = "t/other";
         CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_STORAGE && !strcmp(get("t/other"), "-"));
         bulk_feed_done(&feed);
@@ -263,7 +263,7 @@ static void fed(void)
 }
 EACH(an_upload_takes_bytes_while_they_are_made, fed)
 
-/* Of five chunks and a rest the third one differs. Some services take no part of less than 5 MiB. */
+/* Five chunks and a rest; the third chunk differs. Some services take no part of less than 5 MiB. */
 #define REFER_BYTES (5 * REFER_CHUNK + 777)
 #define REFER_CHUNK (uint64_t)BULK_REQUEST_BYTES
 
@@ -274,7 +274,7 @@ static void tell_all_but(struct bulk_feed *feed, unsigned differing)
         bulk_feed_end(feed);
 }
 
-/* What was sent of the object; it is published. */
+/* Uploads and publishes an object, and returns the number of bytes sent. */
 static uint64_t upload_with(const char *key, const char *data, const struct store_source *source, unsigned differing, struct store_mark *ret_mark)
 {
         struct store_written written = { { "" }, 1 };
@@ -327,7 +327,7 @@ static void refers(void)
 }
 EACH(what_is_the_same_in_a_source_is_not_sent_again, refers)
 
-/* The feed says that the chunks are the same, and the source has other bytes: the driver may not take them. */
+/* The feed says that the chunks are the same, but the source has other bytes: the driver must not take them. */
 static void refers_not(void)
 {
         char *data = make_five(1), *other = make_five(2);
@@ -379,7 +379,7 @@ static void copies(void)
         CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && put("view", "old", STORE_ALWAYS) == NEBULA_OK);
         CHECK(store->ops->copy(store, "t/x", "view", STORE_IF_ABSENT, &error) == NEBULA_BUSY && strstr(error.message, "view"));
         CHECK(!strcmp(get("view"), "old"));
-        for (int i = 0; i < 2; i++) /* the second time onto itself */
+        for (int i = 0; i < 2; i++) /* the second time to itself */
                 CHECK(store->ops->copy(store, "t/x", "view", STORE_ALWAYS, &error) == NEBULA_OK && !strcmp(get("view"), "1"));
         CHECK(store->ops->copy(store, "t/x", "view", STORE_IF_ABSENT, &error) == NEBULA_BUSY);
         CHECK(store->ops->copy(store, "t/x", "far/away/y", STORE_IF_ABSENT, &error) == NEBULA_OK && !strcmp(get("far/away/y"), "1"));

@@ -23,7 +23,7 @@ static enum nebula_status parse_removal(const char *text, size_t size, struct ne
 
 /* ---- what is written is read again ---- */
 
-/* The status of a document of `size` bytes, and of reading it, if there is one. */
+/* The status of formatting a document of `size` bytes, and of parsing it. */
 static enum nebula_status format_and_parse(size_t size, enum nebula_status *ret_parsed)
 {
         struct nebula_error error;
@@ -164,7 +164,7 @@ static void every_flipped_bit_and_every_cut_is_found(void)
         check_damage(parse_removal, "removal-2.0.json");
 }
 
-/* Nor for a record, which has a test of its own. */
+/* A record has a test of its own. */
 static void no_document_is_taken_for_one_of_another_kind(void)
 {
         static const char *const names[] = { "manifest-2.0.json", "removal-2.0.json", "record-2.0.json", "captured-2.0.json" };
@@ -217,7 +217,7 @@ static void another_major_version_is_refused_and_says_which_nebula_reads_it(void
         CHECK(is_refused(MANIFEST("2", "", "", ""), "version 2", "") && is_refused(MANIFEST("2x.0", "", "", ""), "2x.0", ""));
 }
 
-/* As it was released to nobody, but written by many. */
+/* Version 1.0 was never released, but development versions wrote it. */
 static void a_manifest_of_version_1_0_is_refused_by_its_version(void)
 {
         CHECK(is_refused("{\"nebula\":\"manifest\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":2,\"step\":-1,\"world\":1,"
@@ -247,7 +247,7 @@ static void a_sealed_lie_is_refused(void)
         CHECK(parse_sealed(parse_manifest, "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"\\u0000\"") == NEBULA_CORRUPT);
 }
 
-/* No key is taken from a document, so a name that looks like a way elsewhere is a name. */
+/* No document contains a key, so a name that looks like a path is only a name. */
 static void a_name_leads_nowhere_else(void)
 {
         static const char *const names[] = { "../a", "/etc/x", "x/../../a", ".nebula/manifest-1.json", "a/", "..", ".", "latest", "l/.bashrc" };
@@ -277,7 +277,7 @@ static void a_writing_that_is_no_name_of_one_is_refused(void)
         }
 }
 
-/* A manifest, without its closing brace, that is sound but for one number. */
+/* A manifest without its closing brace, sound except for one number. */
 static enum nebula_status parse_with(const char *number, const char *generation, const char *step, const char *world, const char *sequence,
                                      const char *size, const char *rank)
 {
@@ -333,7 +333,7 @@ static void a_removal_with_an_impossible_number_or_no_tag_is_refused(void)
         }
 }
 
-/* What nobody would read is not written. */
+/* Documents that readers would refuse are not written. */
 static void a_document_with_numbers_that_are_refused_is_not_written(void)
 {
         struct manifest most = { .tag = "t", .number = DOCUMENT_GENERATION_MAX, .generation = DOCUMENT_GENERATION_MAX, .step = -1, .world = 1,

@@ -1,4 +1,4 @@
-/* Transfers to a server that does wrong at will (NEBULA_TEST_FAULTS, tests/servers/http_server.py): each is right, or fails. */
+/* Transfers to a server that simulates faults (NEBULA_TEST_FAULTS, tests/servers/http_server.py): each is right, or fails. */
 #include "base/error.h"
 #include "kinds.h"
 #include "store/http/faults.h"
@@ -31,7 +31,7 @@ static void be_quick(void)
                 kind_limits->part_bytes = kind_limits->part_bytes_good = 64u << 10;
 }
 
-/* Whether the object got there, and came back. */
+/* Whether the object was uploaded and read back. */
 static bool transfer(unsigned number, const char *data, char *back)
 {
         char key[32];

@@ -10,7 +10,7 @@
 
 #define WRITING "w0123456789abcdef-1-0badcafe"
 
-/* No document may name one of these. */
+/* Names of writings that no document may contain. */
 static const char *const unsound_writings[] = {
                 "", "w", "../w", "w0123456789abcdef-1-0badcafe/..", "w0123456789abcdef-1-0badcafe/x", "w0123456789abcdef/1-0badcafe",
                 "w0123456789ABCDEF-1-0badcafe", "w0123456789abcde-1-0badcafe", "w0123456789abcdef--0badcafe", "w0123456789abcdef-1-0badcaf",
@@ -54,7 +54,7 @@ static inline char *seal(const char *body, size_t *ret_size)
 
 typedef enum nebula_status parser(const char *text, size_t size, struct nebula_error *error);
 
-/* What becomes of `body` when it is sealed and read. */
+/* The status of reading `body` after it was sealed. */
 static inline enum nebula_status parse_sealed(parser *parse, const char *body)
 {
         size_t size;
@@ -65,7 +65,7 @@ static inline enum nebula_status parse_sealed(parser *parse, const char *body)
         return status;
 }
 
-/* Every flipped bit and every cut of a golden document is found. */
+/* Checks that every flipped bit and every cut of a golden document is found. */
 static inline void check_damage(parser *parse, const char *name)
 {
         size_t size;

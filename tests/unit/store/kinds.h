@@ -10,10 +10,10 @@
 #include "test_dir.h"
 
 static struct nebula_error error; /* of the call before */
-static struct store *store;       /* the empty one, when a promise begins */
+static struct store *store;       /* empty when a promise begins */
 static unsigned features;
 
-/* `again`: another store of the same objects. `end`: after all of them were closed. */
+/* `again`: another store of the same objects. `end`: called after all of them were closed. */
 struct kind {
         const char *name;
         struct store *(*begin)(void);
@@ -137,7 +137,7 @@ static inline enum nebula_status put(const char *key, const char *text, enum sto
         return store_put_text(store, key, text, condition, &error);
 }
 
-/* The text of an object; "-" when there is none, "!" for any other failure. */
+/* The text of an object; "-": absent; "!": any other failure. */
 static inline const char *get(const char *key)
 {
         static char text[4096];
@@ -153,7 +153,7 @@ static inline const char *get(const char *key)
         return text;
 }
 
-/* "" when it is not there. */
+/* "" if the object is absent. */
 static inline struct store_stamp stamp_of(const char *key)
 {
         struct store_entry entry = { 0 };
@@ -165,7 +165,7 @@ static inline struct store_stamp stamp_of(const char *key)
         return stamp;
 }
 
-/* Where objects are files, an empty directory is a folded entry. */
+/* If objects are files, an empty directory is a folded entry. */
 static inline bool is_empty_directory(const struct store_entry *entry)
 {
         char prefix[300];
@@ -182,7 +182,7 @@ static inline bool is_empty_directory(const struct store_entry *entry)
         return is_empty;
 }
 
-/* The keys of a list, each with a blank behind it; a folded one has '/' at its end. "!": it failed. */
+/* The keys of a list, each followed by a blank; a folded one ends with '/'. "!": the list failed. */
 static inline const char *keys(const char *prefix, bool deep)
 {
         static char text[65536];

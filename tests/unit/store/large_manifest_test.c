@@ -174,7 +174,7 @@ static void the_files_of_each_record_are_found_together(void)
 #define JOB_RECORDS 2048u
 #define JOB_BYTES_MAX ((size_t)2 << 20)
 
-/* As DeepSpeed names them. */
+/* With DeepSpeed's file names. */
 static char *format_job(size_t *ret_size)
 {
         struct manifest manifest = { .tag = "global_step500", .job = "job", .run = "run", .number = 1, .generation = 1, .sequence = 1, .step = 500,

@@ -27,7 +27,7 @@ static void going_back_again_to_an_earlier_step_leaves_the_line_between(void)
         struct line first = { 0 }, second = forked(&first, 1000, 300), third = forked(&second, 2000, 200), again = forked(&first, 3000, 400);
 
         CHECK(third.count == 1 && !line_holds(&third, &second, 310) && !line_holds(&third, &second, 150) && line_holds(&third, &first, 200));
-        CHECK(!line_holds(&again, &second, 310) && line_holds(&again, &first, 350)); /* what `second` had abandoned */
+        CHECK(!line_holds(&again, &second, 310) && line_holds(&again, &first, 350)); /* `second` had abandoned it */
 }
 
 static void the_oldest_forks_are_forgotten_and_count_as_the_first_line(void)
@@ -114,7 +114,7 @@ static void a_scan_knows_the_newest_of_the_latest_line_and_what_it_abandoned(voi
         manifest_scan_mark(&scan);
         CHECK(manifest_scan_newest(&scan, "") == 4);
         CHECK(list[1].is_abandoned && !list[0].is_abandoned && !list[2].is_abandoned && !list[3].is_abandoned);
-        scan.count = 3; /* both of the second line turn out to be damaged: what is marked stays so */
+        scan.count = 3; /* both versions of the second line turn out to be damaged: they stay marked */
         CHECK(manifest_scan_newest(&scan, "") == 2);
         scan.count = 2;
         CHECK(manifest_scan_newest(&scan, "") == 0);

@@ -21,7 +21,7 @@ static void a_writing_is_named_by_its_job_run_number_and_try(void)
         writing_name("job", "run", 12, 0xbadcaff, other);
         CHECK(strcmp(one, other) && !strncmp(other, prefix, strlen(prefix)));
         writing_name("job", "run", 1, 0xbadcafe, other);
-        CHECK(strncmp(other, prefix, strlen(prefix)) && !strncmp(one, other, WRITING_RUN_CHARS)); /* "-1-" is no beginning of "-12-" */
+        CHECK(strncmp(other, prefix, strlen(prefix)) && !strncmp(one, other, WRITING_RUN_CHARS)); /* "-1-" is not the beginning of "-12-" */
         writing_name("job", "run2", 12, 0xbadcafe, other);
         CHECK(strncmp(one, other, WRITING_RUN_CHARS));
         writing_name("jobr", "un", 12, 0xbadcafe, other); /* the two are not run together */

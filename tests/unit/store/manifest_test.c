@@ -22,7 +22,7 @@ static bool reads_back(const struct manifest *manifest, const char *name, const 
         return !read_file(manifest, name, data) && !memcmp(data, expected, sizeof data);
 }
 
-/* Version 1 has x and y, version 2 of a later run has x again and z, and y carries over. */
+/* Version 1 has x and y. Version 2, of a later run, has a new x, z, and the carried-over y. */
 static void write_two(struct manifest *ret_manifest)
 {
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
@@ -45,7 +45,7 @@ ON_EACH_STORE(a_version_is_loaded_as_it_was_committed)
         manifest_done(&manifest);
 }
 
-/* Nothing is ever replaced: each reader has one of the two versions, whole, also while the other is written. */
+/* Nothing is replaced: each reader gets one complete version, even while the other is written. */
 ON_EACH_STORE(readers_have_one_of_two_versions_whole_while_the_second_is_written)
 {
         struct writer writer = { .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "z" } };
@@ -101,7 +101,7 @@ ON_EACH_STORE(an_open_file_has_the_same_bytes)
 #define BIG_CHUNKS 5u
 #define BIG_CHUNK_BYTES 4096u
 
-/* A file of several chunks, and the manifest of a version that has nothing else. */
+/* A file of several chunks, and a manifest with only this file. */
 static void write_big(struct manifest *ret_manifest)
 {
         static char data[BIG_CHUNKS * BIG_CHUNK_BYTES - 1000];
@@ -250,7 +250,7 @@ ON_EACH_STORE(a_record_is_the_one_that_the_manifest_was_made_from)
         manifest_done(&manifest);
 }
 
-/* A hostile manifest may name a record that exists, with its checksum, as one of another writing, rank or generation. */
+/* A hostile manifest may name an existing record, with its checksum, but with another writing, rank or generation. */
 ON_EACH_STORE(a_record_at_a_place_that_is_not_its_own_is_refused)
 {
         struct manifest manifest;
@@ -335,7 +335,7 @@ ON_EACH_STORE(a_version_is_gone_if_its_tag_holds_another_or_none)
         manifest_done(&two);
 }
 
-/* As torch.save over it: a new file with the old name. Where the bytes are shared, the old file has them still. */
+/* A program replaces the file, as torch.save does. If the bytes are shared, the old file still has them. */
 ON_EACH_STORE(what_another_program_puts_over_a_view_is_no_damage)
 {
         struct manifest manifest;
@@ -416,8 +416,8 @@ ON_EACH_STORE(a_sweep_that_may_have_listed_the_records_is_waited_for)
 {
         struct manifest manifest;
 
-        if (features & STORE_PATHS) { /* mem counts in seconds, for which no test waits */
-                have("t/.nebula/sweep-0000000000000001.json", "{}"); /* begun before the records, so it knows nothing of them */
+        if (features & STORE_PATHS) { /* mem counts in seconds, and tests do not wait that long */
+                have("t/.nebula/sweep-0000000000000001.json", "{}"); /* begun before the records, so its listing does not contain them */
                 os->sleep_ms(30);
         }
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
@@ -431,7 +431,7 @@ ON_EACH_STORE(a_sweep_that_may_have_listed_the_records_is_waited_for)
         manifest_done(&manifest);
 }
 
-/* Nothing is called present or durable because storage failed. */
+/* If storage fails, no version is called present or durable. */
 ON_EACH_STORE(a_failure_of_storage_is_no_answer_of_a_check)
 {
         struct manifest manifest;

@@ -20,7 +20,7 @@ static void fail(const struct mem_faults *faults)
         store_mem_faults(store, faults);
 }
 
-/* The text of an object when nothing fails; "-": there is none. */
+/* The text of an object without faults; "-": absent. */
 static const char *look(const char *key)
 {
         static char text[100];
@@ -82,7 +82,7 @@ static enum nebula_status look_around(void)
         return status;
 }
 
-/* `written`: the key that is `after` when it is done; NULL: nothing is written. */
+/* `written`: the key that equals `after` when the step succeeds; NULL: the step writes nothing. */
 static const struct step {
         enum nebula_status (*run)(void);
         const char *written, *before, *after;
@@ -169,7 +169,7 @@ static void a_stale_list_shows_the_state_before_the_last_writes(void)
         CHECK(create() == NEBULA_OK && count() == 0);
         CHECK(store_put_text(store, "t/z", "1", STORE_ALWAYS, &error) == NEBULA_OK && count() == 1);
         CHECK(take_away() == NEBULA_OK && count() == 2);
-        CHECK(replace() == NEBULA_OK && count() == 3); /* and not without the one that was removed */
+        CHECK(replace() == NEBULA_OK && count() == 3); /* the list still shows the removed object */
         CHECK(store_put_text(store, "t/z", "2", STORE_ALWAYS, &error) == NEBULA_OK && count() == 2);
         fail(NULL);
         CHECK(store->ops->features(store) & STORE_LISTS_FRESH && count() == 3);

@@ -13,7 +13,7 @@ static inline void open_file(void)
         test_dir_make(dir);
         snprintf(kind_root, sizeof kind_root, "%s/root", dir);
         store = again_file();
-        features = STORE_PATHS; /* for keys; not asked, because tests do so themselves */
+        features = STORE_PATHS; /* only for keys; not probed, because tests do that themselves */
 }
 
 static inline void close_file(void)

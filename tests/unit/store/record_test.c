@@ -64,7 +64,7 @@ static void the_golden_record_of_version_2_0_is_read(void)
         free(text);
 }
 
-/* The manifest was made from that record, and the name of the writing from the job, the run and the number. */
+/* The manifest was made from that record. The name of the writing comes from the job, the run and the number. */
 static void the_golden_manifest_names_the_golden_record(void)
 {
         struct manifest manifest;

@@ -13,7 +13,7 @@ static uint64_t last_removal(const char *directory)
         return number;
 }
 
-/* Nothing of Nebula's, nor of the files that its records named. */
+/* Whether Nebula's objects and the files of its records are gone. */
 static bool is_all_gone(const char *directory)
 {
         char prefix[300];
@@ -40,7 +40,7 @@ ON_EACH_STORE(a_removal_takes_all_that_is_nebulas_and_nothing_else)
         CHECK(last_removal("t") == 3 && count_objects(".nebula/removed/") == 1);
 }
 
-/* Its files were replaced by views of the version that was written again. */
+/* Its files were replaced by views of a later writing of the tag. */
 ON_EACH_STORE(a_removal_takes_the_manifest_of_format_1_too)
 {
         have("t/.nebula/manifest.json", "{}");
@@ -77,7 +77,7 @@ ON_EACH_STORE(the_numbers_of_the_log_go_on_after_a_removal)
         CHECK(count_objects(".nebula/removed/") == 1);
 }
 
-/* Only the first entry of a log names files in place, where somebody may still write a view. */
+/* Only the first entry of a log names files in place: afterwards another writer may still write a view there. */
 ON_EACH_STORE(after_a_removal_no_file_of_a_manifest_lies_in_place)
 {
         struct manifest manifest;
@@ -121,7 +121,7 @@ ON_EACH_STORE(a_version_that_was_written_again_is_not_removed_in_the_name_of_the
         manifest_done(&old);
 }
 
-/* It may be a later writing, in a format of tomorrow. */
+/* It may be a later writing in a newer format. */
 ON_EACH_STORE(what_cannot_be_looked_at_is_not_removed)
 {
         struct manifest manifest;
@@ -156,7 +156,7 @@ ON_EACH_STORE(objects_of_another_user_stay)
         }
 }
 
-/* Somebody may be writing it. */
+/* A writer may still be writing it. */
 ON_EACH_STORE(a_young_temporary_object_stays_until_a_sweep)
 {
         size_t swept;
@@ -200,7 +200,7 @@ ON_EACH_STORE(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_
         }
 }
 
-/* The writer sleeps between its files and its manifest: it finds the removal, whether that has ended or not, and writes all again. */
+/* The writer sleeps between its files and its manifest. It finds the removal, finished or not, and writes all files again. */
 ON_EACH_STORE(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_finds_out)
 {
         for (enum writer_at at = AT_PLACE; at <= AT_CHECK; at++) {
@@ -217,7 +217,7 @@ ON_EACH_STORE(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_fin
         }
 }
 
-/* Another program ends the removal, or writes the tag again, before the k-th call of it. */
+/* Before the k-th call of the removal, another program completes it or writes the tag again. */
 static uint64_t acts_at;
 static void (*act)(void);
 
@@ -263,7 +263,7 @@ static void a_tag_that_is_written_again_stays_whole(void)
                 watched_end(store);
                 if (has_acted) {
                         CHECK((!status || status == NEBULA_BUSY) && holds("t", "b"));
-                        CHECK(status != NEBULA_BUSY || shows("t", "keep", "a")); /* it stays, and what carries over with it */
+                        CHECK(status != NEBULA_BUSY || shows("t", "keep", "a")); /* it stays, with its carried-over files */
                 } else {
                         CHECK(!status && holds_nothing("t"));
                 }
@@ -320,7 +320,7 @@ static bool interrupt(enum watched_failure how, uint64_t k, enum ending ending)
         has_failed = atomic_load(&watched.calls) >= k;
         watched_end(store);
         CHECK(!status || (has_failed && (status == NEBULA_STORAGE || status == NEBULA_TIMEOUT)));
-        /* A whole version or none, and no version without its files. */
+        /* Either a complete version or none; no version lacks files. */
         CHECK(holds_nothing("t") || (status && holds("t", "a")));
         if (!holds("t", "a") || ending == BY_A_REMOVAL || ending == BY_A_WRITER) {
                 end_it(ending, &manifest);
@@ -341,14 +341,14 @@ ON_EACH_STORE(an_interrupted_removal_leaves_a_whole_version_or_none_and_is_ended
                                 continue;
 }
 
-/* What has one of the version's names by now, and is not what its record describes, is not the version's any more. */
+/* An object that has one of the version's names but differs from its record is not the version's any more. */
 ON_EACH_STORE(a_removal_that_is_ended_by_another_takes_no_users_file_in_the_versions_name)
 {
         struct manifest manifest;
 
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
         load("t", &manifest);
-        for (uint64_t k = 1; !holds_nothing("t"); k++) { /* it dies once it is entered */
+        for (uint64_t k = 1; !holds_nothing("t"); k++) { /* the removal is interrupted after its entry */
                 watched_begin(store);
                 watched_fail(PROGRAM_DIES, k);
                 manifest_remove(store, &manifest, NULL);
@@ -363,7 +363,7 @@ ON_EACH_STORE(a_removal_that_is_ended_by_another_takes_no_users_file_in_the_vers
 
 static bool has_ended;
 
-/* Another removal uses the number that this one is about to use, and ends. */
+/* Another removal takes the number that this one is about to use, and completes. */
 static void end_another(struct store *one, enum watched_call call, const char *key)
 {
         if (call != CALL_PUT || has_ended || strcmp(key, "t/.nebula/manifest-2.json"))
@@ -413,7 +413,7 @@ static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
         CHECK(holds("t", "a") && has("t/foreign"));
         manifest_forsake(store, "t", failed.writing);
         CHECK(holds("t", "a") && shows("t", "x", "a") && has("t/foreign"));
-        CHECK(count_objects("t/") == 4); /* a manifest, a record, x, and what is foreign */
+        CHECK(count_objects("t/") == 4); /* a manifest, a record, x, and the foreign object */
         writer_done(&failed);
 }
 

@@ -10,7 +10,7 @@ static void save(const char *tag, uint64_t sequence)
         write_version((struct writer){ .tag = tag, .run = "a", .sequence = sequence, .names = { "x" } });
 }
 
-/* Sequence of the newest, 0: nothing there. */
+/* Sequence of the newest version; 0: none. */
 static uint64_t newest_sequence(void)
 {
         struct manifest_scan scan;
@@ -44,7 +44,7 @@ ON_EACH_STORE(a_scan_lists_the_sound_oldest_first_and_counts_the_broken)
         REQUIRE(scan.count == 2);
         CHECK(!strcmp(scan.manifests[0].tag, "global_step100") && !strcmp(scan.manifests[1].tag, "global_step20"));
         CHECK(scan.broken_count == 1 && strstr(scan.broken, "broken/.nebula/manifest-1.json") && !strcmp(scan.broken_list[0].tag, "broken"));
-        CHECK(manifest_scan_newest(&scan, "") == 0 && manifest_scan_newest(&scan, NULL) == 0); /* the larger step, though committed before */
+        CHECK(manifest_scan_newest(&scan, "") == 0 && manifest_scan_newest(&scan, NULL) == 0); /* the larger step, committed before */
         CHECK(manifest_scan_newest(&scan, "other") == -1);
         manifest_scan_done(&scan);
         save("best9", 25);
@@ -117,10 +117,10 @@ ON_EACH_STORE(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_no
         have("v/x", "x");
         CHECK(!manifest_is_bare(store, "v", &bare));
         have("w/.nebula/w0123456789abcdef-1-00000000.record-00000.json", "{}");
-        CHECK(!manifest_is_bare(store, "w", &bare)); /* nothing that a program could read */
+        CHECK(!manifest_is_bare(store, "w", &bare)); /* no file that a program could read */
 }
 
-/* No operation follows one, so what it leads to is no part of the store. */
+/* No operation follows a link, so its target is not part of the store. */
 ON_EACH_STORE(links_beside_the_tags_are_counted_and_not_followed)
 {
         struct manifest_scan scan;
@@ -166,7 +166,7 @@ static void a_directory_that_no_tag_is_encoded_as_is_no_tag(void)
 /* ---- while versions come and go ---- */
 
 static struct {
-        void (*then)(void); /* another program, just before a manifest is read; once, unless it is set again */
+        void (*then)(void); /* called as another program just before a manifest is read; once, unless it is set again */
         size_t root_lists, round;
 } meanwhile;
 
@@ -203,7 +203,7 @@ static void save_the_next(void)
                 meanwhile.then = save_the_next;
 }
 
-/* As with keep_last=1, whose one version is another each time it is looked at. */
+/* As with keep_last=1: the only version is another one at each look. */
 ON_EACH_STORE(a_scan_finds_what_took_the_place_of_what_it_had_listed)
 {
         save("global_step1", 1);
@@ -235,12 +235,12 @@ static void complete_a(void)
         drop("b/.nebula/manifest-1.json");
 }
 
-/* Both directories stand all the time. */
+/* Both directories exist all the time. */
 ON_EACH_STORE(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed)
 {
         write_torn((struct writer){ .tag = "a", .run = "b", .names = { "x" } });
         save("b", 10);
-        begin_meanwhile(complete_a); /* when b is read, and a has been looked at */
+        begin_meanwhile(complete_a); /* when b is read, after a */
         CHECK(newest_sequence() == 20);
         watched_end(store);
 }
@@ -260,7 +260,7 @@ ON_EACH_STORE(a_scan_of_what_stands_still_reads_each_manifest_once)
         watched_end(store);
 }
 
-/* A version that could not be read is counted, and none is taken for absent. */
+/* A version that could not be read is counted; none is taken for absent. */
 ON_EACH_STORE(a_scan_that_meets_a_failure_of_storage_tells_it)
 {
         bool has_failed = true;

@@ -18,9 +18,9 @@
 struct sleeper {
         void (*run)(void *argument);
         void *argument;
-        /* The rest is this file's. */
+        /* The other fields are private to this file. */
         pthread_t thread;
-        uint64_t calls; /* that it may make until it falls asleep again */
+        uint64_t calls; /* the calls that it may make until it sleeps again */
         bool is_awake, has_ended;
 };
 

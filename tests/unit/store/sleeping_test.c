@@ -14,7 +14,7 @@ struct story {
         void (*others[2])(void *argument);
         size_t other_count;
         bool has_version; /* run "a" has written the tag before */
-        bool is_whole;    /* explore it at every moment, however long that takes */
+        bool is_whole;    /* explore every moment, which takes long */
         size_t schedules;
         const char *problem; /* the last one */
 };
@@ -25,7 +25,7 @@ static struct claim {
         uint64_t number;
 } claims[8];
 static size_t claim_count;
-static uint64_t meant[8]; /* the numbers of the versions that removers are about to remove, or have */
+static uint64_t meant[8]; /* the numbers of the versions that removers will remove or have removed */
 static size_t meant_count;
 
 static void run_writer(void *argument)
@@ -41,7 +41,7 @@ static void run_writer(void *argument)
         }
 }
 
-/* As retention and `nebula prune`: what it removes it has loaded before. */
+/* As retention and `nebula prune` do: loads each version before it removes it. */
 static void run_remover(void *argument)
 {
         struct manifest manifest;
@@ -74,8 +74,8 @@ static void run_sweep(void *argument)
         manifest_sweep(store, ANY_AGE, &removed, NULL);
 }
 
-/* Another agent of the run finds the version in the log, without knowing whether it was called durable: it has begun anew, or is that of another
- * node which made the same manifest. */
+/* Another agent of the run finds the version in the log, and does not know whether it was called durable: a restarted agent, or one of
+ * another node that made the same manifest. */
 static void run_finder(void *argument)
 {
         struct writer finder = { .tag = "t", .run = "a" };
@@ -95,7 +95,7 @@ static bool may_follow(const struct story *story, const char *run, const char *e
         return false;
 }
 
-/* The promise that does not hold, or NULL. Lists that are stale may leave open what the log says, and then say so. */
+/* The promise that is broken, or NULL. With stale lists a call may fail to tell what the log says, but must report that. */
 static const char *broken_promise(const struct story *story)
 {
         struct manifest head = { 0 };
@@ -122,7 +122,7 @@ static const char *broken_promise(const struct story *story)
         return problem;
 }
 
-/* What must hold when all have ended. A file in place that lost its record is nobody's, and stays. */
+/* The conditions when all programs have ended. A file in place that lost its record belongs to no version, and stays. */
 static const char *broken_end(const struct story *story)
 {
         struct manifest head;
@@ -166,8 +166,8 @@ static size_t begin_programs(const struct story *story, struct writer writers[2]
         return count;
 }
 
-/* The first in `order` sleeps after `one` calls, the second after `two`; the third goes to its end, and then the first, and the second.
- * False: one of them did not get so far. */
+/* The first in `order` sleeps after `one` calls, the second after `two`. Then the third runs to its end, then the first, then the
+ * second. False: one of them made fewer calls. */
 static bool run_schedule(struct story *story, const size_t order[PROGRAMS_MAX], uint64_t one, uint64_t two)
 {
         struct sleeper programs[PROGRAMS_MAX];
@@ -184,7 +184,7 @@ static bool run_schedule(struct story *story, const size_t order[PROGRAMS_MAX], 
                 sleeper_let(&programs[order[i]], WITHOUT_END);
         }
         sleepers_end(store, programs, count);
-        if (store->ops == &store_mem) /* no list is stale for ever */
+        if (store->ops == &store_mem) /* lists become fresh in the end */
                 store_mem_faults(store, NULL);
         if (!problem)
                 problem = broken_end(story);
@@ -199,7 +199,7 @@ static bool run_schedule(struct story *story, const size_t order[PROGRAMS_MAX], 
         return slept && !problem;
 }
 
-/* All moments, or some of them, which are others each time. */
+/* Tests all moments, or a random part of them. */
 static void run_order(struct story *story, const size_t order[PROGRAMS_MAX], uint64_t step)
 {
         bool slept = true;
@@ -220,7 +220,7 @@ static void explore(struct story *story)
                 run_order(story, orders[i], story->is_whole || getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 17 : 3);
 }
 
-/* With pages of one entry there are more calls before which a program may sleep. */
+/* With pages of one entry there are more calls, so more moments at which a program may sleep. */
 static void hold(struct story story)
 {
         if (!strcmp(kind->name, "mem") || !strcmp(kind->name, "slow mem"))
@@ -286,7 +286,7 @@ ON_ALL_STORES(a_version_that_another_agent_finds_stays)
         hold((struct story){ ONE_WRITER, .others = { run_finder, run_remover }, .other_count = 2, .has_version = true });
 }
 
-/* So that what the others say means something. */
+/* Makes a mistake on purpose, to show that the other tests can fail. */
 static void find_mistake(enum writer_mistake mistake, struct story story, const char *problem)
 {
         story.writers[0].mistake = story.writers[1].mistake = mistake;

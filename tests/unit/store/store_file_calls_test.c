@@ -7,7 +7,7 @@
 
 #define FILE_BYTES (1u << 20) /* smaller files are never read without the page cache */
 
-/* With `table` in place of the system calls, from open_file to close_file. */
+/* Uses `table` in place of the system calls, from open_file to close_file. */
 static const struct os_table *real;
 static struct os_table table;
 
@@ -65,7 +65,7 @@ static int link_without_an_answer(const char *root, const char *key, const char 
         return result ? result : -EEXIST;
 }
 
-/* NFS asks again when an answer was lost, and is told that it is there. */
+/* If an answer gets lost, NFS asks again, and is told that the name exists. */
 static void an_object_whose_creation_had_no_answer_is_created(void)
 {
         open_with_table();
@@ -99,7 +99,7 @@ static int count_sync(int fd)
         return os_linux.fsync(fd);
 }
 
-/* The file, its directory, and the entries of the two directories that were made for it. */
+/* Syncs the file, its directory, and the entries of the two new directories. */
 static void a_removal_elsewhere_costs_a_write_no_sync(void)
 {
         open_with_table();
@@ -112,7 +112,7 @@ static void a_removal_elsewhere_costs_a_write_no_sync(void)
         sync_count = 0;
         CHECK(set("c/x", "1") == NEBULA_OK);
         CHECK(sync_count == 4);
-        /* What was removed is synced anew when it comes again. */
+        /* a removed directory is synced again when it is made again */
         sync_count = 0;
         CHECK(set("a/x", "1") == NEBULA_OK);
         CHECK(sync_count == 4);
@@ -135,7 +135,7 @@ static void a_directory_that_another_process_made_anew_is_synced_anew(void)
 
 static const char *replacement;
 
-/* As another agent does it, at the worst time. */
+/* Acts as another agent at the worst time. */
 static int replace_after(int result, const char *root, const char *key)
 {
         const char *text = replacement;
@@ -185,7 +185,8 @@ static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(v
 }
 
 
-/* Between the look at the victim and its removal another process replaces it; with `third`, and yet another takes the key once it is free. */
+/* Between the check of the victim and its removal, another process replaces it. With `third`, yet another process takes the key once it
+ * is free. */
 static const char *second, *third;
 
 static int rename_late(const char *root, const char *from, const char *to)
@@ -235,7 +236,7 @@ static uint64_t inode_of(const char *key)
         return found.inode;
 }
 
-/* As a file system that shares blocks does it. */
+/* Acts as a file system that shares blocks. */
 static int clone_slowly(int fd, int from)
 {
         char bytes[100];
@@ -260,7 +261,7 @@ static void a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes(void)
         }
 }
 
-/* A server an hour ahead. */
+/* A server whose clock is an hour ahead. */
 #define HOUR_NS (INT64_C(3600) * 1000000000)
 static int temp_count;
 
@@ -285,7 +286,7 @@ static void the_time_is_the_file_systems(void)
         temp_count = 0;
         CHECK(store->ops->clock(store, &first, &error) == NEBULA_OK && store->ops->clock(store, &now, &error) == NEBULA_OK);
         CHECK(first >= os->wall_ns() + HOUR_NS - 10000000000 && first <= os->wall_ns() + HOUR_NS && now >= first && now < first + 10000000000);
-        CHECK(temp_count == 1); /* it is not asked each time */
+        CHECK(temp_count == 1); /* it is not read each time */
         CHECK(!strcmp(keys("", true), "t/x "));
         close_with_table();
 }
@@ -344,7 +345,7 @@ static char first_byte(int fd)
         return byte;
 }
 
-/* Which of two files is read tells which way: t/direct stands for the disk. */
+/* The content shows which file was read: t/direct stands for the disk. */
 static void a_file_is_read_from_the_page_cache_if_all_of_it_is_there(void)
 {
         static char bytes[FILE_BYTES], read[FILE_BYTES] __attribute__((aligned(BULK_PAGE_BYTES)));

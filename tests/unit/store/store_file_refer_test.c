@@ -27,7 +27,7 @@ static int clone_by_copy(int fd, int from, uint64_t offset, uint64_t size)
 {
         char *bytes = malloc(size);
         int64_t count = os_linux.pread(from, bytes, size, offset);
-        /* Not through `fd`, which may want whole pages. */
+        /* Not through `fd`, whose writes may need whole pages. */
         char path[64];
         int other;
 
@@ -79,7 +79,7 @@ static char *make_data(void)
         return data;
 }
 
-/* `changed`: a bit for each chunk. Returns how many bytes were written. */
+/* `changed`: a bit for each changed chunk. Returns the number of written bytes. */
 static uint64_t write_file(const char *key, const char *data, unsigned changed, const struct store_source *source, struct store_mark *ret_mark)
 {
         struct store_written said = { .referred = UINT64_MAX };
@@ -151,7 +151,7 @@ static void where_blocks_cannot_be_shared_all_is_written(void)
                         clone_fails = fails;
                         clone_result = results[i];
                         CHECK(write_file("t/b", data, 1u << 2, &source, NULL) == SIZE && written >= SIZE && holds("t/b", data));
-                        clones = clone_fails = 0; /* a file system that never can is asked once */
+                        clones = clone_fails = 0; /* a file system that never can is asked only once */
                         write_file("t/c", data, 1u << 2, &source, NULL);
                         CHECK(!clones == (results[i] == -EOPNOTSUPP) && holds("t/c", data));
                         close_sharing();
@@ -176,7 +176,7 @@ static void a_source_that_has_changed_is_not_used(void)
         begin(data, &source);
         snprintf(path, sizeof path, "%s/t/a", kind_root);
         run_shell("sleep 0.02");
-        spoiled = path; /* between the look at it and the end */
+        spoiled = path; /* between the check of the source and the end of the copy */
         CHECK(write_file("t/d", data, 1u << 2, &source, NULL) == SIZE && clones && holds("t/d", data));
         close_sharing();
         free(data);

@@ -42,7 +42,7 @@ static void a_link_is_replaced_or_removed_itself(void)
         close_file();
 }
 
-/* What was planted in a path that others may write to. The root itself is found through a link. */
+/* Links that another user has put into a path. The root itself is reached through a link. */
 static void nothing_below_the_root_leads_out_of_it(void)
 {
         static const char *const keys[] = { "evil/l/x", "evil/.nebula/x", "gone/x" };
@@ -75,7 +75,7 @@ static void nothing_below_the_root_leads_out_of_it(void)
                 CHECK(store_remove_one(store, keys[i], &error) == NEBULA_STORAGE && strstr(error.message, "symbolic link"));
                 CHECK(store->ops->list(store, directory, true, NULL, &page, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
         }
-        CHECK(set("evil/x", "x") == NEBULA_STORAGE && strstr(error.message, "symbolic link")); /* its temporary file would lie outside */
+        CHECK(set("evil/x", "x") == NEBULA_STORAGE && strstr(error.message, "symbolic link")); /* its temporary file would lie outside the root */
         run_shell("test \"$(cat outside/x)\" = precious && test -d outside/deep && test $(ls -A outside | wc -l) = 2 && touch root/was_kept");
         CHECK(!strcmp(get("was_kept"), "") && !strcmp(get("t/x"), "x"));
         close_file();
@@ -207,7 +207,7 @@ static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
 
 static bool is_mounted;
 
-/* The root as a mount point: another device than what lies above it. */
+/* The root is a mount point: its device differs from its parent's. */
 static int stat_mounted(const char *path, bool follow, struct os_stat *ret_stat)
 {
         int result = os_linux.stat(path, follow, ret_stat);
@@ -238,13 +238,13 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         CHECK(set("b/x", "3") == NEBULA_OK && !strcmp(get("b/x"), "3"));
         os = real;
         close_file();
-        /* What was never one need not become one. */
+        /* A root that was never a mount point need not become one. */
         open_file();
         CHECK(set("a/x", "1") == NEBULA_OK && set("b/x", "2") == NEBULA_OK);
         close_file();
 }
 
-/* As for a user who may list the root, but not enter it. */
+/* As for a user who may list the root but not enter its directories. */
 static int stat_refused(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
 {
         return -EACCES;
@@ -288,7 +288,7 @@ static void what_belongs_to_another_user_is_foreign(void)
         CHECK(entry.is_foreign && list.count == 1 && list.entries[0].is_foreign);
         store_entry_done(&entry);
         store_list_done(&list);
-        /* A server that gives our files to another user gives it that one. */
+        /* A server that changes the owner of our files changes it to that user. */
         CHECK(set("y", "1") == NEBULA_OK && store->ops->stat(store, "x", &entry, &error) == NEBULA_OK && !entry.is_foreign);
         store_entry_done(&entry);
         os = real;

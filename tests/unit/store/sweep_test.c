@@ -72,7 +72,7 @@ ON_EACH_STORE(what_the_version_names_stays_whichever_writing_it_is_of)
         CHECK(holds("t", "c") && shows("t", "x", "a") && shows("t", "y", "b") && shows("t", "z", "c"));
 }
 
-/* A file in place goes only if a record that goes names it, it has the size, and no version names it. */
+/* A file in place is removed only if a removed record names it, its size fits, and no version names it. */
 ON_EACH_STORE(a_file_in_place_that_is_not_known_to_be_debris_stays)
 {
         write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x", "y", "z" } });
@@ -83,7 +83,7 @@ ON_EACH_STORE(a_file_in_place_that_is_not_known_to_be_debris_stays)
         CHECK(sweep(ANY_AGE) == 1 && !has("t/y") && has("t/z") && has("t/w") && holds("t", "a") && shows("t", "x", "a"));
 }
 
-/* A writer at work may use more than its newest object. */
+/* A running writer may use older objects beside its newest one. */
 ON_EACH_STORE(nothing_goes_beside_what_is_young_or_another_users)
 {
         char record[MANIFEST_KEY_MAX];
@@ -104,7 +104,7 @@ ON_EACH_STORE(nothing_goes_beside_what_is_young_or_another_users)
         }
 }
 
-/* A person may still want what is there. */
+/* A person may still want its files. */
 ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
 {
         size_t count;
@@ -116,7 +116,7 @@ ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
         count = count_objects("");
         CHECK(sweep(ANY_AGE) == 0 && count_objects("") == count);
         flip("t/.nebula/manifest-2.json", 30);
-        have("t/.nebula/manifest-1.json", "damaged"); /* nobody knows what an older one names */
+        have("t/.nebula/manifest-1.json", "damaged"); /* it is unknown which files an older one names */
         count = count_objects("");
         CHECK(sweep(ANY_AGE) == 0 && count_objects("") == count && holds("t", "b"));
 }
@@ -134,7 +134,7 @@ ON_EACH_STORE(the_versions_before_the_newest_entry_stay_until_its_writer_removes
         writer_done(&writer);
 }
 
-/* The removal dies once it is entered. */
+/* Interrupts a removal after its entry. */
 static void enter_removal_of(const struct manifest *manifest)
 {
         for (uint64_t k = 1; !holds_nothing("t"); k++) {
@@ -145,7 +145,7 @@ static void enter_removal_of(const struct manifest *manifest)
         }
 }
 
-/* What is before a removal was meant to go, also while the entries of both stay. */
+/* Versions before a removal will be removed, even while both entries exist. */
 ON_EACH_STORE(the_versions_before_a_removal_do_not_stay_behind_a_later_one)
 {
         struct writer later = { .tag = "t", .run = "b", .names = { "x" } };
@@ -203,7 +203,7 @@ ON_EACH_STORE(debris_beside_a_removal_goes_with_it)
         if (features & STORE_PATHS)
                 os->sleep_ms(30);
         else
-                have("t/.nebula/committed.json", "{}"); /* where both have one time, the record alone looks like that of a version */
+                have("t/.nebula/committed.json", "{}"); /* if both have one time, the record alone looks like a version's */
         write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(sweep(ANY_AGE) == 1 && !count_objects("t/"));
 }
@@ -227,7 +227,7 @@ static struct writer sleeper;
 static bool has_marked;
 static void (*on_mark)(void);
 
-/* When the sweep says that it is at work. */
+/* Acts when the sweep has made its sweep object. */
 static void at_mark(struct store *one, enum watched_call call, const char *key)
 {
         if (call != CALL_PUT || !strstr(key, "/.nebula/sweep-"))
@@ -248,7 +248,7 @@ ON_EACH_STORE(a_sweep_that_finds_a_new_entry_removes_nothing)
 {
         begin_anew();
         sleeper = (struct writer){ .tag = "t", .run = "a", .names = { "x" } };
-        writer_run_to(&sleeper, AT_COMMIT); /* and sleeps until all is old */
+        writer_run_to(&sleeper, AT_COMMIT); /* and sleeps until all objects are old */
         watched_begin(store);
         watched.before = at_mark;
         on_mark = commit;
@@ -263,7 +263,7 @@ ON_EACH_STORE(a_sweep_that_finds_a_new_entry_removes_nothing)
 
 static uint64_t removals_until;
 
-/* The writer commits, and looks, while the sweep removes. */
+/* The writer commits and checks while the sweep removes. */
 static void before_a_removal(struct store *one, enum watched_call call, const char *key)
 {
         if (call != CALL_REMOVE || strstr(key, "/.nebula/sweep-") || !removals_until || --removals_until)

@@ -24,7 +24,7 @@ static uint64_t next(const char *tag, uint64_t after)
         return number;
 }
 
-/* The newest entry is not sound, and the message has both texts. */
+/* The newest entry is not sound, and the message contains both texts. */
 static bool is_unsound(const char *tag, const char *one, const char *other)
 {
         struct tag_log log = { 0 };
@@ -83,7 +83,7 @@ ON_EACH_STORE(the_largest_number_decides)
         CHECK(log.number == 1 && !log.is_removal && !log.is_unsound && !strcmp(log.manifest.run, "a") && log.manifest.number == 1);
         tag_log_done(&log);
         enter_removal("t", 9);
-        enter_removal("t", 10); /* not by the bytes of its name */
+        enter_removal("t", 10); /* by number, not by the bytes of the name */
         REQUIRE(!tag_log_head(store, "t", &log, &error));
         CHECK(log.number == 10 && log.is_removal && !log.is_unsound && newest("t") == 10 && next("t", 10) == 11);
         tag_log_done(&log);
@@ -100,7 +100,7 @@ ON_EACH_STORE(what_only_looks_like_an_entry_is_none)
 {
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         have("t/.nebula/manifest-02.json", "x");
-        have("t/.nebula/manifest-999999999999999999.json", "x"); /* no log gets there, and the next number would be none */
+        have("t/.nebula/manifest-999999999999999999.json", "x"); /* no log gets there, and there would be no next number */
         have("t/.nebula/manifest-3.json.bak", "x");
         have("t/.nebula/manifest-4.json/x", "x");
         have("t/.nebula/manifest-.json", "x");
@@ -109,7 +109,7 @@ ON_EACH_STORE(what_only_looks_like_an_entry_is_none)
         CHECK(newest("t") == 2 && holds("t", "b") && has("t/.nebula/manifest-999999999999999999.json"));
 }
 
-/* A writer says what is wrong, and where. */
+/* A writer's error names the problem and the place. */
 ON_EACH_STORE(behind_the_last_number_there_is_no_entry)
 {
         struct writer writer = { .tag = "t", .run = "a", .names = { "x" } };
@@ -124,7 +124,7 @@ ON_EACH_STORE(behind_the_last_number_there_is_no_entry)
         writer_done(&writer);
 }
 
-/* After a removal that has ended nothing is left of the tag but this number. */
+/* A completed removal leaves only this number of the tag. */
 ON_EACH_STORE(the_numbers_of_an_empty_log_go_on_behind_the_last_removal)
 {
         uint64_t removed;
@@ -133,7 +133,7 @@ ON_EACH_STORE(the_numbers_of_an_empty_log_go_on_behind_the_last_removal)
         CHECK(!tag_log_set_removed(store, "t", 7, &error) && !tag_log_removed(store, "t", &removed, &error) && removed == 7);
         CHECK(has(".nebula/removed/t/7") && newest("t") == 0 && next("t", 0) == 8 && next("t", 6) == 8 && next("t", 7) == 8 && next("t", 9) == 10);
         CHECK(!tag_log_set_removed(store, "t", 12, &error) && next("t", 0) == 13 && !has(".nebula/removed/t/7"));
-        CHECK(!tag_log_set_removed(store, "t", 5, &error) && next("t", 0) == 13); /* a removal that slept ends after a later one */
+        CHECK(!tag_log_set_removed(store, "t", 5, &error) && next("t", 0) == 13); /* a removal that slept completes after a later one */
         CHECK(next("u", 0) == 1 && !tag_log_removed(store, "u", &removed, &error) && removed == 0);
         have(".nebula/removed/u/x", "x");
         have(".nebula/removed/u/-3", "x");
@@ -148,7 +148,7 @@ ON_EACH_STORE(an_entry_at_or_below_the_last_removal_is_dead)
         struct writer writer = { .tag = "t", .run = "a", .names = { "x" } };
 
         writer_run_to(&writer, AT_COMMIT);
-        CHECK(writer.next == 1 && !tag_log_set_removed(store, "t", 2, &error)); /* another version came and went */
+        CHECK(writer.next == 1 && !tag_log_set_removed(store, "t", 2, &error)); /* another version was written and removed */
         writer_step(&writer);
         CHECK(writer.at == AT_CHECK && writer.manifest.number == 1);
         writer_step(&writer);
@@ -186,7 +186,7 @@ ON_EACH_STORE(an_entry_of_another_place_is_refused_and_says_why)
         CHECK(is_unsound("t", "has number 1", "renamed or copied"));
         enter_removal("u", 1);
         copy_object("u/.nebula/manifest-1.json", "v/.nebula/manifest-1.json");
-        CHECK(is_unsound("v", "belongs to \"u\"", "renamed or copied")); /* nor does a removal go to another tag */
+        CHECK(is_unsound("v", "belongs to \"u\"", "renamed or copied")); /* nor does a removal count for another tag */
         copy_object("u/.nebula/manifest-1.json", "u/.nebula/manifest-2.json");
         CHECK(is_unsound("u", "has number 1", ""));
 }
@@ -202,12 +202,12 @@ ON_EACH_STORE(a_document_of_version_1_is_refused_with_the_version)
         free(text);
 }
 
-/* It is neither taken for a checkpoint, nor for none, nor for debris; and the tag can be written. */
+/* The directory is no checkpoint, not free, and not debris; the error says how to write the tag. */
 ON_EACH_STORE(a_directory_of_format_1_is_told_with_what_to_do)
 {
         size_t swept;
 
-        if (!(features & STORE_PATHS)) /* format 1 was written to files only */
+        if (!(features & STORE_PATHS)) /* format 1 was written only to files */
                 return;
         have("t/x", "0123456789");
         have("t/.nebula/rank-00000.json", "{}");
@@ -220,7 +220,7 @@ ON_EACH_STORE(a_directory_of_format_1_is_told_with_what_to_do)
 
 static unsigned rounds;
 
-/* The newest goes after it was listed, and another has come. */
+/* The newest entry is removed after the listing, and another is made. */
 static void go_on(struct store *one, enum watched_call call, const char *key)
 {
         struct store_victim victim = { .key = key };
@@ -295,7 +295,7 @@ ON_EACH_STORE(a_failure_of_storage_is_told_and_is_no_state_of_the_log)
         CHECK(holds("t", "a"));
 }
 
-/* What was written is found, although no list shows it yet. */
+/* An entry is found although stale lists do not show it. */
 static void a_list_that_is_old_hides_no_entry(void)
 {
         for (uint64_t stale = 1; stale <= 8; stale++) {

@@ -18,7 +18,7 @@
 #include "sum/sum.h"
 
 #define HOUR_NS (INT64_C(3600) * 1000000000)
-#define ANY_AGE (-2 * HOUR_NS) /* for a sweep: all is old enough */
+#define ANY_AGE (-2 * HOUR_NS) /* for a sweep: every object is old enough */
 #define NAMES_MAX 8
 #define FILE_BYTES 60u
 #define CHUNK_BYTES 4096u
@@ -30,7 +30,7 @@
                 each(promise##_here); \
         } \
         static void promise##_here(void)
-/* Versions take many calls, and a test looks at what it has just made: neither slow stores nor those with stale lists. */
+/* Skips slow stores, because versions take many calls, and stores with stale lists, because a test checks at once what it wrote. */
 #define ON_EACH_STORE(promise) \
         static void promise##_if_fresh(void); \
         ON_ALL_STORES(promise) \
@@ -40,7 +40,7 @@
         } \
         static void promise##_if_fresh(void)
 
-/* An empty store of the same kind in place of this one. */
+/* Replaces the store by an empty one of the same kind. */
 static inline void begin_anew(void)
 {
         store_close(store);
@@ -72,7 +72,7 @@ static inline void drop(const char *key)
                 abort();
 }
 
-/* All of an object, which the caller frees. NULL: absent. */
+/* The bytes of an object, which the caller frees. NULL: absent. */
 static inline char *bytes_of(const char *key, size_t *ret_size)
 {
         char *text;
@@ -80,7 +80,7 @@ static inline char *bytes_of(const char *key, size_t *ret_size)
         return store->ops->get(store, key, 64u << 20, &text, ret_size, NULL, NULL) ? NULL : text;
 }
 
-/* As a program that writes a new file and renames it over the old one. */
+/* Acts as a program that writes a new file and renames it over the old one. */
 static inline void replace(const char *key, const char *data, size_t size)
 {
         if (store->ops->put(store, key, data, size, STORE_ALWAYS, NULL, NULL, NULL))
@@ -124,24 +124,24 @@ static inline size_t count_objects(const char *prefix)
 
 /* ---- a writer ---- */
 
-/* What a test lets a writer forget, to see that it finds it. */
+/* A rule that the writer breaks, to show that the test finds it. */
 enum writer_mistake { NO_MISTAKE, WRITES_IN_PLACE, TRUSTS_ITS_FILES, GIVES_NO_WAY };
 enum writer_at { AT_BEGIN, AT_PLACE, AT_RECORD, AT_FILES, AT_COMMIT, AT_CHECK, AT_SHOW, AT_END, AT_GAVE_WAY, AT_GAVE_UP };
 #define WRITER_TRIES 4
 
-/* Set by the test are those before `attempt`. */
+/* The test sets the fields before `attempt`. */
 struct writer {
         const char *tag, *run;
-        const char *after;            /* the run that its own came after; NULL: none */
+        const char *after;            /* the run before its own; NULL: none */
         const char *names[NAMES_MAX]; /* of its files */
         uint64_t sequence;            /* 0: the run's first letter */
-        bool carries;                 /* the other files of the version before are files of this one */
+        bool carries;                 /* carries over the other files of the version before */
         enum writer_mistake mistake;
         enum writer_at at;
         uint32_t attempt;
-        uint64_t base; /* the newest entry that it knows */
-        uint64_t next; /* the number that its own would have */
-        bool is_made;    /* this try has made the entry */
+        uint64_t base; /* the newest entry that it has seen */
+        uint64_t next; /* the number of its own entry */
+        bool is_made;    /* this try has made its entry */
         bool is_durable; /* it says so */
         char directory[256], writing[WRITING_MAX], *record_text;
         size_t record_size;
@@ -150,7 +150,7 @@ struct writer {
         struct nebula_error error; /* of the last step that failed */
 };
 
-/* What the file has as its bytes: those of another run are others. */
+/* The file's content, which is different for each run. */
 static inline void fill(char *data, size_t size, const struct writer *writer, const char *name)
 {
         unsigned seed = (unsigned)sum_crc64(sum_crc64(0, writer->run, strlen(writer->run)), name, strlen(name));
@@ -254,7 +254,7 @@ static inline enum nebula_status writer_find_places(struct writer *writer)
         return status;
 }
 
-/* An entry that has come since the writer read the log ends the try. */
+/* A newer entry than the one that the writer has read ends the try. */
 static inline enum nebula_status writer_look_again(struct writer *writer)
 {
         uint64_t newest;
@@ -380,7 +380,7 @@ static inline bool writer_goes_on(const struct writer *writer)
         return writer->at < AT_END;
 }
 
-/* A step that fails ends the try. */
+/* A failed step ends the try. */
 static inline void writer_step(struct writer *writer)
 {
         enum nebula_status status = NEBULA_OK;
@@ -404,7 +404,7 @@ static inline void writer_step(struct writer *writer)
         case AT_CHECK:
                 status = writer_check(writer);
                 break;
-        case AT_SHOW: /* the version is durable whatever becomes of this */
+        case AT_SHOW: /* the version is durable, even if this fails */
                 manifest_publish(store, &writer->manifest, &writer->before, &writer->error);
                 writer->at = AT_END;
                 break;
@@ -421,7 +421,7 @@ static inline void writer_run(struct writer *writer)
                 writer_step(writer);
 }
 
-/* Up to, and without, a step of its first try. */
+/* Runs its first try up to a step, without that step. */
 static inline void writer_run_to(struct writer *writer, enum writer_at at)
 {
         while (writer->at < at && !writer->attempt)
@@ -430,7 +430,7 @@ static inline void writer_run_to(struct writer *writer, enum writer_at at)
                 abort();
 }
 
-/* Writes a version to its end, and nothing may stand in its way. */
+/* Writes a version to its end; it must succeed. */
 static inline void write_version(struct writer writer)
 {
         writer_run(&writer);
@@ -440,7 +440,7 @@ static inline void write_version(struct writer writer)
         writer_done(&writer);
 }
 
-/* What it leaves if it dies after its files are in place and before its manifest. */
+/* Leaves the objects of a writer that died after its files and before its manifest. */
 static inline void write_torn(struct writer writer)
 {
         writer_run_to(&writer, AT_COMMIT);
@@ -449,7 +449,7 @@ static inline void write_torn(struct writer writer)
 
 /* ---- what there is ---- */
 
-/* The tag holds a version of that run, and all of its bytes are as they were written. */
+/* Whether the tag holds a version of that run, with all of its bytes. */
 static inline bool holds(const char *tag, const char *run)
 {
         struct manifest manifest;
@@ -492,7 +492,7 @@ static inline enum nebula_status remove_version(const char *tag)
         return status;
 }
 
-/* <tag>/<name> has the bytes of that run's file. */
+/* Whether <tag>/<name> has the bytes of that run's file. */
 static inline bool shows(const char *tag, const char *name, const char *run)
 {
         struct writer writer = { .run = run };

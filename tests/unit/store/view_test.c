@@ -2,7 +2,7 @@
 #include "versions.h"
 #include "watched.h"
 
-/* Commits, and leaves the rest to the test. */
+/* Commits; the test does the steps after that. */
 static void commit(struct writer *writer)
 {
         writer_run_to(writer, AT_SHOW);
@@ -28,7 +28,7 @@ ON_EACH_STORE(a_file_that_lies_apart_is_shown_at_its_name)
         writer_done(&writer);
 }
 
-/* Nothing is copied for it: its view was made with its own writing. */
+/* Nothing is copied: the writing that saved the file made its view. */
 ON_EACH_STORE(a_file_that_carries_over_keeps_its_view)
 {
         struct writer writer = { .tag = "t", .run = "c", .after = "b", .carries = true, .names = { "z" } };
@@ -53,7 +53,7 @@ ON_EACH_STORE(what_only_the_version_before_named_goes)
         commit(&one);
         REQUIRE(!file_key("t", one.writing, "x", apart, &error) && !record_key("t", one.writing, 0, record, &error));
         CHECK(!publish(&one) && !has("t/.nebula/manifest-1.json") && has("t/.nebula/manifest-2.json"));
-        CHECK(has(apart) && has(record) && count_objects("t/.nebula/") == 4); /* the entry, and the record of y as well */
+        CHECK(has(apart) && has(record) && count_objects("t/.nebula/") == 4); /* the entry, and also the record of y */
         commit(&two);
         CHECK(has(apart) && has(record));
         CHECK(!publish(&two) && !has(apart) && !has(record) && !has("t/.nebula/manifest-2.json") && count_objects("t/.nebula/") == 4);
@@ -62,7 +62,7 @@ ON_EACH_STORE(what_only_the_version_before_named_goes)
         writer_done(&two);
 }
 
-/* A program that knows no manifests would take it for a part of this version. */
+/* A program that does not read manifests would take the file for a part of this version. */
 ON_EACH_STORE(the_view_of_a_file_that_is_no_more_goes)
 {
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "rng2.pt", "rng3.pt", "rng4.pt" } });
@@ -113,7 +113,7 @@ ON_EACH_STORE(nothing_is_done_for_a_version_that_another_entry_has_followed)
 
 static unsigned copies_until;
 
-/* Another program commits, and makes its views, before the k-th half of a copy. */
+/* Another program commits and makes its views before the k-th half of a copy. */
 static void commit_meanwhile(struct store *one, enum watched_call call, const char *key)
 {
         (void)key;
@@ -161,7 +161,7 @@ ON_EACH_STORE(a_store_that_cannot_copy_keeps_the_older_view)
         writer_done(&writer);
 }
 
-/* A program whose lists are older by a version must find the next number taken. */
+/* A program whose lists are a version behind must find the next number taken. */
 ON_ALL_STORES(where_lists_are_stale_one_entry_before_the_newest_stays)
 {
         bool is_fresh = features & STORE_LISTS_FRESH;

@@ -29,13 +29,13 @@ static struct {
         atomic_uint_fast64_t calls, of_kind[CALL_KINDS];
         uint64_t fail_at, lose_at; /* 0: none */
         bool goes_on;
-        const char *foreign; /* lists call the object with this key another user's */
+        const char *foreign; /* lists report the object with this key as another user's */
 } watched;
 
-/* How a call goes wrong, for tests of every call in each way. */
+/* The ways in which a call fails, for tests of every call. */
 enum watched_failure { CALL_FAILS, PROGRAM_DIES, ANSWER_IS_LOST, WATCHED_FAILURES };
 
-/* The number of the call. *ret_status: it is not to be made. */
+/* The number of the call. *ret_status: not NEBULA_OK: the call must not be made. */
 static inline uint64_t watched_call(struct store *self, enum watched_call call, const char *key, enum nebula_status *ret_status,
                                     struct nebula_error *failure)
 {
@@ -188,7 +188,7 @@ static inline void watched_begin(struct store *self)
         self->ops = &watched.ops;
 }
 
-/* The call with that number goes wrong. */
+/* Makes the call with that number fail. */
 static inline void watched_fail(enum watched_failure how, uint64_t number)
 {
         watched.fail_at = how == ANSWER_IS_LOST ? 0 : number;
