@@ -117,10 +117,11 @@ build_liburing() {
         sed -i 's/-lliburing/-luring/' "$kept/$arch/root/lib/pkgconfig/liburing.pc"
 }
 
-# HTTP alone: no TLS, no files, no scripts.
+# HTTP alone: no TLS, no files, no scripts. Its date would make two builds differ.
 build_civetweb() {
         unpack civetweb
-        "$kept/$arch/cc" -O2 -fPIC -c src/civetweb.c -Iinclude -DNO_SSL -DNO_CGI -DNO_FILES -DNO_CACHING -DUSE_IPV6
+        "$kept/$arch/cc" -O2 -fPIC -c src/civetweb.c -Iinclude -DNO_SSL -DNO_CGI -DNO_FILES -DNO_CACHING -DUSE_IPV6 \
+                -Wno-builtin-macro-redefined -D__DATE__='""'
         rm -f libcivetweb.a
         "$kept/$arch/ar" rcs libcivetweb.a civetweb.o
         install -D -m 644 -t "$kept/$arch/root/lib" libcivetweb.a
