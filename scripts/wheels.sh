@@ -126,6 +126,7 @@ build_civetweb() {
         "$kept/$arch/ar" rcs libcivetweb.a civetweb.o
         install -D -m 644 -t "$kept/$arch/root/lib" libcivetweb.a
         install -D -m 644 -t "$kept/$arch/root/include" include/civetweb.h
+        described civetweb
 }
 
 # A pkg-config file for a library whose own build was not used.
@@ -144,9 +145,6 @@ ar = '$kept/$arch/ar'
 strip = 'true'
 pkg-config = 'pkg-config'
 python = '$python'
-[built-in options]
-c_args = ['-I$kept/$arch/root/include']
-c_link_args = ['-L$kept/$arch/root/lib']
 [properties]
 pkg_config_libdir = '$kept/$arch/root/lib/pkgconfig'
 sys_root = '$kept/$arch/root'
