@@ -8,6 +8,7 @@
 #include "store/store_file_private.h"
 
 #define PROBES 64u
+#define STALE_TRIES 20 /* of a read that meets a file which another node has just replaced (NFS) */
 
 /* Fails for a directory: it is not an object. */
 int file_open_to_read(const struct store *store, const char *key, int flags)
@@ -42,8 +43,14 @@ static enum nebula_status read_error(const struct store *store, const char *path
         return file_error(store, "read", path, result, error);
 }
 
-enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
-                             struct nebula_error *error)
+/* Whether to read once more: on NFS a file that another node replaces after it was opened is gone, and the name leads to the new one. */
+static bool is_stale(enum nebula_status status, const struct nebula_error *failure, int *tries)
+{
+        return status && failure->sys_errno == ESTALE && ++*tries < STALE_TRIES;
+}
+
+static enum nebula_status read_once(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
+                                    struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
         enum nebula_status status = file_path(store, key, path, error);
@@ -57,6 +64,21 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
                 status = read_error(store, path, fd, offset + size, result, error);
         if (fd >= 0)
                 os->close(fd);
+        return status;
+}
+
+enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
+                             struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status;
+        int tries = 0;
+
+        do
+                status = read_once(store, key, data, offset, size, &failure);
+        while (is_stale(status, &failure, &tries));
+        if (status && error)
+                *error = failure;
         return status;
 }
 
@@ -85,8 +107,8 @@ static enum nebula_status get_from(const char *path, const struct store *store, 
 
 /* Reads size and bytes from one descriptor. By name they could come from two files, and NFS could return the cached size of an older
  * one. */
-enum nebula_status file_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                            struct store_stamp *ret_stamp, struct nebula_error *error)
+static enum nebula_status get_once(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                   struct store_stamp *ret_stamp, struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
         struct os_stat found;
@@ -108,6 +130,21 @@ enum nebula_status file_get(struct store *store, const char *key, size_t limit, 
         if (ret_stamp)
                 *ret_stamp = file_stamp(&found);
         return NEBULA_OK;
+}
+
+enum nebula_status file_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                            struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status;
+        int tries = 0;
+
+        do
+                status = get_once(store, key, limit, ret_text, ret_size, ret_stamp, &failure);
+        while (is_stale(status, &failure, &tries));
+        if (status && error)
+                *error = failure;
+        return status;
 }
 
 /* The argument of bulk_read, which computes no sums. */

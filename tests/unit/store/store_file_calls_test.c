@@ -370,7 +370,32 @@ static void a_file_is_read_from_the_page_cache_if_all_of_it_is_there(void)
         close_with_table();
 }
 
-TAP_MAIN(TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
+static int stale_reads;
+
+/* As on NFS where another node has replaced the file since it was opened. */
+static int64_t pread_stale(int fd, void *data, size_t size, uint64_t offset)
+{
+        return stale_reads-- > 0 ? -ESTALE : real->pread(fd, data, size, offset);
+}
+
+static void a_file_that_another_node_replaces_while_it_is_read_is_opened_anew(void)
+{
+        char text[8], *back;
+
+        open_with_table();
+        CHECK(set("t/x", "new") == NEBULA_OK);
+        table.pread = pread_stale;
+        stale_reads = 3;
+        CHECK(store->ops->get(store, "t/x", 100, &back, NULL, NULL, &error) == NEBULA_OK && !strcmp(back, "new"));
+        free(back);
+        stale_reads = 3;
+        CHECK(store->ops->read(store, "t/x", text, 1, 2, &error) == NEBULA_OK && !memcmp(text, "ew", 2));
+        stale_reads = 1000000; /* a server that has lost the file for good */
+        CHECK(store->ops->get(store, "t/x", 100, &back, NULL, NULL, &error) == NEBULA_STORAGE && error.sys_errno == ESTALE);
+        close_with_table();
+}
+
+TAP_MAIN(TEST(a_file_that_another_node_replaces_while_it_is_read_is_opened_anew), TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
          TEST(an_object_whose_replacement_had_no_answer_is_replaced), TEST(a_removal_elsewhere_costs_a_write_no_sync),
          TEST(a_directory_that_another_process_made_anew_is_synced_anew),
          TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_removal_gives_back_what_it_did_not_mean),
