@@ -32,11 +32,12 @@ missing_packages() {
         local found=()
         command -v cc >/dev/null && command -v make >/dev/null || found+=(build-essential)
         if ! command -v pkg-config >/dev/null; then
-                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev)
+                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev libfuse3-dev)
         else
                 pkg-config --exists jansson || found+=(libjansson-dev)
                 pkg-config --exists liburing || found+=(liburing-dev)
                 pkg-config --exists openssl || found+=(libssl-dev)
+                pkg-config --exists fuse3 || found+=(libfuse3-dev) # for tests on a file system that plays NFS
                 pkg-config --exists libcurl || found+=(libcurl4-openssl-dev)
                 echo '#include <civetweb.h>' | cc -E -x c - >/dev/null 2>&1 || found+=(libcivetweb-dev)
         fi

@@ -163,12 +163,21 @@ static void sum(void)
 }
 EACH(no_sum_is_lost_that_is_put_where_it_was_seen, sum)
 
+/* libfuse knows files by their names: one that is renamed between the kernel's lookup and its open is not found, where NFS says ESTALE and
+ * the kernel looks again. */
+#ifdef NB_TEST_NFS
+#define LOSES_NAMES true
+#else
+#define LOSES_NAMES false
+#endif
+
 /* Even threads replace the object, odd ones read it. */
 static void *replace_or_read(void *number)
 {
         struct store *mine = stores[(uintptr_t)number / 2 % 2];
 
         for (int round = 0; round < ROUNDS; round++) {
+                struct nebula_error failure;
                 char text[3000], *back;
                 size_t size;
 
@@ -176,8 +185,8 @@ static void *replace_or_read(void *number)
                 if ((uintptr_t)number % 2 == 0) {
                         if (mine->ops->put(mine, "t/x", text, sizeof text - (size_t)round, STORE_ALWAYS, NULL, NULL, NULL))
                                 atomic_fetch_add(&failures, 1);
-                } else if (mine->ops->get(mine, "t/x", sizeof text, &back, &size, NULL, NULL)) {
-                        atomic_fetch_add(&failures, 1);
+                } else if (mine->ops->get(mine, "t/x", sizeof text, &back, &size, NULL, &failure)) {
+                        atomic_fetch_add(&failures, !LOSES_NAMES || failure.status != NEBULA_NOT_FOUND);
                 } else {
                         if (sizeof text - size != (size_t)(back[0] - 'a') || back[size - 1] != back[0])
                                 atomic_fetch_add(&others, 1);

@@ -93,7 +93,22 @@ static inline void end_mem(void)
         store_mem_forget("mem://kind");
 }
 
-#ifdef NB_TEST_AZURE
+/* Below a mount of tests/servers/nfs_fuse.c. */
+static inline struct store *begin_nfs(void)
+{
+        static int count;
+
+        snprintf(kind_root, sizeof kind_root, "%s/root%d", getenv("NB_TEST_MOUNT"), count++);
+        return again_file();
+}
+
+static inline void end_nfs(void)
+{
+}
+
+#ifdef NB_TEST_NFS
+static const struct kind kinds[] = { { "file on NFS", begin_nfs, again_file, end_nfs } };
+#elif defined NB_TEST_AZURE
 #include "store/azure/kinds_azure.h"
 static const struct kind kinds[] = { KINDS_AZURE };
 #elif defined NB_TEST_S3
