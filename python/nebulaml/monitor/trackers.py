@@ -8,12 +8,13 @@ import json
 import logging
 import numbers
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 from .._session import ranks, session
-from ..errors import NebulaConfigError
+from ..errors import NebulaConfigError, NebulaError
 from ..events import Event
 from .metrics import MetricsLog, plain
 
@@ -60,6 +61,8 @@ class Tracker:
         self._events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._session = getattr(chosen, "_session", chosen) or session.default
         self._has_warned = False
+        self._begun = time.time()
+        self._told: dict[str, float] = {}  # tag -> when the version became durable that was logged last
         self._tool: _Tool | None = None
         if ranks.current().rank == 0:
             self._tool = _TOOLS[name](options)
@@ -92,12 +95,13 @@ class Tracker:
         self._guarded(lambda tool: tool.rewind(step, rows))
 
     def close(self) -> None:
-        """Logs the versions until now, and ends the tool's file or run."""
-        self._say_versions()
-        self._guarded(lambda tool: tool.close())
-        self._tool = None
+        """Logs the versions that are durable now, and ends the tool's file or run."""
         with contextlib.suppress(ValueError):
             self._session._engine.listeners.remove(self._hear)
+        self._say_versions()
+        self._say_unheard()
+        self._guarded(lambda tool: tool.close())
+        self._tool = None
         if self._metrics is not None:
             self._metrics.close()
 
@@ -113,20 +117,38 @@ class Tracker:
         rows = {row["tag"]: row for row in self._session.stats()}
         while self._events:
             event = self._events.popleft()
-            row = rows.get(event.tag, {})
-            values = {name: float(row[column]) for column, name in _COLUMNS.items() if column in row}
-            path = self._session.persist_path
-            facts = {
-                "tag": event.tag,
-                "state": "durable" if event.kind == "durable" else "failed",
-                "path": f"{path}/{event.tag}" if path else None,
-                "size_bytes": int(row.get("size_bytes", event.size)),
-                "error": event.text if event.kind == "lost" else "",
-            }
-            step = event.step if event.step is not None else 0
-            if self._metrics is not None:
-                self._metrics.log(step, **values)
-            self._guarded(lambda tool, step=step, values=values, facts=facts: tool.version(step, values, facts))
+            self._say_version(event, rows.get(event.tag, {}))
+
+    def _say_unheard(self) -> None:
+        """Logs versions that are durable, although Nebula's thread has not heard of it yet."""
+        if self._tool is None or self._session.persist_path is None or not self._session._engine.has_session():
+            return
+        try:
+            rows = self._session.stats()
+        except NebulaError as failure:
+            log.warning("nebula: the newest versions are not logged: %s", failure)
+            return
+        for row in rows:
+            durable = float(row.get("durable") or 0)
+            if durable >= self._begun and durable > self._told.get(row["tag"], 0.0):
+                step = int(row["step"])
+                self._say_version(Event("durable", row["tag"], step if step >= 0 else None), row)
+
+    def _say_version(self, event: Event, row: Mapping[str, Any]) -> None:
+        self._told[event.tag] = float(row.get("durable") or 0)
+        values = {name: float(row[column]) for column, name in _COLUMNS.items() if column in row}
+        path = self._session.persist_path
+        facts = {
+            "tag": event.tag,
+            "state": "durable" if event.kind == "durable" else "failed",
+            "path": f"{path}/{event.tag}" if path else None,
+            "size_bytes": int(row.get("size_bytes", event.size)),
+            "error": event.text if event.kind == "lost" else "",
+        }
+        step = event.step if event.step is not None else 0
+        if self._metrics is not None:
+            self._metrics.log(step, **values)
+        self._guarded(lambda tool: tool.version(step, values, facts))
 
     def _guarded(self, call: Callable[[_Tool], None]) -> None:
         if self._tool is None:
