@@ -9,7 +9,7 @@
  *
  * Tensors are read through torch's C interface for compiled models. If this torch lacks it, no tensor is plain.
  *
- * An object that is not plain ends this attempt: any other type, a subclass, a tensor
+ * An object that is not plain ends this attempt: a type that is not known here, a subclass, a tensor
  * that is_ordinary in pickle_reduce.c would refuse, a tuple that contains itself, memory
  * under two dtypes. TorchPickler then starts over: it handles every object, and reports
  * errors.
@@ -27,7 +27,6 @@
 #define DEPTH_MAX 200
 #define AHEAD_COUNT 8
 
-static enum outcome write_object(struct writer *writer, PyObject *object);
 
 /* Prefetches. Training has pushed the tensors' descriptions out of the caches, and their page translations, too. A value, the object
  * that it points to, and the next one lie in different places. Prefetching a batch of each lets them arrive together; one by one, each
@@ -94,9 +93,9 @@ static enum outcome write_dict(struct writer *writer, PyObject *dict)
                 ahead_step(&ahead);
                 Py_INCREF(key);
                 Py_INCREF(value);
-                outcome = write_object(writer, key);
+                outcome = plain_write(writer, key);
                 if (outcome == WRITTEN)
-                        outcome = write_object(writer, value);
+                        outcome = plain_write(writer, value);
                 Py_DECREF(key);
                 Py_DECREF(value);
                 if (outcome == WRITTEN && PyDict_GET_SIZE(dict) != count)
@@ -135,7 +134,7 @@ static enum outcome write_list(struct writer *writer, PyObject *list)
                 else if (count > 1 && i % BATCH_COUNT == 0)
                         put(writer, OP_MARK);
                 if (outcome == WRITTEN)
-                        outcome = write_object(writer, item);
+                        outcome = plain_write(writer, item);
                 Py_DECREF(item);
                 if (outcome == WRITTEN && PyList_GET_SIZE(list) != count)
                         outcome = NOT_PLAIN; /* as in write_dict */
@@ -161,7 +160,7 @@ static enum outcome write_tuple(struct writer *writer, PyObject *tuple)
         if (count > 3)
                 put(writer, OP_MARK);
         for (Py_ssize_t i = 0; i < count; i++) {
-                outcome = write_object(writer, PyTuple_GET_ITEM(tuple, i));
+                outcome = plain_write(writer, PyTuple_GET_ITEM(tuple, i));
                 if (outcome != WRITTEN)
                         return outcome;
         }
@@ -196,9 +195,9 @@ static enum outcome write_items(struct writer *writer, PyObject *dict, PyObject 
                 if (outcome == WRITTEN && (!PyTuple_CheckExact(item) || PyTuple_GET_SIZE(item) != 2))
                         outcome = NOT_PLAIN;
                 if (outcome == WRITTEN)
-                        outcome = write_object(writer, PyTuple_GET_ITEM(item, 0));
+                        outcome = plain_write(writer, PyTuple_GET_ITEM(item, 0));
                 if (outcome == WRITTEN)
-                        outcome = write_object(writer, PyTuple_GET_ITEM(item, 1));
+                        outcome = plain_write(writer, PyTuple_GET_ITEM(item, 1));
                 if (outcome == WRITTEN && !room(writer, 1))
                         outcome = FAILED;
                 if (outcome == WRITTEN && (++batch == BATCH_COUNT || !next)) {
@@ -240,7 +239,7 @@ static enum outcome write_ordered_dict(struct writer *writer, PyObject *dict)
         if (outcome == WRITTEN)
                 outcome = write_items(writer, dict, PyTuple_GET_ITEM(reduction, 4));
         if (outcome == WRITTEN && attributes != Py_None) {
-                outcome = write_object(writer, attributes);
+                outcome = plain_write(writer, attributes);
                 if (outcome == WRITTEN && !room(writer, 1))
                         outcome = FAILED;
                 if (outcome == WRITTEN)
@@ -270,12 +269,14 @@ static enum outcome write_new(struct writer *writer, PyObject *object)
                 outcome = write_tuple(writer, object);
         else if (type == (PyTypeObject *)torch.ordered_dict)
                 outcome = write_ordered_dict(writer, object);
+        else
+                outcome = write_leaf(writer, object);
         writer->depth--;
         Py_LeaveRecursiveCall();
         return outcome;
 }
 
-static enum outcome write_object(struct writer *writer, PyObject *object)
+enum outcome plain_write(struct writer *writer, PyObject *object)
 {
         if (PyUnicode_CheckExact(object))
                 return write_text(writer, object);
@@ -309,7 +310,7 @@ static enum outcome write_all(struct writer *writer, PyObject *object)
 
         put(writer, OP_PROTO);
         put(writer, 2);
-        outcome = write_object(writer, object);
+        outcome = plain_write(writer, object);
         if (outcome == WRITTEN)
                 outcome = check_dtypes(writer);
         if (outcome == WRITTEN && !room(writer, 1))

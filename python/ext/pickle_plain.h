@@ -4,6 +4,7 @@
  *      pickle_plain.c         containers, and the walk through an object
  *      pickle_plain_tensor.c  tensors and storages
  *      torch_abi.c            knowledge about torch (torch_abi.h)
+ *      pickle_plain_leaf.c    bytes, parameters, dtypes, enums and the like
  *      pickle_plain_out.c     bytes, memo, texts and numbers
  *
  * A function that writes returns an outcome. put... functions write unchecked:
@@ -103,6 +104,12 @@ enum outcome write_text(struct writer *writer, PyObject *text);
 enum outcome write_global(struct writer *writer, PyObject *object); /* a class or function of a module */
 enum outcome write_number(struct writer *writer, PyObject *number);
 enum outcome write_float(struct writer *writer, PyObject *number);
+
+/* pickle_plain.c */
+enum outcome plain_write(struct writer *writer, PyObject *object);
+
+/* pickle_plain_leaf.c: of an object that is no container, number, text or tensor */
+enum outcome write_leaf(struct writer *writer, PyObject *object);
 
 /* pickle_plain_tensor.c */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor);

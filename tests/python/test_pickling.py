@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import collections
+import copyreg
+import enum
 import gc
 import io
+import logging
+import os
 import pickle
 import sys
 import threading
 import weakref
 import zipfile
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -194,6 +199,75 @@ def test_a_state_that_was_loaded_is_plain_state():
     assert _nebula.plain_dump(state) is None
 
 
+class Outer:
+    class Inner:
+        pass
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = "blue"
+
+
+class Level(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+def leaves():
+    """Each twice, and some that share parts."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.note = "kept"
+    return {
+        "sizes": [torch.Size([1, 2]), torch.Size([]), torch.ones(2, 3).shape],
+        "bytes": [b"", b"x", bytes(range(256)), b"x" * 70_000, "latin1"],
+        "dtypes": [torch.float32, torch.int8, torch.float8_e4m3fn, torch.float32],
+        "devices": [torch.device("cpu"), torch.device("cuda", 1), torch.device("meta")],
+        "parameters": [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(3), requires_grad=False), weight, weight],
+        "enums": [Colour.RED, Colour.BLUE, Colour.RED, Level.ONE, Level.ONE | Level.TWO],
+        "complex": [1j, 2 + 1j],
+        "numpy": [numpy.arange(5), numpy.float32(2), numpy.ones((2, 3)).T, numpy.dtype("<u4"), *numpy.random.RandomState(1).get_state()],
+        "named": [float, collections.OrderedDict, torch.nn.Linear, os.path.join, len, Colour],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", leaves())
+def test_a_leaf_of_another_kind_is_plain_and_its_bytes_are_those_of_torch_save(kind):
+    state = {"first": torch.ones(3), "odd": leaves()[kind], "again": list(leaves()[kind]), "last": [torch.ones(2)]}
+    state["same"] = state["odd"]
+    theirs, ours = pickles(state)
+    assert theirs == ours
+    for leaf in leaves()[kind]:
+        theirs, ours = pickles({"one": leaf})
+        assert theirs == ours
+
+
+def test_a_leaf_that_registers_its_own_way_with_copyreg_is_written_that_way(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, Colour, lambda colour: (getattr, (Colour, "RED")))
+    theirs, ours = pickles([Colour.BLUE])
+    assert theirs == ours
+
+
+def test_an_enum_whose_pickling_fails_is_left_to_the_pickler_which_says_so():
+    class Local(enum.Enum):
+        ONE = 1
+
+    assert _nebula.plain_dump([Local.ONE]) is None
+    with pytest.raises(NebulaPicklingError, match="Local"):
+        pickling.capture({"a": [Local.ONE]})
+
+
+def test_what_sends_a_large_state_the_slow_way_is_named_once(monkeypatch, caplog):
+    monkeypatch.setattr(pickling, "_slow_said", False)
+    caplog.set_level(logging.INFO, "nebulaml")
+    pickling.capture({"few": torch.ones(1), "odd": {1}})
+    assert not caplog.messages
+    state = {"model": [torch.ones(1) for _ in range(pickling.MANY)], "other": {"seen": [1, {2}]}}
+    for _ in range(2):
+        pickling.capture(state)
+    assert len(caplog.messages) == 1 and "state['other']['seen'][1] is a set" in caplog.messages[0]
+
+
 def not_plain():
     hooked = torch.ones(2, requires_grad=True)
     hooked.register_hook(lambda gradient: gradient)
@@ -204,10 +278,10 @@ def not_plain():
     both = torch.randn(4)
     return {
         "hooks": hooked, "attributes": marked, "a tuple in itself": loop, "two dtypes": [both, both.view(torch.int32)],
-        "a large number": 1 << 64, "a surrogate": "\ud800", "a set": {1}, "bytes": b"x", "a parameter": torch.nn.Parameter(both),
+        "a large number": 1 << 64, "a surrogate": "\ud800", "a set": {1}, "a lambda": lambda: 1, "a class in a class": Outer.Inner,
         "sparse": torch.eye(2).to_sparse(), "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
         "negative": torch.ones(2, dtype=torch.complex64).conj().imag, "meta": torch.ones(2, device="meta"),
-        "quantised": torch.quantize_per_tensor(both, 0.1, 0, torch.qint8), "a dtype": torch.float32,
+        "quantised": torch.quantize_per_tensor(both, 0.1, 0, torch.qint8),
         "a subclass": collections.defaultdict(int), "no typed storage": torch.ones(2).to(torch.float8_e4m3fn),
     }  # fmt: skip
 

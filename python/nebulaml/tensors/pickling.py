@@ -6,6 +6,7 @@ The pickle equals torch.save's, byte for byte. The storages that it refers to st
 from __future__ import annotations
 
 import io
+import logging
 import types
 import warnings
 from collections.abc import Iterator
@@ -19,10 +20,16 @@ from . import dense, device
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
 
+log = logging.getLogger("nebulaml")
+
 PATH_PARTS = 100  # the longest path that an error names; no training state is as deep
 
 UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once in any case (see COW_PART_BYTES)
 
+
+MANY = 500  # tensors, from which on the way that is taken matters
+
+_slow_said = False
 
 _SIMPLE = (str, bytes, int, float, bool, type(None))
 
@@ -63,10 +70,42 @@ def _describer() -> Any:
     return describe
 
 
+def _odd_part(obj: Any, takes_cuda: bool) -> tuple[str, str]:
+    """The first part of a state that is not plain: the way to it, and its type."""
+    path = ""
+    for _ in range(PATH_PARTS):
+        parts = obj.items() if isinstance(obj, dict) else enumerate(obj) if isinstance(obj, (list, tuple)) else ()
+        for key, value in parts:
+            if _nebula.plain_dump(value, takes_cuda) is None:
+                path, obj = f"{path}[{key!r}]", value
+                break
+        else:
+            break
+    return path, type(obj).__qualname__
+
+
+def _say_slow(obj: Any, takes_cuda: bool, count: int) -> None:
+    """Once, for a state so large that it costs milliseconds."""
+    global _slow_said
+    if _slow_said or count < MANY:
+        return
+    _slow_said = True
+    try:
+        path, kind = _odd_part(obj, takes_cuda)
+    except Exception:  # the pickler says what is wrong with the state
+        return
+    log.info(
+        "nebula: a state of %d tensors is pickled part by part, some microseconds for each, because of one part: state%s is a %s. Saved as "
+        "a file of its own it would not slow the others down", count, path, kind,
+    )  # fmt: skip
+
+
 def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
     takes_cuda = device.takes_cuda()
     plain = _nebula.plain_dump(obj, takes_cuda)
     found = _pickled(obj) if plain is None else plain
+    if plain is None:
+        _say_slow(obj, takes_cuda, len(found[1]))
     if plain is None or not takes_cuda:
         device.find(found[1])
     return found
