@@ -27,7 +27,7 @@ from . import uploading
 __all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
 
 # smaller storages are copied: a counter such as an optimizer's `step` may outlive the rest, and must not keep the file mapped
-OWN_BYTES = 64 << 10
+OWN_BYTES = 4 << 10
 
 # Functions that build tensors without reading their values.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")

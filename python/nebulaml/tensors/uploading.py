@@ -40,10 +40,13 @@ class Uploads:
     def __init__(self, map_location: Any = None) -> None:
         self._map_location = map_location
         self._pieces: dict[int, list[Piece]] = {}  # by device
+        self._places: dict[str, int | None] = {}  # by location: a file has few, and many storages
 
     def place(self, location: str) -> int | None:
-        wanted = location if self._map_location is None else self._map_location
-        return device.target(wanted) if isinstance(wanted, (str, torch.device)) else None
+        if location not in self._places:
+            wanted = location if self._map_location is None else self._map_location
+            self._places[location] = device.target(wanted) if isinstance(wanted, (str, torch.device)) else None
+        return self._places[location]
 
     def empty(self, place: int, size: int) -> torch.UntypedStorage:
         """A storage of that device without values."""
