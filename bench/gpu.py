@@ -76,6 +76,7 @@ class Pinned(DistributedCheckpoint):
 WAYS: dict[str, type[Peer]] = {
     "overlapped": Overlapped,
     "nebula": Nebula,
+    "prepared": peers.load("nebula_prepared"),
     "pinned": Pinned,
     **{name: peers.load(name) for name in ("safetensors_file", "torch_save")},
 }
@@ -109,10 +110,12 @@ def on_device(workload: Workload) -> tuple[State, Callable[[], None]]:
     return {name: parameter.data for name, parameter in parameters.items()}, optimizer.step
 
 
-def copy_limit(state: State) -> float:
-    """Seconds of copying these bytes into pinned memory at once: nobody fixes their values faster without device memory."""
+def copy_limit(state: State, loads: bool = False) -> float:
+    """Seconds of copying these bytes into pinned memory at once, or, of loads, from there: nobody is faster without device memory."""
     size = sum(tensor.nbytes for tensor in state.values())
-    source, target = torch.ones(size, dtype=torch.uint8, device="cuda"), torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    source, target = torch.ones(size, dtype=torch.uint8, device="cuda"), torch.zeros(size, dtype=torch.uint8).pin_memory()
+    if loads:
+        source, target = target, source
     took = []
     for _ in range(5):
         begun = idle()
@@ -125,13 +128,14 @@ def single(peer: Peer, workload: Workload) -> dict[str, Any]:
     """Versions one by one: what each call blocks, and by how much the step behind it ends later."""
     peer.prepare()
     state, step = on_device(workload)
-    limit = copy_limit(state)
+    limit, load_limit = copy_limit(state), copy_limit(state, loads=True)
     quiet = []
     for _ in range(5):
         begun = idle()
         step()
         quiet.append(idle() - begun)
     peer.open()
+    peer.expect(state)
     rounds = []
     for index in range(COUNT):
         begun = idle()
@@ -159,7 +163,7 @@ def single(peer: Peer, workload: Workload) -> dict[str, Any]:
         loads.append(idle() - begun)
     wrong = differs(workload, found, version)
     peer.close()
-    return {"limit": limit, "rounds": rounds, "load": median(loads), "gate": wrong}
+    return {"limit": limit, "rounds": rounds, "load": median(loads), "load_limit": load_limit, "gate": wrong}
 
 
 def train(peer: Peer, workload: Workload) -> dict[str, Any]:
@@ -251,22 +255,25 @@ def single_table(workload: Workload, found: dict[str, dict[str, Any]]) -> list[s
     def cells(result: dict[str, Any]) -> list[str]:
         blocked, whole, durable = (report.steady(result["rounds"], key) for key in ("blocked", "whole", "durable"))
         return [
-            report.seconds(result["rounds"][0]["blocked"]),
+            " / ".join(report.seconds(each["blocked"]) for each in result["rounds"][: report.WARMING]),
             f"**{report.seconds(blocked)}**",
             report.seconds(whole),
             f"{whole / limit:.2f}",
             report.seconds(durable),
             report.seconds(result["load"]),
+            f"{result['load'] / load_limit:.1f}",
         ]
 
     limit = median(result["limit"] for result in found.values() if "limit" in result)
+    load_limit = median(result["load_limit"] for result in found.values() if "limit" in result)
     return [
         f"### {workload.title.removesuffix(', pages of 4 KiB')}, on the GPU ({workload.bytes / 2**20:.0f} MiB)",
         "",
-        f"The machine copies as many bytes, in one piece, into pinned memory in {report.seconds(limit)}.",
+        f"The machine copies as many bytes, in one piece, into pinned memory in {report.seconds(limit)}, and from there in "
+        f"{report.seconds(load_limit)}.",
         "",
         *rows(
-            ["blocked, first", "blocked, steady", "with the step behind it", "/ copy", "durable after", "load onto the GPU"],
+            ["blocked, first saves", "blocked, steady", "with the step behind it", "/ copy", "durable after", "load onto the GPU", "/ copy"],
             found,
             cells,
         ),
