@@ -1,0 +1,154 @@
+"""verl: checkpoints of FSDP workers in the background, with a tracker that names only what is durable.
+
+verl loads this module in every worker (entry point ``verl.plugins``). With ``VERL_ENGINE_VENDOR=nebula`` in the environment its EngineRegistry
+gives the FSDP engines below, and ``trainer.checkpoint_callback_class=nebulaml.integrations.verl.NebulaCheckpointCallback`` writes
+``latest_checkpointed_iteration.txt``, which verl itself leaves out where ``async_save`` is set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from .. import api
+from . import places
+
+__all__ = ["NebulaCheckpointCallback", "make_manager", "register"]
+
+log = logging.getLogger("nebulaml")
+
+VENDOR = "nebula"
+STAGING = "-staging"
+MARK = ".nebula.json"  # in each directory that has appeared
+TRACKER = "latest_checkpointed_iteration.txt"
+POLL_S = 0.2
+END_S = 600  # how long the end of the driver waits for the last checkpoint
+
+
+def make_manager() -> type:
+    """The class; it needs verl's, which is being imported when this module is."""
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    from .redirect import Capture, captured
+
+    class NebulaFSDPCheckpointManager(FSDPCheckpointManager):  # type: ignore[misc]
+        """verl's own, whose directory appears by one rename when it is durable; a save returns when the values are fixed."""
+
+        def save_checkpoint(
+            self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
+        ) -> None:
+            if local_path is None:
+                return
+            target = os.path.abspath(local_path)
+            run = os.path.dirname(os.path.dirname(target))  # <run>/global_step_<n>/<role>
+            api._persist_in(places.beside(run))
+            staging = os.path.join(places.beside(run, STAGING), os.path.relpath(target, run))
+            role = os.path.basename(target)
+            with captured(Capture(f"{role}-global_step{global_step}", staging, -2)) as capture:
+                super().save_checkpoint(staging, hdfs_path, global_step, None)
+            if self.rank == 0:
+                places.make(os.path.dirname(target))
+                capture.checkpoint.publish_directory(staging, target)
+            if capture.checkpoint.commit() and self.rank == 0:
+                super().register_checkpoint(target, max_ckpt_to_keep)  # older ones go
+
+        def register_checkpoint(self, new_path: str, max_ckpt_to_keep: int | None) -> None:
+            """verl's own save calls this for the staging directory, before anything is committed."""
+
+        def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+            if local_path is not None and not os.path.isdir(local_path):
+                run = os.path.dirname(os.path.dirname(os.path.abspath(local_path)))
+                api._persist_in(places.beside(run))
+                api.flush_persistence()  # it may be on its way, from a run that was killed
+            super().load_checkpoint(local_path, *args, **kwargs)
+
+        def remove_previous_save_local_path(self, path: Any) -> None:
+            for one in [path] if isinstance(path, str) else path:
+                api._remove(one)  # behind the saves made before, and what is stored of it goes, too
+
+    return NebulaFSDPCheckpointManager
+
+
+def register() -> None:
+    """Registers FSDP engines with that manager as those of the vendor "nebula"."""
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+    manager = make_manager()
+    for model_type, base in (("language_model", FSDPEngineWithLMHead), ("value_model", FSDPEngineWithValueHead)):
+
+        class Engine(base):  # type: ignore[misc, valid-type]
+            def initialize(self) -> None:
+                super().initialize()
+                self.checkpoint_manager = manager(
+                    model=self.module, optimizer=self.optimizer, lr_scheduler=self.lr_scheduler,
+                    processing_class=self.model_config.get_processor(), checkpoint_config=self.checkpoint_config,
+                    trust_remote_code=self.model_config.trust_remote_code,
+                )  # fmt: skip
+
+        Engine.__name__ = Engine.__qualname__ = f"Nebula{base.__name__}"
+        EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"], vendor=VENDOR)(Engine)
+
+
+class NebulaCheckpointCallback:
+    """On the driver: writes the tracker when all directories of a step are there."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+        self._lock = threading.Condition()  # guards all below
+        self._waited: list[tuple[int, str, list[str]]] = []  # step, the run's directory, the directories of the step
+        self._written = -1
+        self._thread: threading.Thread | None = None
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
+        """Called by verl after a save; returns at once."""
+        if not async_save:
+            return  # verl has written the tracker
+        roles = ["actor", *(["critic"] if getattr(trainer, "use_critic", False) else [])]
+        folder = os.path.abspath(checkpoint_dir)
+        with self._lock:
+            self._waited.append((global_step, os.path.dirname(folder), [os.path.join(folder, role) for role in roles]))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="nebula-verl-tracker", daemon=True)
+                self._thread.start()
+                atexit.register(self.wait, END_S)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Returns when the tracker names the newest save; False when it does not after `timeout` seconds."""
+        with self._lock:
+            done = self._lock.wait_for(lambda: not self._waited, timeout)
+            if not done:
+                log.error("nebula: %s does not name step %d: that checkpoint is not durable", TRACKER, self._waited[-1][0])
+        return done
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                waited = list(self._waited)
+            there = [one for one in waited if all(os.path.exists(os.path.join(folder, MARK)) for folder in one[2])]
+            if there:
+                step, run, _ = max(there)
+                _write_tracker(run, step)
+                with self._lock:
+                    self._waited = [one for one in self._waited if one[0] > step]  # an older one that failed is not waited for
+                    self._written = step
+                    self._lock.notify_all()
+            time.sleep(POLL_S)
+
+
+def _write_tracker(run: str, step: int) -> None:
+    path = os.path.join(run, TRACKER)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w") as file:
+        file.write(str(step))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+if os.getenv("VERL_ENGINE_VENDOR") == VENDOR:
+    register()

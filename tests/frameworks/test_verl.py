@@ -1,0 +1,30 @@
+"""verl's FSDP checkpoint manager: an asynchronous save publishes verl's tracker when it is durable, and a killed run resumes from it."""
+
+import time
+
+from conftest import files_below, full, interpreter
+
+
+def job(node, run, *more, **options):
+    node.environment.update(VERL_ENGINE_VENDOR="nebula", VERL_ENGINE_DEVICE="cpu")
+    return node.run(interpreter("verl"), "verl_job.py", "--run", node.base / run, *more, ranks=2, **options)
+
+
+@full
+def test_the_tracker_names_what_is_durable_and_the_run_resumes_from_it_after_sigkill(node):
+    whole = job(node, "stock", "--stock", "--steps", 8)
+    assert not (node.base / "stock" / "latest_checkpointed_iteration.txt").exists()  # so a run of verl's own begins at 0
+    node.environment["NEBULA_STORE_MBPS"] = "0.02"  # step 4 is on its way when all ranks are killed
+    job(node, "run", "--kill-at", 4, check=False)
+    assert (node.base / "run" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    del node.environment["NEBULA_STORE_MBPS"]
+    again = job(node, "run", "--steps", 8)
+    assert again.resumed == 2 and again.losses == whole.losses_after(2)
+    assert (node.base / "run" / "latest_checkpointed_iteration.txt").read_text() == "8"
+    of_run, of_stock = (files_below(node.base / run / "global_step_8" / "actor") for run in ("run", "stock"))
+    assert of_run == of_stock
+    end = time.monotonic() + 30
+    while (node.base / "run" / "global_step_4" / "actor").exists():  # max_ckpt_to_keep is 2, of what this process has saved
+        assert time.monotonic() < end, again.end
+        time.sleep(0.05)
+    assert (node.base / "run" / "global_step_6" / "actor").exists()
