@@ -1,1 +1,1 @@
-"""``nebula plan``: what a job needs, computed before it runs. Each formula names its source."""
+"""``nebula plan``: computes before a job runs what it needs. Each formula names its source."""

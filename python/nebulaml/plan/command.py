@@ -119,7 +119,7 @@ _size, _seconds = _positive(parse_number), _positive(parse_seconds)
 
 
 class _Inputs:
-    """Takes each number from the option, else from what was measured, else from what is assumed."""
+    """Takes each number from its option, or else from the measurement, or else from an assumption."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given

@@ -1,4 +1,4 @@
-"""A configuration of DeepSpeed for a plan: what stock DeepSpeed reads, with Nebula, autotuning, flops profiler and TensorBoard."""
+"""Builds a DeepSpeed configuration for a plan, which stock DeepSpeed can read: Nebula, autotuning, flops profiler and TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["build"]
 
 
 def build(plan: Plan, persist_path: str | None) -> dict[str, Any]:
-    """The keys of ds_config.json. `nebula` needs a storage path; without one, "checkpoints" in the working directory of the job."""
+    """Returns the keys of ds_config.json. `nebula` needs a storage path: None means "checkpoints" in the working directory of the job."""
     zero: dict[str, Any] = {"stage": plan.stage.stage}
     if plan.stage.stage in (1, 2):
         zero |= {"overlap_comm": True, "contiguous_gradients": True}

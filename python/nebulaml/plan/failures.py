@@ -1,4 +1,4 @@
-"""How often jobs of a size fail: published rates, and what they mean for a job."""
+"""Published failure rates of jobs, and the mean time between failures that they give."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ DAY_S = 86400.0
 
 @dataclasses.dataclass(frozen=True)
 class Failures:
-    """per_node_day: failures of one node a day. per_job_day: failures of the job a day that do not grow with its size, reached at
-    `full_nodes` nodes. local, with_replica: the share of the failures after which the newest version is still in the memory of the
-    job's nodes, without and with a copy on a peer."""
+    """per_node_day: failures of one node a day.
+
+    per_job_day: failures of the job a day that do not grow with its size, from `full_nodes` nodes on.
+    local, with_replica: the share of failures after which the newest version is still in the memory of the job's nodes, without and
+    with a copy on a peer.
+    """
 
     source: str
     per_node_day: float
@@ -25,8 +28,8 @@ class Failures:
     with_replica: float = 0.99
 
 
-# The causes of Llama 3's failures: software and network 23 %, which leave every node's memory; a GPU 63 %, whose node is replaced; the
-# rest loses the host. A copy on a peer serves all of them but those that take both nodes.
+# The causes of Llama 3's failures: software and network 23 %, after which every node keeps its memory; a GPU 63 %, after which its node is
+# replaced; the rest loses the host. A copy on a peer helps against all failures except those of both nodes.
 PRESETS = {
     "llama3": Failures(
         "Llama 3 405B (arXiv 2407.21783): 419 unexpected interruptions in 54 days on 16,384 H100 (2,048 nodes)", 419 / 54 / 2048
@@ -49,7 +52,7 @@ PRESETS = {
 
 
 def job_mtbf_s(failures: Failures, nodes: int) -> float:
-    """The mean time between failures of a job of that many nodes, in seconds."""
+    """Returns the mean time between failures of a job of that many nodes, in seconds. Raises NebulaConfigError for a rate of 0."""
     per_day = failures.per_node_day * nodes + failures.per_job_day * min(1.0, nodes / failures.full_nodes)
     if per_day <= 0:
         raise NebulaConfigError("a job that never fails needs no checkpoint: give --mtbf")

@@ -1,13 +1,13 @@
-"""How often to save, and how much of the time a job then makes progress.
+"""Computes how often to save, and for which share of the time a job then makes progress.
 
 Two tiers: a save puts a version into memory (tier 1), and some of these versions are made durable in storage (tier 2). All times are in
-seconds. Failures come at random, with an exponential distribution.
+seconds. Failures are random, with an exponential distribution.
 
 | symbol | is |
 | --- | --- |
 | M | mean time between failures of the job |
 | phi | the share of the failures after which memory still has the newest version |
-| d1 | how long a save blocks training |
+| d1 | the time for which a save blocks training |
 | s1 | time from the end of that block until the version is complete in memory, or on a peer |
 | c2 | training time that one persist costs |
 | P | time from the commit until the version is durable |
@@ -37,12 +37,12 @@ class Costs:
 
 
 def young(blocked_s: float, mtbf_s: float) -> float:
-    """The training time between saves that wastes least, first order. J. W. Young, CACM 17(9), 1974."""
+    """Returns the training time between saves that wastes least, to first order. J. W. Young, CACM 17(9), 1974."""
     return math.sqrt(2 * blocked_s * mtbf_s)
 
 
 def daly(blocked_s: float, mtbf_s: float) -> float:
-    """The same, of higher order. J. T. Daly, Future Generation Computer Systems 22, 2006, equation 37."""
+    """Returns the same to higher order. J. T. Daly, Future Generation Computer Systems 22, 2006, equation 37."""
     if blocked_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = math.sqrt(blocked_s / (2 * mtbf_s))
@@ -50,11 +50,11 @@ def daly(blocked_s: float, mtbf_s: float) -> float:
 
 
 def one_tier(interval_s: float, blocked_s: float, lag_s: float, resume_s: float, mtbf_s: float) -> float:
-    """The share of the time that is progress, with one kind of checkpoint.
+    """Returns the share of the time that is progress, with one kind of checkpoint.
 
-    interval_s: training time between the saves. lag_s: from the end of the block until the version can be loaded after a failure. One
-    save at a time is under way. Exact for exponential failures, which also come during a resume: after a resume, n versions are complete
-    if the next failure comes R + P + n C later, and E[n] is the sum of these chances.
+    interval_s: training time between the saves. lag_s: from the end of the block until the version can be loaded after a failure. Only one
+    save runs at a time. The formula is exact for exponential failures, which may also come during a resume: after a resume, n versions are
+    complete if the next failure comes R + P + n C later, and E[n] is the sum of these probabilities.
     """
     cycle = max(interval_s, lag_s) + blocked_s
     progress = max(interval_s, lag_s)
@@ -67,11 +67,11 @@ def one_tier(interval_s: float, blocked_s: float, lag_s: float, resume_s: float,
 
 
 def goodput(costs: Costs, memory_s: float, storage_s: float) -> float:
-    """The share of the time that is progress, with both tiers.
+    """Returns the share of the time that is progress, with both tiers.
 
     memory_s, storage_s: training time between saves, time between the starts of persists. Failures that memory survives cost progress
-    at the rate of tier 1 alone. Seen from tier 2, a job that goes on at that rate is rolled back by all other failures. Each factor
-    is `one_tier`, exact; the product leaves out that a rollback to storage can meet an unfinished resume from memory.
+    at the rate of tier 1 alone. For tier 2 the job goes on at that rate, and all other failures roll it back. Each factor is `one_tier`,
+    which is exact. The product neglects that a rollback to storage can interrupt a resume from memory.
     """
     rate = 1.0
     if costs.survives > 0:
@@ -87,12 +87,12 @@ def goodput(costs: Costs, memory_s: float, storage_s: float) -> float:
 
 
 def intervals(costs: Costs, least_s: float = 0.0) -> tuple[float, float]:
-    """The training time between saves, and the time between the starts of persists, that waste least.
+    """Returns the training time between saves, and the time between the starts of persists, that waste least.
 
     The waste is d1/T1 + c2/T2 + phi (T1/2 + s1 + R1)/M + (1 - phi)(T2/2 + P + R2)/M. It is least at T1 = sqrt(2 d1 M / phi) and
-    T2 = sqrt(2 c2 M / (1 - phi)). A persist needs a save: where this T1 is larger than T2, both are sqrt(2 (d1 + c2) M). A persist
-    starts when the one before has ended, and a save when the one before is complete: T2 >= P, T1 >= s1 and T1 >= least_s, that of a step.
-    T2 is inf where memory survives every failure.
+    T2 = sqrt(2 c2 M / (1 - phi)). A persist needs a save: if this T1 is larger than T2, both are sqrt(2 (d1 + c2) M). A persist
+    starts after the one before has ended, and a save after the one before is complete: T2 >= P, T1 >= s1 and T1 >= least_s, the time of
+    a step. If memory survives every failure, T2 is inf.
     """
     lost = 1 - costs.survives
     memory_s = math.sqrt(2 * costs.blocked_s * costs.mtbf_s / costs.survives) if costs.survives > 0 else math.inf

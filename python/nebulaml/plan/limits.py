@@ -1,4 +1,4 @@
-"""What this machine can do: `nebula doctor --measure`, or its saved output."""
+"""Reads the limits of a machine: from `nebula doctor --measure`, or from its saved output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 600
 
 
 def measure(path: str | None) -> dict[str, Any]:
-    """The limits of this machine and of the storage path. Bytes per second; None where nothing was measured."""
+    """Measures this machine and the storage path. Returns bytes per second, and None for what was not measured."""
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
         raise NebulaUnavailable("the `nebula` command of this installation is not found, which measures the machine")
@@ -32,7 +32,7 @@ def measure(path: str | None) -> dict[str, Any]:
 
 
 def read(file: str) -> dict[str, Any]:
-    """The limits in a saved output of `nebula doctor --measure --json`, of this machine or another one."""
+    """Reads a saved output of `nebula doctor --measure --json`, of this machine or another one."""
     try:
         with open(file, encoding="utf-8") as opened:
             content = opened.read()

@@ -1,4 +1,4 @@
-"""Memory of model and optimizer states by ZeRO stage, and what of them a checkpoint holds. All sizes are bytes; Adam, 16-bit weights."""
+"""Memory of model and optimizer states by ZeRO stage, and the sizes of checkpoints. All sizes are bytes; Adam, 16-bit weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Share:
 
 
 def guide(parameters: int, stage: int, gpus: int) -> float:
-    """Bytes per GPU by the rule of 20 bytes a parameter: what a stage partitions is divided by the number of GPUs."""
+    """Returns bytes per GPU by the rule of 20 bytes a parameter. The states that a stage partitions are divided by the number of GPUs."""
     whole = {0: 20, 1: 4, 2: 2, 3: 0}[stage]
     return parameters * (whole + (20 - whole) / gpus)
 
 
 def estimator(parameters: int, largest_layer: int, stage: int, gpus_per_node: int, nodes: int, offload: str = "none") -> Share | None:
-    """As DeepSpeed's estimators, with zero_init. offload: "none", "optimizer", "all". None where DeepSpeed has no estimator."""
+    """Returns the result of DeepSpeed's estimators with zero_init. offload: "none", "optimizer" or "all". None: DeepSpeed has none."""
     gpus = gpus_per_node * nodes
     if stage == 2:
         if offload == "none":
@@ -48,17 +48,17 @@ def estimator(parameters: int, largest_layer: int, stage: int, gpus_per_node: in
 
 
 def autotuner(parameters: int, stage: int, gpus: int) -> float:
-    """Bytes per GPU by DeepSpeed's autotuner: 2 weights, 2 gradients, 16 optimizer (get_instantiation_memory_required_per_gpu)."""
+    """Returns bytes per GPU by DeepSpeed's autotuner: 2 weights, 2 gradients, 16 optimizer (get_instantiation_memory_required_per_gpu)."""
     return parameters * (
         (2 / gpus if stage >= 3 else 2) + (2 / gpus if stage >= 2 else 2) + (16 / gpus if stage >= 1 else 16)
     )
 
 
 def checkpoint(parameters: int, stage: int, gpus_per_node: int, nodes: int) -> tuple[float, float, float]:
-    """Bytes of a checkpoint: of the rank with the largest share, of the node with the largest share, in all.
+    """Returns bytes of a checkpoint: of the rank with the largest share, of the node with the largest share, and in all.
 
-    14 bytes a parameter: 2 of 16-bit weights, 12 of optimizer states. Up to stage 2 every rank has all weights and rank 0 writes them.
-    From stage 1 on each rank writes its part of the optimizer states; at stage 0 rank 0 writes all.
+    It counts 14 bytes a parameter: 2 for 16-bit weights, 12 for optimizer states. Up to stage 2 every rank has all weights, and rank 0
+    writes them. From stage 1 on each rank writes its part of the optimizer states; at stage 0 rank 0 writes all.
     """
     gpus = gpus_per_node * nodes
     total = float(parameters * (WEIGHTS + OPTIMIZER))
@@ -73,7 +73,7 @@ def checkpoint(parameters: int, stage: int, gpus_per_node: int, nodes: int) -> t
 
 
 def seed_stage(parameters: int) -> int:
-    """The stage to try first: partitioning costs communication, and small models gain nothing."""
+    """Returns the stage to try first: partitioning costs communication, and small models gain nothing."""
     for stage, limit in ((0, 300e6), (1, 1e9), (2, 10e9)):
         if parameters < limit:
             return stage

@@ -1,4 +1,4 @@
-"""The number of parameters of a model: given, or counted in what a Hugging Face config.json describes."""
+"""The number of parameters of a model: given, or counted for a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """parameters: shared ones count once. largest_layer: those of the module with the most parameters of its own (ZeRO 3 gathers it)."""
+    """parameters: shared ones count once.
+
+    largest_layer: the parameters of the module that has the most of its own (ZeRO 3 gathers it).
+    """
 
     parameters: int
     largest_layer: int
@@ -26,7 +29,7 @@ class Model:
 
 
 def from_count(text: str, largest_layer: str | None = None) -> Model:
-    """From a number with K, M, B or T behind it (powers of 1000). Without a largest layer: an estimate, a fiftieth of the parameters."""
+    """Makes a Model from a number that may end in K, M, B or T (powers of 1000). The default layer is a fiftieth of the parameters."""
     parameters = _count("--params", text)
     if largest_layer is not None:
         return Model(parameters, _count("--largest-layer", largest_layer), "given", "given")
@@ -34,7 +37,10 @@ def from_count(text: str, largest_layer: str | None = None) -> Model:
 
 
 def from_config(path: str) -> Model:
-    """Builds the model of a config.json on torch's meta device, which takes no memory, and counts. Needs transformers; runs no remote code."""
+    """Builds the model of a config.json on torch's meta device, which takes no memory, and counts its parameters.
+
+    Needs transformers. Runs no remote code. Raises NebulaConfigError, NebulaNotFound or NebulaUnavailable.
+    """
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
     try:
         with open(file, encoding="utf-8") as opened:
@@ -59,7 +65,7 @@ def from_config(path: str) -> Model:
         maker: Any = getattr(transformers, named, None) or transformers.AutoModel
         with torch.device("meta"):
             model = maker._from_config(config) if hasattr(maker, "_from_config") else maker.from_config(config)
-    except Exception as failure:  # whatever a model's class says of a wrong configuration
+    except Exception as failure:  # any error of a model's class for a wrong configuration
         raise NebulaConfigError(f"transformers makes no model of {file}: {failure}; --params N gives the number itself") from failure
     layers = [sum(one.numel() for one in module.parameters(recurse=False)) for module in model.modules()]
     name = type(model).__name__

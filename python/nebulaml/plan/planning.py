@@ -1,4 +1,4 @@
-"""From a job's description to its plan. Sizes are bytes, times seconds, rates bytes per second of one node."""
+"""Computes the plan of a job from its description. Sizes are bytes, times seconds, rates bytes per second of one node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NODES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number of the job, and where it comes from: given, measured, assumed, or a publication."""
+    """A number of the job and its origin: given, measured, assumed, or a publication."""
 
     value: float
     source: str
@@ -25,7 +25,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What the plan starts from."""
+    """The description of a job."""
 
     model: Model
     nodes: int
@@ -37,8 +37,8 @@ class Job:
     network_rate: Figure
     write_rate: Figure
     read_rate: Figure
-    storage_rate: Figure  # of all nodes together; inf: as much as they can do
-    storage_space: Figure  # inf: not looked at
+    storage_rate: Figure  # of all nodes together; inf: no limit
+    storage_space: Figure  # inf: no limit
     detect_s: Figure
     restart_s: Figure
     slowdown: Figure  # the share of a persist's time by which training takes longer
@@ -76,7 +76,7 @@ class Short:
 
 @dataclasses.dataclass(frozen=True)
 class StageNeed:
-    """Bytes per GPU at one ZeRO stage, by each rule; host: of one node. `need`: those that the plan goes by."""
+    """Bytes per GPU at one ZeRO stage, by each rule. host: bytes of one node. need: the bytes per GPU that the plan uses."""
 
     stage: int
     offload: str
@@ -101,7 +101,7 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the job needs. `short` is empty when it fits."""
+    """The needs of a job. `short` is empty if it fits."""
 
     job: Job
     stages: list[StageNeed]
@@ -110,7 +110,7 @@ class Plan:
     rank_bytes: float
     node_bytes: float
     total_bytes: float
-    node_memory: float  # for the versions of this node, and for copies of a peer's
+    node_memory: float  # for the versions of this node, and for copies of its peers' versions
     blocked_s: float
     captured_s: float
     replicated_s: float
@@ -134,7 +134,7 @@ def _need(job: Job, stage: int, offload: str) -> StageNeed:
     share = memory.estimator(parameters, job.model.largest_layer, stage, job.gpus_per_node, job.nodes, offload)
     guide = memory.guide(parameters, stage, gpus)
     need = share.gpu if share else guide
-    # Without offload the estimators' host memory is that of the start: it is free again when training saves.
+    # Without offload the estimators' host memory is needed only at the start: it is free again when training saves.
     host = share.host if share and offload != "none" else 0.0
     versions = job.versions * (1 + job.replicas) * memory.checkpoint(parameters, stage, job.gpus_per_node, job.nodes)[1]
     fits = need + job.activations.value <= job.gpu_memory.value and host + versions <= job.host_memory.value
@@ -159,7 +159,7 @@ def _choose(job: Job) -> tuple[list[StageNeed], StageNeed, str]:
 
 
 def _nodes_that_fit(job: Job) -> int | None:
-    """The fewest nodes of this kind on which some stage fits without offload."""
+    """Returns the fewest nodes of this kind on which some stage fits without offload. None: there is no such number."""
     nodes = job.nodes
     while nodes <= MOST_NODES:
         if any(_need(dataclasses.replace(job, nodes=nodes), stage, "none").fits for stage in memory.STAGES):
@@ -197,7 +197,7 @@ def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume
 
 
 def _plain_way(job: Job, durable_s: float, resume_s: float) -> Way:
-    """As torch.save in the training loop at the full speed of storage: one tier, training stands still until the version is durable."""
+    """Models torch.save in the training loop at the full speed of storage: one tier, training stops until the version is durable."""
     costs = interval.Costs(job.mtbf_s.value, 0.0, durable_s, 0.0, 0.0, 0.0, resume_s, resume_s)
     every = max(job.step_s, interval.daly(durable_s, job.mtbf_s.value))
     return Way("torch.save", costs, None, every, interval.one_tier(every, durable_s, 0.0, resume_s, job.mtbf_s.value))
@@ -209,14 +209,14 @@ def _way(name: str, job: Job, costs: interval.Costs) -> Way:
 
 
 def make(job: Job) -> Plan:
-    """The plan of a job. A job that cannot run has a plan, too: `short` says why."""
+    """Makes the plan of a job. A job that does not fit has a plan, too: `short` names the reasons."""
     parameters = job.model.parameters
     stages, stage, reason = _choose(job)
     rank_bytes, node_bytes, total_bytes = memory.checkpoint(parameters, stage.stage, job.gpus_per_node, job.nodes)
     node_memory = node_bytes * job.versions * (1 + job.replicas)
     captured_s = node_bytes / job.copy_rate.value
     blocked_s = job.blocked_s.value if job.blocked_s else captured_s
-    behind_s = max(0.0, captured_s - blocked_s)  # of the copy: what goes on when training does
+    behind_s = max(0.0, captured_s - blocked_s)  # the part of the copy during which training goes on
     replicated_s = behind_s + node_bytes / job.network_rate.value
     durable_s = behind_s + max(node_bytes / job.write_rate.value, total_bytes / job.storage_rate.value)
     # Up to stage 2 each rank loads all weights; a node reads them once.
@@ -246,7 +246,7 @@ def make(job: Job) -> Plan:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON values; an unbounded number is null."""
+    """Returns the plan as JSON values. An unbounded number is null."""
     job, chosen = plan.job, plan.chosen
 
     def plain(value: float | None) -> float | None:

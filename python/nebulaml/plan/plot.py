@@ -1,4 +1,4 @@
-"""A picture of a plan: memory per GPU by stage, and the share of the time that is lost, by interval."""
+"""Draws a plan: memory per GPU by stage, and the share of the time that is lost, by interval."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = ("#888888", "#d08a2e", "#3b6ea5")
 
 
 def draw(plan: Plan, file: str) -> None:
-    """Writes the picture. The ending of the name says in which format, for example .png, .svg or .pdf."""
+    """Writes the picture. The ending of the file name gives the format, for example .png, .svg or .pdf."""
     try:
         import matplotlib
     except ImportError as failure:
@@ -39,7 +39,7 @@ def draw(plan: Plan, file: str) -> None:
 
 
 def _memory(axes: Any, plan: Plan) -> None:
-    """A bar that is far higher than a GPU's memory is cut; its height stands on it."""
+    """Draws memory per GPU. A bar that is far higher than a GPU's memory is cut, and its height is written on it."""
     stages = [str(one.stage) for one in plan.stages]
     states = [one.need / GIB for one in plan.stages]
     activations = plan.job.activations.value / GIB
@@ -57,7 +57,7 @@ def _memory(axes: Any, plan: Plan) -> None:
 
 
 def _progress(axes: Any, plan: Plan) -> None:
-    """Seconds of training between saves on the left to those on the right of all best ones; the lost share of the time."""
+    """Draws the lost share of the time over the seconds of training between saves, around the best intervals of all ways."""
     best = [one.memory_interval_s or one.storage_interval_s for one in plan.ways]
     low, high = min(best) / 10, max(best) * 10
     points = [low * (high / low) ** (i / POINTS) for i in range(POINTS + 1)]

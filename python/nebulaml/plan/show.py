@@ -1,4 +1,4 @@
-"""A plan for people: tables of text."""
+"""Prints a plan as tables of text."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def _sources(plan: Plan) -> list[str]:
 
 
 def short_text(one: Short) -> str:
-    """Which number is short, by how much, and what to do."""
+    """Returns the name of the number that is too small, the difference, and advice."""
     shown = bytes_text if one.unit == "bytes" else seconds_text
     return f"{one.name}: {shown(one.have)}, needed {shown(one.need)}: short by {shown(one.by)}; {one.advice}"
 
 
 def text(plan: Plan) -> str:
-    """The whole plan."""
+    """Returns the whole plan as text."""
     job = plan.job
     head = f"{_count(job.model.parameters)} parameters on {job.gpus} GPUs, {job.nodes} node{'s' * (job.nodes != 1)} of {job.gpus_per_node}"
     chosen = plan.chosen
