@@ -75,19 +75,19 @@ class Cells(ABC):
 
     @abstractmethod
     def delete(self, cell: Cell) -> bool:
-        """Removes the text; whether there was one. A later ``swap`` with an older token fails."""
+        """Removes the text. Returns True if there was one. A later ``swap`` with an older token fails."""
 
     @abstractmethod
     def entries(self, job: str | None = None) -> Iterable[Entry]:
-        """The cells of one job, or of all."""
+        """Returns the cells of one job, or of all."""
 
     @abstractmethod
     def remove(self, cells: list[Cell]) -> None:
-        """Removes cells of a job that has ended, for good."""
+        """Removes cells of a job that has ended."""
 
     @abstractmethod
     def clock(self) -> float:
-        """The store's time, in seconds since 1970. May count in whole seconds."""
+        """Returns the store's time in seconds since 1970, perhaps in whole seconds."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Keeps the document up to date, and knows what has changed since a page saw it last."""
+"""Keeps the document up to date, and knows its changes since a page saw it last."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOGGER = logging.getLogger("nebulaml")
 METRICS_AT_ONCE = 50
 LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
-REST = 3.0  # a look that took a second is followed by so many without one
+REST = 3.0  # a look that took one second is followed by so many seconds without one
 
 
 class Collector:
-    """One thread that looks; `state` answers pages, on any thread."""
+    """Collects the document on one thread. `state` answers pages on any thread."""
 
     def __init__(self, source: Source, every_s: float | None = None) -> None:
         self._source = source
@@ -31,12 +31,12 @@ class Collector:
         self._changed = threading.Condition()  # guards what follows
         self._revision = 0
         self._rest: dict[str, Any] = {}
-        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}  # with the revision in which each changed
+        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}  # with the revision of the last change of each
         self._removed: dict[str, int] = {}
         self._wanted = threading.Event()
         self._ended = False
         self._watch = snapshot.Watch()
-        self._ledger: dict[str, Any] | None = None  # of so many lines of history
+        self._ledger: dict[str, Any] | None = None  # the ledger of so many lines of history
         self._lines = 0
         self._epoch = f"{time.time_ns():x}"
         self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
@@ -45,7 +45,7 @@ class Collector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the waits of pages, and soon the thread. From any thread but one that is in `state`."""
+        """Ends the waits of pages, and soon the thread. Call it on any thread, except inside `state`."""
         self._ended = True
         self._wanted.set()
         with self._changed:
@@ -56,11 +56,11 @@ class Collector:
         self._thread.join(5)
 
     def look(self) -> None:
-        """Looks soon: something was done."""
+        """Makes the thread look soon, because an action may have changed something."""
         self._wanted.set()
 
     def state(self, epoch: str, since: int, wait_s: float) -> dict[str, Any]:
-        """What has changed after revision `since`; waits for a change at most wait_s. A page of another server gets all."""
+        """Returns the changes after revision `since`. It waits at most wait_s for a change. A page of an earlier server gets everything."""
         with self._changed:
             if epoch != self._epoch:
                 since = 0
@@ -77,7 +77,7 @@ class Collector:
                 document = self._document()
             except NebulaError as failure:
                 document = self._failed(str(failure))
-            except Exception as failure:  # if the thread ended, the page would show old numbers as if they were live
+            except Exception as failure:  # if the thread ended, the page would show old numbers as current ones
                 _LOGGER.exception("nebula studio: a look failed")
                 document = self._failed(f"a look failed: {type(failure).__name__}: {failure}")
             self._publish(document)
@@ -85,7 +85,7 @@ class Collector:
             self._wanted.wait(max(self._every_s, REST * took))
 
     def _failed(self, text: str) -> dict[str, Any]:
-        """The rows that were known stay: a moment without an answer removes no version."""
+        """Returns the last document with this problem. The known rows stay: a moment without an answer removes no version."""
         with self._changed:
             rows = {key: row for key, (_, row) in self._rows.items()}
             return {**self._rest, "problems": [text], "rows": rows, "time": time.time()}
@@ -103,7 +103,7 @@ class Collector:
         return document
 
     def _add_metrics(self, rows: dict[str, dict[str, Any]]) -> None:
-        """The newest first, some with each look: each is a request to storage once."""
+        """Adds metrics, newest versions first and only some per look: each version costs one request to storage."""
         stored = (row for row in reversed(list(rows.values())) if "storage" in row["where"] and (row["files"] or 0) > 1)
         with self._changed:
             known = {key: row["metrics"] for key, (_, row) in self._rows.items()}

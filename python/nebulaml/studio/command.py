@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         end = served.handle_exit
 
         def handle_exit(number: int, frame: Any) -> None:
-            collector.stop()  # pages wait for changes: without this, uvicorn would wait for them
+            collector.stop()  # ends the waits of pages for changes: otherwise uvicorn would wait for them
             end(number, frame)
 
         served.handle_exit = handle_exit  # type: ignore[method-assign]

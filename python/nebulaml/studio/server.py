@@ -1,7 +1,7 @@
 """The web application: the page, its state, and the controls.
 
-Only this machine's browsers reach it, and not through other pages: the Host must be a loopback name with our port (DNS rebinding), an Origin
-must be ours, and everything but the page itself needs the token that is printed at start.
+Only browsers of this machine reach it, and no other page can use it. The Host must be a loopback name with our port (DNS rebinding), an
+Origin must be ours, and every request but those for the page itself needs the token that is printed at start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses other hosts and origins before anything else sees the request, and requests without the token below /api."""
+    """Refuses other hosts and origins before the application sees the request, and requests below /api without the token."""
 
     def __init__(self, app: ASGIApp, port: int, token: str) -> None:
         self._app, self._token = app, token.encode()
@@ -93,7 +93,7 @@ Work = Callable[[dict[str, Any]], Any]
 
 
 class Studio:
-    """The requests of the page."""
+    """Answers the requests of the page."""
 
     def __init__(self, source: Source, collector: Collector) -> None:
         self._source, self._collector = source, collector
@@ -207,5 +207,5 @@ def _tag_and_entry(version: Any) -> tuple[str, int]:
 
 
 def build(source: Source, collector: Collector, port: int, token: str) -> ASGIApp:
-    """The application, for a server that listens on loopback at that port."""
+    """Returns the application, for a server that listens on loopback at that port."""
     return Guard(Starlette(routes=Studio(source, collector).routes()), port, token)

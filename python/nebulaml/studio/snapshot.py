@@ -1,6 +1,6 @@
-"""One document of what is known of a job: rows of versions, what would be lost now, the timeline, nodes, configuration and advice.
+"""One document about a job: rows of versions, the loss of a failure now, the timeline, nodes, configuration and advice.
 
-Times are seconds since 1970, sizes bytes. The document holds plain JSON values; texts are as they were found, the page makes them harmless.
+Times are seconds since 1970, sizes bytes. The document holds plain JSON values. Texts are unchanged; the page escapes them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["Watch", "build"]
 SHOWN_VERSIONS = 5000
 ADVICE_MTBF_S = 12 * 3600.0
 LOADABLE = ("captured", "committed", "replicated", "durable")
-RESTART_FACTOR = 5.0  # so much longer than usual between two saves, per step: the job did not train
+RESTART_FACTOR = 5.0  # a gap between two saves that is longer than usual by this factor, per step, means that the job did not train
 
-# What the agent and the command read from the environment, and what holds without.
+# Settings that the agent and the command read from the environment, and their defaults.
 SETTINGS = {
     "NEBULA_PERSISTENT_STORAGE_PATH": "",
     "NEBULA_PERSISTENT_TIME_INTERVAL": "100",
@@ -35,7 +35,7 @@ SETTINGS = {
 
 @dataclasses.dataclass
 class Watch:
-    """What was seen while the page was served: who came and went. Newest last."""
+    """The events seen since the page is served: starts and ends of sessions and agents. Newest last."""
 
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     sessions: dict[int, dict[str, Any]] | None = None
@@ -43,7 +43,7 @@ class Watch:
     started: bool = False
 
     def look(self, status: dict[str, Any], now: float) -> None:
-        """Compares with the look before."""
+        """Records the differences from the last look."""
         sessions = {one["pid"]: one for one in status.get("sessions", [])}
         pid = (status.get("agent") or {}).get("pid")
         if self.started:
@@ -66,7 +66,7 @@ _BLANKS = dict.fromkeys(range(32), " ")
 
 
 def _history_tag(tag: str) -> str:
-    """As the history spells it: one version is one line there."""
+    """Returns the tag as the history spells it, where a version is one line."""
     return tag.translate(_BLANKS)
 
 
@@ -75,7 +75,7 @@ def _identity(job: str, tag: str, generation: int) -> str:
 
 
 def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Versions by identity. History has no job: its row belongs to the version of that tag and generation."""
+    """Returns versions by identity. History has no job: its row belongs to the version of that tag and generation."""
     rows: dict[str, dict[str, Any]] = {}
     found: dict[tuple[str, int], str] = {}
     for one in (status.get("storage") or {}).get("versions", []):
@@ -111,14 +111,14 @@ def _begun(row: dict[str, Any]) -> float:
 
 
 def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What `nebula goodput` says. None before it can say anything."""
+    """Returns the answer of `nebula goodput` in the form of the page. None: there is no answer yet."""
     if not told or not told.get("step_seconds"):
         return None
     return {"ratio": told["goodput"], "span_s": told["wall_seconds"], "step_s": told["step_seconds"], **told["seconds"]}
 
 
 def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ends and loads that the history tells of, once each."""
+    """Returns the ends and loads in the history, each once."""
     ends = {one["stopped"] for one in history if one.get("stopped")}
     loads = {(one["read"], int(one["read_step"]), one.get("read_tier", "")) for one in history if one.get("read")}
     found = [{"kind": "end", "at": at, "text": "the last trainer on this node had ended"} for at in ends]
@@ -129,7 +129,10 @@ def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Sets `inflation` of each row: by which share the steps before it took longer than usual. Returns where the job went back or paused."""
+    """Sets `inflation` of each row: the share by which the steps before it took longer than usual.
+
+    Returns events for the places where the job went back or paused.
+    """
     found = []
     previous: dict[str, Any] | None = None
     for row in rows:
@@ -158,7 +161,7 @@ def _newest(rows: list[dict[str, Any]], places: tuple[str, ...]) -> dict[str, An
 
 
 def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the page needs of it. `at`: what came after it is lost with it."""
+    """Returns the values of a row that the page needs. `at`: the loss of this row also loses everything after that time."""
     if row is None:
         return None
     return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}
@@ -202,7 +205,7 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
             {"name": "memory directory", "value": agent["memory_directory"] or "memfds", "origin": "the agent"},
         ]
     for name, default in SETTINGS.items():
-        # The path of a URL can hold a secret.
+        # A URL can hold a secret.
         value = os.environ.get(name)
         shown = value.split("?", 1)[0] if value and "://" in value else value
         values.append({"name": name, "value": shown or default or "-", "origin": "environment of the studio" if value else "default"})
@@ -217,7 +220,7 @@ def build(
     watch: Watch,
     now: float,
 ) -> dict[str, Any]:
-    """The document. `rows`: by identity; the rest is small."""
+    """Returns the document. `rows`: by identity; the rest is small."""
     storage = status.get("storage") or {}
     path = storage.get("path") or ""
     by_key = _rows(status, history)

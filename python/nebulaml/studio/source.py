@@ -1,4 +1,4 @@
-"""What the page shows comes from the `nebula` command: no format of storage or memory is read here."""
+"""Gets the data of the page from the `nebula` command. This module reads no format of storage or memory itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..manager import pins, storage_tool
 
 __all__ = ["Source", "shell_word"]
 
-ASK_S = 120.0  # for what only lists
-WORK_S = 3600.0  # for what reads every byte
+ASK_S = 120.0  # for commands that only list
+WORK_S = 3600.0  # for commands that read every byte
 HISTORY = "checkpointHistories.csv"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
 ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
@@ -44,11 +44,11 @@ class Source:
 
     @property
     def shown_path(self) -> str:
-        """Without the query of a URL, which can be a secret."""
+        """The path without the query of a URL, which can be a secret."""
         return self.path.split("?", 1)[0] if "://" in self.path else self.path
 
     def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
-        """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. Raises the error that it names, if that is all it says."""
+        """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. If the answer is an error, raises it."""
         # A URL can hold a secret, which a command line would show to all users of the machine.
         environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
         try:
@@ -70,27 +70,27 @@ class Source:
         return done.returncode, answer
 
     def status(self) -> dict[str, Any]:
-        """The agent, its jobs, sessions, queue and history, and the versions in memory and storage."""
+        """Returns the agent, its jobs, sessions, queue and history, and the versions in memory and storage."""
         answer: dict[str, Any] = self.ask("status", "--json")[1]
         return answer
 
     def inspect(self, tag: str) -> dict[str, Any]:
-        """Files, ranks, sizes and times of one version."""
+        """Returns files, ranks, sizes and times of one version."""
         answer: dict[str, Any] = self.ask("inspect", "--json", "--", tag)[1]
         return answer
 
     def records(self, tag: str, name: str) -> dict[str, Any]:
-        """The records inside one torch file."""
+        """Returns the records inside one torch file."""
         answer: dict[str, Any] = self.ask("inspect", "--json", "--", tag, name)[1]
         return answer
 
     def verify(self, tag: str) -> dict[str, Any]:
-        """Reads every byte of a version."""
+        """Reads every byte of a version, and returns the result."""
         code, answer = self.ask("verify", "--json", "--", tag, limit_s=WORK_S)
         return {"ok": code == 0, "answer": answer}
 
     def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:
-        """What the rules of `nebula prune` would remove, and what stays."""
+        """Returns the versions that `nebula prune` would remove by these rules, and those that stay."""
         if not keep_last and not abandoned:
             raise NebulaConfigError("say how many of the newest versions stay, or that abandoned ones go")
         rules = ["--keep-last", str(keep_last)] if keep_last else []
@@ -99,8 +99,10 @@ class Source:
         return answer
 
     def prune(self, versions: list[tuple[str, int]]) -> list[dict[str, Any]]:
-        """Removes these versions, one by one: tags and entries of their logs, which the caller has seen in a preview. A version that was
-        written again since stays. Each result has the reason of a version that stays."""
+        """Removes these versions, one by one. Each is a tag and an entry of its log, which the caller has seen in a preview.
+
+        A version that was written again since then stays. Each result gives the reason if the version stays.
+        """
         results = []
         for tag, entry in versions:
             reason = ""
@@ -112,7 +114,7 @@ class Source:
         return results
 
     def flush(self, tag: str) -> Any:
-        """Makes a version that memory has durable."""
+        """Makes a version in memory durable."""
         return self.ask("flush", "--json", "--timeout", "600", "--", tag, limit_s=WORK_S)[1]
 
     def save_now(self) -> None:
@@ -126,12 +128,12 @@ class Source:
         pins.remove(self.path, tag)
 
     def doctor(self) -> list[dict[str, Any]]:
-        """The checks of `nebula doctor`."""
+        """Returns the checks of `nebula doctor`."""
         checks: list[dict[str, Any]] = self.ask("doctor", "--json")[1]["checks"]
         return checks
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes whose agents have announced themselves in storage: name and time."""
+        """Returns name and time of the nodes whose agents have announced themselves in storage."""
         prefix = ".nebula/nodes/"
         try:
             entries = self._store.ask(do="list", prefix=prefix)["entries"]
@@ -147,9 +149,9 @@ class Source:
         return (tag, generation) in self._metrics
 
     def metrics(self, tag: str, generation: int) -> dict[str, float | None]:
-        """Those that were committed with a durable version; {} for none. Kept: a generation does not change.
+        """Returns the metrics of a durable version; {}: it has none. They are kept, because a generation does not change.
 
-        NebulaUnavailable: storage does not answer.
+        Raises NebulaUnavailable if storage does not answer.
         """
         key = (tag, generation)
         if key not in self._metrics:
@@ -163,7 +165,7 @@ class Source:
         return {name: value if value == value else None for name, value in self._metrics[key].items()}
 
     def history(self) -> list[dict[str, Any]]:
-        """The rows of checkpointHistories.csv, oldest first; [] where there is none."""
+        """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""
         for file in self._history_files():
             try:
                 with open(file, encoding="utf-8", errors="replace", newline="") as opened:
@@ -180,12 +182,12 @@ class Source:
         return [os.path.join(folder, HISTORY) for folder in folders if folder]
 
     def tensors(self, tag: str, name: str) -> dict[str, Any]:
-        """The tensors of one file: dtype, shape, norm, NaN and infinity counts. The command runs no code of the file."""
+        """Returns dtype, shape, norm, NaN and infinity counts of the tensors of one file. The command runs no code of the file."""
         answer: dict[str, Any] = self.ask("inspect", "--tensors", "--json", "--", tag, name, limit_s=WORK_S)[1]
         return answer
 
     def goodput(self) -> dict[str, Any] | None:
-        """The ledger of the job, from its history; None where there is none yet."""
+        """Returns the ledger of the job, from its history. None: there is none yet."""
         files = self._history_files()
         given = ["--history", files[0]] if self._history else []
         try:
@@ -195,7 +197,7 @@ class Source:
         return answer
 
     def restore_command(self, tag: str) -> str:
-        """A line for a shell, also where the tag holds quotes or control characters."""
+        """Returns a shell command that restores the tag, even if the tag holds quotes or control characters."""
         return f"nebula restore --path {shell_word(self.shown_path)} --to ./restored -- {shell_word(tag)}"
 
 
@@ -204,8 +206,8 @@ def _row(line: dict[str, str]) -> dict[str, Any] | None:
         row: dict[str, Any] = {name: float(line[name]) for name in NUMBERS}
         row |= {"tag": line["tag"], "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
     except (KeyError, TypeError, ValueError):
-        return None  # a line that another program has written, or whose end is not there yet
-    extra = line.get(None) or []  # type: ignore[call-overload]  # an older agent's header names no column for them
+        return None  # another program has written the line, or its end is not written yet
+    extra = line.get(None) or []  # an older agent's header names no column for them
     line |= dict(zip((name for name in ADDED if name not in line), extra, strict=False))
     for name in ("stopped", "read", "read_step"):
         try:
@@ -216,7 +218,7 @@ def _row(line: dict[str, str]) -> dict[str, Any] | None:
 
 
 def shell_word(text: str) -> str:
-    """One word for bash. Characters that a terminal acts on, or that change the order of others, are written as escapes."""
+    """Returns one word for bash. Characters that a terminal acts on, or that change the order of others, are written as escapes."""
     if all(one.isprintable() and one.isascii() for one in text):
         return shlex.quote(text)
     return "$'" + "".join(map(_escape, text)) + "'"
