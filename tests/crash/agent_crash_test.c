@@ -12,9 +12,9 @@
 #include "tap.h"
 
 static char root[64], other[96], storage[96];
-static bool has_failed; /* a system call did: a view that cannot be made is no failure of its version */
+static bool has_failed; /* a system call failed: a view that cannot be made does not fail its version */
 
-/* What lies at <tag>/a, where the file of the second writing is a view: 0: nothing; 1: that of the first writing; 2: of the second; -1: anything else. */
+/* The file at <tag>/a: 0: none; 1: of the first writing; 2: of the second, as a view; -1: anything else. */
 static int view_of(const char *tag)
 {
         static const unsigned seeds[] = { 1, 5 };
@@ -56,7 +56,7 @@ static int writing_of(struct store *store, const char *tag, unsigned a1, unsigne
         return result;
 }
 
-/* The tag that a job finds which is started anew: 't' or 'u', '-' for none, '!' for a failure. */
+/* The tag that a restarted job finds: 't' or 'u'; '-': none; '!': a failure. */
 static char newest_tag(struct bench *bench)
 {
         static struct ipc_find find;
@@ -99,7 +99,7 @@ static bool holds(uint64_t at, uint64_t seed, const uint64_t *durable)
         return holds_now(at, seed, durable, false) && holds_now(at, seed, durable, true);
 }
 
-/* From here on what happens in `storage` is recorded. */
+/* From now on the changes in `storage` are recorded. */
 static bool begin(struct bench *bench)
 {
         snprintf(root, sizeof root, "/dev/shm/nebula-crash-XXXXXX");
@@ -141,7 +141,7 @@ static void what_was_durable_loads_after_every_power_loss(void)
         os_remove_tree(other);
 }
 
-/* Every file beside .nebula is one that the manifest names. */
+/* Whether the manifest names every file outside .nebula. */
 static bool has_only_what_is_named(struct store *store, const char *tag)
 {
         struct manifest manifest = { 0 };
@@ -200,7 +200,7 @@ static void nothing_that_was_not_completed_stays_after_a_sweep(void)
         os_remove_tree(other);
 }
 
-/* The k-th fsync fails, and the next try says that the version is durable. False: there are not so many. */
+/* The k-th fsync fails, and the next try reports the version durable. False: there were fewer. */
 static bool fails_once(uint64_t k, bool writes_again)
 {
         struct os_fault fault = { .calls = "fsync", .at = k, .error = EIO };

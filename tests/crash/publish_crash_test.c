@@ -13,7 +13,7 @@
 static char root[64], tree[80], other[80], storage[96], out[96];
 static const unsigned seeds[] = { 1, 5, 9, 13, 0 };
 
-/* From `from` on `path` holds `kind`; between `begun` and then it may also be what it was before. */
+/* From `from` on, `path` holds `kind`. Between `begun` and `from` it may hold its earlier content. */
 struct promise {
         uint64_t begun, from;
         bool is_directory;
@@ -167,7 +167,7 @@ static void once_a_directory_that_is_replaced_is_never_gone(void)
         check_all(&bench);
 }
 
-/* Frameworks make the directories that they publish into, and do not sync them. */
+/* Frameworks make the directories that they publish to, and do not sync them. */
 static void once_directories_that_were_found_are_not_trusted(void)
 {
         struct bench bench;
@@ -183,7 +183,7 @@ static void once_directories_that_were_found_are_not_trusted(void)
         check_all(&bench);
 }
 
-/* However files get to their paths. */
+/* Runs `once` for each way that a file gets to its path. */
 static void every_way(void (*once)(void))
 {
         for (way = COPY; way < WAY_COUNT && !tap_failed_checks; way++)

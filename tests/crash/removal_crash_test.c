@@ -13,7 +13,7 @@
 
 static char root[64], other[96], storage[96];
 
-/* Of each step, since when it has been durable, or has been about to go, or has been gone; UINT64_MAX: never. */
+/* For each step: since when it has been durable, about to be removed, and removed; UINT64_MAX: never. */
 struct life {
         uint64_t durable, goes, gone;
 };
@@ -137,7 +137,7 @@ static size_t count_objects(struct store *store, unsigned step)
         return count;
 }
 
-/* The step that a job finds which is started anew, and in which memory has nothing; -1: none. */
+/* The step that a restarted job finds without memory; -1: none. */
 static int64_t newest(struct bench *bench)
 {
         static struct ipc_find find;
@@ -163,7 +163,7 @@ static bool holds(struct bench *bench, uint64_t at, bool is_swept)
         return good && newest(bench) == newest_step;
 }
 
-/* A removal that is ended leaves temporary files of its last minute to the next sweep. */
+/* A completed removal leaves temporary files of its last minute to the next sweep. */
 static bool start_twice(struct bench *bench)
 {
         return !storage_scan(&bench->catalogue, bench->job, &bench->error) && !storage_scan(&bench->catalogue, bench->job, &bench->error);

@@ -98,7 +98,7 @@ static void copy(const char *from, const char *to, enum store_condition conditio
         promise(begun, to, kind);
 }
 
-/* What lies at `key` in the surviving state: a kind when every byte is of it, '-' absent, '!' torn. */
+/* The object in the surviving state: its kind; '-': absent; '!': torn. */
 static char look(const char *key)
 {
         char path[600], kind;
@@ -116,7 +116,7 @@ static char look(const char *key)
         return kind;
 }
 
-/* What was promised last before `at` must hold, but for what was begun since. */
+/* The last promise before `at` must hold, or the result of a later call that had begun. */
 static bool is_allowed(const char *key, char kind, uint64_t at)
 {
         bool is_fine = kind == '-';
@@ -177,7 +177,7 @@ static void a_large_write_survives_from_its_return_on(void)
         }
 }
 
-/* More than are under way at once, of both sizes, in two directories. */
+/* More objects than are uploaded at once, of both sizes, in two directories. */
 static void many_that_were_uploaded_survive_from_their_publishing_on(void)
 {
         static char keys[18][20];
@@ -204,7 +204,7 @@ static void many_that_were_uploaded_survive_from_their_publishing_on(void)
         check_all();
 }
 
-/* Its blocks are those of a file that goes later. */
+/* It shares the blocks of a file that is removed later. */
 static void a_file_that_shares_blocks_survives_from_its_publishing_on(void)
 {
         struct store_source source = { .key = "first/x", .size = BIG_BYTES };
@@ -305,7 +305,7 @@ static void a_copy_survives_from_its_return_on(void)
         }
 }
 
-/* Another process removes the last object and with it the directory, makes it anew for an object of its own, and dies. */
+/* Another process removes the last object and its directory, makes the directory again for its own object, and dies. */
 static void a_directory_that_was_made_anew_is_not_trusted(void)
 {
         struct store *other, *first;
@@ -330,7 +330,7 @@ static void a_directory_that_was_made_anew_is_not_trusted(void)
         check_all();
 }
 
-/* Whoever made the directories died before syncing them; the next process finds them there. */
+/* The process that made the directories died before it synced them; the next process finds them. */
 static void directories_that_were_found_are_not_trusted(void)
 {
         char path[400];

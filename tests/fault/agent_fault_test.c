@@ -21,7 +21,7 @@ static void fresh(void)
         snprintf(memory, sizeof memory, "%s/memory", root);
 }
 
-/* What storage holds of tag t: 0 nothing, 1 the first generation, 2 the second, -1 anything else. */
+/* The generation of tag t in storage: 0: none; 1; 2; -1: anything else. */
 static int stored_generation(void)
 {
         struct nebula_error error;

@@ -35,7 +35,7 @@ static void start_faults(void)
         store_mem_faults(store, &faults);
 }
 
-/* Whether there were so many. */
+/* Whether there were that many calls. */
 static bool end_faults(void)
 {
         struct store *store = bench.job->storage.store;
@@ -52,7 +52,7 @@ static void begin(void)
         bench_init(&bench, NULL, STORAGE);
 }
 
-/* As if the agent had been killed: the next one knows what storage has. */
+/* The agent is killed: the next one knows only what storage has. */
 static void next_agent(void)
 {
         bench_done(&bench, true);
@@ -86,7 +86,7 @@ static bool is_named(const struct manifest *manifest, const char *private, const
         return entry.kind == ENTRY_MANIFEST ? entry.number == manifest->number : manifest_names(manifest, &entry, key);
 }
 
-/* By an entry that its successor's writer has not removed: storage failed between the commit and that. A later writing, or a removal, takes it. */
+/* Whether the object belongs to an older entry that a failed writer has not removed. A later writing or a removal removes it. */
 static bool is_named_before(const struct manifest *manifest, const char *tag, const char *private, const char *key)
 {
         bool result = false;
@@ -102,7 +102,7 @@ static bool is_named_before(const struct manifest *manifest, const char *tag, co
         return result;
 }
 
-/* Each object of a tag is one that an entry of its log names, or the view of a file; without a version there is none. */
+/* Whether each object of a tag is named by a log entry or is a view. Without a version there must be none. */
 static bool is_tidy(const char *tag)
 {
         struct manifest manifest = { 0 };
@@ -127,7 +127,7 @@ static bool is_tidy(const char *tag)
         return result;
 }
 
-/* The bytes that a program reads which knows no manifests. */
+/* Whether <tag>/<name> holds these bytes, for a program that does not read manifests. */
 static bool view_holds(const char *key, unsigned seed)
 {
         char *data;
@@ -143,7 +143,7 @@ static bool view_holds(const char *key, unsigned seed)
         return same;
 }
 
-/* The step that a job finds which is started anew. */
+/* The step that a restarted job finds. */
 static int64_t newest_step(enum nebula_status *ret_status)
 {
         static struct ipc_find find;
@@ -196,7 +196,7 @@ static void a_version_becomes_durable_with_the_next_try(void)
         sweep(write_once);
 }
 
-/* The agent is gone with the version. */
+/* The agent and its memory are lost. */
 static bool die_once(void)
 {
         static const unsigned seeds[] = { 1, 0 };
@@ -225,7 +225,7 @@ static void what_an_agent_leaves_that_dies_is_swept_or_a_whole_version(void)
         sweep(die_once);
 }
 
-/* Of two tags that are no steps the one that was written last is the newest. */
+/* Of two tags without steps, the one written last is the newest. */
 static bool rewrite_once(void)
 {
         static const unsigned seeds[] = { 1, 5, 0 };
@@ -315,7 +315,7 @@ static void a_version_that_is_to_go_is_whole_or_gone_and_nothing_of_it_stays(voi
         sweep(remove_once);
 }
 
-/* As in a storage path that was copied without what lies beside the tags: all manifests are read. */
+/* A storage path that was copied without the objects beside its tags: all manifests are read. */
 static void remove_index(void)
 {
         struct store_list list;
@@ -330,7 +330,7 @@ static void remove_index(void)
 
 static bool has_index;
 
-/* Memory has nothing. A version that is older than the newest would be training lost. */
+/* Memory is empty. Finding an older version than the newest would lose training. */
 static bool find_once(void)
 {
         enum nebula_status status;
@@ -374,7 +374,7 @@ static void the_newest_version_is_found_or_storage_is_said_to_fail(void)
         }
 }
 
-/* What one agent has written another one, or the same, may not see in a listing yet. */
+/* A listing may not show yet what an agent, or this one, has written. */
 static void a_store_whose_listings_are_old_loses_no_version(void)
 {
         static const uint64_t stale[] = { 1, 2, 5, 20, STORE_MEM_STALE_MAX };
@@ -390,7 +390,7 @@ static void a_store_whose_listings_are_old_loses_no_version(void)
                 store_mem_faults(store, &faults);
                 for (size_t j = 0; seeds[j]; j++) {
                         struct version *version = bench_version(&bench, "step1", seeds[j], 2);
-                        int tries = 100; /* each of them writes something, so that the listing comes to show what is there */
+                        int tries = 100; /* each try writes something, so that the listing becomes fresh */
 
                         while (version && bench_persist(&bench, version) && --tries)
                                 ;
@@ -400,7 +400,7 @@ static void a_store_whose_listings_are_old_loses_no_version(void)
                 }
                 store_mem_faults(bench.job->storage.store, NULL);
                 next_agent();
-                /* What a publish has not seen in an old listing may be left: that costs room and no version. */
+                /* A publish with an old listing may leave objects: that costs space, but no version. */
                 CHECK(seed_of("step1", seeds, 2) == 5 && (stale[i / 2] > 1 || is_tidy("step1")));
                 if (tap_failed_checks)
                         printf("# listings are %d writes old: %s\n", (int)stale[i / 2], bench.error.message);

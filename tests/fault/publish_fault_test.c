@@ -15,7 +15,7 @@ static const unsigned seeds[] = { 1, 5, 0 };
 static char root[64], storage[96], memory[96], file[96], directory[96], staging[96];
 static struct bench bench;
 
-/* How a file gets to its path. */
+/* The way a file gets to its path. */
 static enum way { COPY, COPY_STORED, SHARE, LINK, WAY_COUNT } way;
 
 static int share_blocks(int fd, int from)
@@ -43,7 +43,7 @@ static void use(enum way wanted)
         os = &ways_table;
 }
 
-/* Storage has it, memory not any more. */
+/* Storage has the version, and memory no longer. */
 static void forget_memory(struct version *version)
 {
         catalogue_lock(&bench.catalogue);
@@ -52,7 +52,7 @@ static void forget_memory(struct version *version)
         catalogue_unlock(&bench.catalogue);
 }
 
-/* File and directory of the first version are published, what makes them those of the second is asked for. */
+/* File and directory of the first version are published; publishing those of the second is requested. */
 static void fresh(void)
 {
         struct version *first, *second;
@@ -130,7 +130,7 @@ static void whichever_call_fails_the_next_try_publishes_the_whole(void)
         }
 }
 
-/* Nothing works any more from the k-th call on, and then the agent is gone: as if it had been killed there. */
+/* All calls fail from the k-th on, and then the agent is gone, as after a SIGKILL. */
 static bool sweep_kill(uint64_t at)
 {
         struct os_fault fault = { .at = at, .error = EIO, .goes_on = true };
@@ -189,7 +189,7 @@ static bool sweep_removal(int error, uint64_t at)
         CHECK(best == 'b' || best == '-');
         CHECK(work(&bench, 9));
         CHECK(look_directory(directory, seeds) == '-' && look_file(file, seeds) == 'b' && debris_in(root) == 0);
-        if (!hit) { /* its version goes with it */
+        if (!hit) { /* the version is removed, too */
                 char path[200];
 
                 snprintf(path, sizeof path, "%s/t2", storage);
@@ -221,7 +221,7 @@ static int no_exchange(const char *a, const char *b)
         return -EINVAL;
 }
 
-/* The old one is set aside for a moment then, but nothing is lost and nothing stays. */
+/* The old directory is moved aside for a moment, but nothing is lost or left over. */
 static void a_file_system_without_exchange_ends_at_the_same(void)
 {
         use(COPY);

@@ -46,7 +46,7 @@ static void fresh(uint64_t size)
                 abort();
 }
 
-/* 'o' or 'n' when the object is whole and of that kind, '-' when it is absent, '!' otherwise. */
+/* 'o' or 'n': the object is complete and of that kind; '-': absent; '!': anything else. */
 static char look(const char *key, uint64_t size)
 {
         struct store_entry entry;
@@ -108,7 +108,7 @@ static void sweep_ways(void (*step)(struct os_fault *fault, uint64_t size, bool 
                         bool was_hit;
 
                         if (fault.goes_on && errors[i] == EINTR)
-                                continue; /* would be retried for ever, as it should */
+                                continue; /* retried forever, as it should be */
                         bulk_engine_force(ways[j / 2].engine); /* the real table may have no ring; those of the tests have */
                         do {
                                 fault.at++;
@@ -126,7 +126,7 @@ static void sweep(void (*step)(struct os_fault *fault, uint64_t size, bool *ret_
         sweep_ways(step, 3);
 }
 
-/* For steps that move no large objects, or as put does. */
+/* For steps without large objects, or with put's way of writing. */
 static void sweep_small(void (*step)(struct os_fault *fault, uint64_t size, bool *ret_was_hit))
 {
         sweep_ways(step, 1);
@@ -180,7 +180,7 @@ static void a_creation_is_whole_or_absent(void)
         sweep(create_step);
 }
 
-/* Two that are new, and one whose key is taken. */
+/* Two new objects, and one whose key is taken. */
 static void publish_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
 {
         struct store_object objects[] = { { "t/a", new_data, size, NULL }, { "u/b", new_data, size, NULL }, { "t/x", new_data, size, NULL } };
@@ -242,7 +242,7 @@ static void a_read_is_exact_or_an_error(void)
         sweep(read_step);
 }
 
-/* The first time whatever is there, then only what was seen. */
+/* First without a stamp, then with the stamp of the object. */
 static void remove_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
 {
         struct store_victim victims[] = { { .key = "t/x" }, { .key = "t/none" } };
@@ -269,7 +269,7 @@ static void a_removal_is_done_or_an_error(void)
         sweep_small(remove_step);
 }
 
-/* Its stamp is that of an object before it. */
+/* The stamp is that of an earlier object. */
 static void keep_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
 {
         struct store_victim victim = { "t/x", { "another" } };
@@ -369,7 +369,7 @@ static void a_failed_fsync_is_not_tried_again(void)
         end();
 }
 
-/* A file system that has no O_DIRECT says so at open, or only at the first transfer. */
+/* A file system without O_DIRECT reports that at open, or only at the first transfer. */
 static void without_direct_io_it_works_the_same(void)
 {
         static const char *const calls[] = { "open", "pwrite", "pread", "allocate" };

@@ -42,7 +42,7 @@ static void end(void)
                 bench_done(&nodes[i], true);
 }
 
-/* Each rank saves a file of its own, of a name of its own: a and b. */
+/* Each rank saves one file: a or b. */
 static void save(unsigned seed)
 {
         for (unsigned i = 0; i < 2; i++) {
@@ -52,7 +52,7 @@ static void save(unsigned seed)
         }
 }
 
-/* The worker's part, without its pauses. */
+/* The worker's work, without its pauses. */
 static void work(int i)
 {
         struct version *version = versions[i];
@@ -70,7 +70,7 @@ static void work(int i)
                 bench_persist(&nodes[i], version);
 }
 
-/* The seed of the version that storage holds; 0: none; -1: it is half, or a mixture. */
+/* The seed of the version in storage; 0: none; -1: incomplete or a mixture. */
 static int seed_in_storage(const unsigned *seeds)
 {
         struct store *store = nodes[0].job->storage.store;
@@ -149,7 +149,7 @@ static void a_version_of_two_nodes_becomes_durable_whichever_request_fails(void)
 }
 
 static const struct store_ops *stored_ops;
-static const char *taken; /* what the key has of the object that another program removes as soon as the manifest is there */
+static const char *taken; /* a part of the key of the object that another program removes once the manifest exists */
 
 static enum nebula_status put_and_lose(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
                                        const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
@@ -169,7 +169,7 @@ static enum nebula_status put_and_lose(struct store *store, const char *key, con
         return status;
 }
 
-/* Nodes look whether their records are there still once they have waited for a second. */
+/* A node that has waited for a second checks that its records still exist. */
 static void wait_long(void)
 {
         for (int i = 0; i < 2; i++) {
@@ -213,7 +213,7 @@ static void a_version_of_two_nodes_is_written_again_when_another_program_has_rem
 static struct store_list seen; /* by a removal that sleeps */
 static int records_until_removal;
 
-/* Once both records are there, another program lists the tag, enters its removal, and falls asleep. */
+/* Once both records exist, another program lists the tag, enters its removal, and sleeps. */
 static enum nebula_status put_and_enter_removal(struct store *store, const char *key, const void *data, uint64_t size,
                                                 enum store_condition condition, const struct store_stamp *stamp, struct store_stamp *ret_stamp,
                                                 struct nebula_error *error)

@@ -26,7 +26,7 @@ static void demand(int condition, const char *what)
         abort();
 }
 
-/* What was accepted can be written, is accepted again, and gives each of its files. */
+/* An accepted document can be written and accepted again, and has each of its files. */
 static void parse_record(const char *text, size_t size)
 {
         struct record record = { 0 }, again = { 0 };

@@ -201,7 +201,7 @@ static void a_tag_cannot_send_control_bytes_to_the_terminal(void)
         table_free(table);
 }
 
-/* As two do whose containers count their processes alike, and share the directory. */
+/* Two processes in containers with the same pid share the directory. */
 static void files_that_are_restored_beside_each_other_do_not_mix(void)
 {
         struct nebula_error error;

@@ -47,7 +47,7 @@ static bool ok(enum nebula_status status)
         return status == NEBULA_OK;
 }
 
-/* What the agent has under a name, against what it must be. */
+/* Whether the agent has these bytes under a name. */
 static bool holds(const char *tag, const char *name, const void *data, size_t size)
 {
         nebula_checkpoint *found = NULL;
@@ -402,7 +402,7 @@ static void the_commit_of_a_rank_brings_the_word_that_its_file_is_whole(void)
         end();
 }
 
-/* What is whole without a commit, or may be when its rank ends, is told of at once. */
+/* The agent is told at once of a file that is complete without a commit, or may be when its rank ends. */
 static void only_a_commit_that_must_follow_is_waited_for(void)
 {
         start();
@@ -702,7 +702,7 @@ static void asking_release(void *argument, const struct nebula_error *failure)
         at->released_count++;
 }
 
-/* With no lock of the library held, as nebula.h says: who waits for that commit is in nobody's way. */
+/* No lock of the library is held, as nebula.h promises: a thread that waits for that commit blocks no other. */
 static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
 {
         static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
@@ -727,7 +727,7 @@ static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
         end();
 }
 
-/* The save that finds the list of copies full is done when it returns; it waits for none of them, whose `release` may wait for it. */
+/* The save that finds the list of copies full copies before it returns; it waits for no copy, whose `release` may wait for this save. */
 static void a_release_may_ask_while_a_save_finds_no_room(void)
 {
         static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
@@ -819,7 +819,7 @@ static void a_release_before_the_save_returns_may_ask_and_close_the_session(void
         fake_stop();
 }
 
-/* The first of them is whole at the new agent before the second: that is no reason to call the checkpoint whole. */
+/* The first file is complete at the new agent before the second: the checkpoint must not count as complete then. */
 static void an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last(void)
 {
         start();
@@ -842,7 +842,7 @@ static bool two_files(int64_t count, const char *second)
                (!second || ok(nebula_checkpoint_save_bytes(checkpoint, second, &range, 1, &error)));
 }
 
-/* Say, one that was told to end: it keeps what is durable, and what is not yet whole is nobody's. */
+/* Such as an agent that was told to end: it keeps durable versions, and drops incomplete ones. */
 static void a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole(void)
 {
         struct nebula_range range = { "abc", 3 };
@@ -880,7 +880,7 @@ static void a_file_that_went_with_an_agent_fails_the_copies_after_it(void)
         end();
 }
 
-/* The next agent has no memory for the first of two files, or dies as well when it is told of it. */
+/* The next agent has no memory for the first of two files, or dies, too, when it is told of it. */
 static void a_copy_that_is_lost_with_an_agent_is_the_end_of_its_checkpoint(void)
 {
         for (int deaths = 1; deaths <= 2; deaths++) {
@@ -1060,7 +1060,7 @@ static void a_version_that_the_agent_forgot_is_begun_again(void)
         end();
 }
 
-/* The ranks of an open-ended checkpoint wait for those that have begun; no others need to hear of it. */
+/* The ranks of an open-ended checkpoint wait for the ranks that have begun; other checkpoints need not be begun early. */
 static void only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save(void)
 {
         struct nebula_range range = { "abc", 3 };

@@ -148,7 +148,7 @@ static void fake_commit(uint64_t version_id)
                 fake.captured_at_commit += fake.images[i].version_id == version_id && fake.images[i].is_captured;
 }
 
-/* What the client has summed: bytes of the first `size` of the file, in order, and right. */
+/* Checks the client's sums of the first `size` bytes of the file: in order and right. */
 static void fake_look_at_sums(const struct fake_image *image, uint64_t size, uint32_t count)
 {
         uint64_t end = 0;
@@ -326,7 +326,7 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
         }
 }
 
-/* As SIGKILL does: every connection ends without a word. */
+/* As SIGKILL does: every connection ends without an answer. */
 static void fake_die(void)
 {
         for (size_t i = 0; i < FAKE_COUNT_MAX; i++)

@@ -316,7 +316,7 @@ static void a_file_is_sealed_while_it_is_copied(void)
         }
 }
 
-/* Of some ranges of `image` the sums, as a copy makes them; `image` is spoilt there: nobody may read it any more. */
+/* Sums some ranges of `image`, as a copy does, and then spoils them: later readers must not use them. */
 static uint32_t sum_and_spoil(uint8_t *image, uint64_t start, uint64_t end, struct image_sum *sums, uint32_t count)
 {
         for (uint64_t at = start + 1000; at < end; at += 150000) {
@@ -378,7 +378,7 @@ static void what_was_summed_while_it_was_copied_is_not_read_again(void)
         }
 }
 
-/* Its trainer may write anything there: sealing ends, and what no sum speaks of is right. */
+/* The trainer may write anything there: sealing must end, and bytes without a sum must be right. */
 static void sums_of_any_kind_do_no_harm(void)
 {
         static const struct image_sum odd[] = {

@@ -49,7 +49,7 @@ static void by_default(void)
                 signal(number, SIG_DFL); /* a sanitizer has handlers of its own */
 }
 
-/* How a child ended that ran this: the negative of a signal, or its status. `ret_said`: what it told, as a text. */
+/* How a child that runs this ends: its status, or the negative signal. `ret_said`: the text that it wrote. */
 static int end_of(void (*run)(void), char ret_said[16])
 {
         ssize_t size;
@@ -179,7 +179,7 @@ static void with_nothing_under_way_a_signal_ends_it_at_once(void)
         char said[16];
 
         CHECK(end_of(run_signal_behind, said) == -SIGTERM && !strcmp(said, "w"));
-        CHECK(end_of(run_signal_of_child, said) == 0 && !strcmp(said, "cw")); /* its parent's work is none of its own */
+        CHECK(end_of(run_signal_of_child, said) == 0 && !strcmp(said, "cw")); /* the parent's work is not the child's */
 }
 
 static void handle(int number)
@@ -246,7 +246,7 @@ static void run_fault_in_thread(void)
         pthread_join(thread, NULL);
 }
 
-/* As who does the work: nobody would end it. */
+/* As a thread that does the work itself: no other thread would finish it. */
 static void run_fault_in_thread_of_ours(void)
 {
         ending_begin();

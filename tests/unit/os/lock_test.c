@@ -12,7 +12,7 @@ static struct lock seal = LOCK_INIT(LOCK_SEAL), catalogue = LOCK_INIT(LOCK_CATAL
 static struct lock other_catalogue = LOCK_INIT(LOCK_CATALOGUE);
 static pthread_cond_t cond;
 
-/* Whether a child that does this ends by SIGABRT, and says both names. Neither: it ends well, and says nothing. */
+/* Whether a child that does this ends by SIGABRT and prints both names. Without names: whether it ends normally and prints nothing. */
 static bool ends(void (*work)(void), const char *first, const char *second)
 {
         char said[16384] = ""; /* a sanitizer may have a word, too */

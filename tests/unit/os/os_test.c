@@ -445,7 +445,7 @@ static void a_socket_file_admits_who_may_open_it(void)
         end();
 }
 
-/* Such as a process that is stopped: its queue holds some connections, and then no more. */
+/* Such as a stopped process: its queue takes some connections, and then no more. */
 static void who_never_accepts_holds_nobody_up(void)
 {
         static int fds[1000];
@@ -460,7 +460,7 @@ static void who_never_accepts_holds_nobody_up(void)
                 count++;
         REQUIRE(count > 0 && count < 1000);
         CHECK(fds[count] == -EAGAIN);
-        /* Who was let in is waited for as long as it takes. */
+        /* A connection that was accepted has no time limit. */
         CHECK(!getsockopt(fds[0], SOL_SOCKET, SO_SNDTIMEO, &limit, &size) && !limit.tv_sec && !limit.tv_usec);
         while (count-- > 0)
                 os->close(fds[count]);
@@ -474,7 +474,7 @@ static void *look_at_signals(void *mask)
         return NULL;
 }
 
-/* A fault whose signal is blocked ends the program past every handler: nobody would see where. */
+/* A fault whose signal is blocked ends the program without its handlers, so its place would be unknown. */
 static void threads_leave_signals_to_the_program_but_those_of_their_own_faults(void)
 {
         static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
@@ -623,7 +623,7 @@ static void a_process_is_alive_until_it_ends(void)
         CHECK(!os->alive(0xffffffff));
         REQUIRE(pipe && fgets(text, sizeof text, pipe) && sscanf(text, "%u", &pid) == 1);
         CHECK(os->alive(pid));
-        /* Nobody has waited for it yet: it is a zombie, which does nothing any more. */
+        /* No process has waited for it yet: it is a zombie. */
         for (int i = 0; i < 200 && os->alive(pid); i++)
                 os->sleep_ms(10);
         CHECK(!os->alive(pid));

@@ -168,7 +168,7 @@ static void a_rename_without_its_file_is_done_only_if_the_object_is_of_this_writ
                 REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
                 CHECK(store->ops->publish(store, upload, &error) == (what == REPLACED ? NEBULA_BUSY : NEBULA_STORAGE));
         }
-        what = REPLACED; /* by nobody: the object is the one that was seen */
+        what = REPLACED; /* not by a writer: the object is the one that was seen */
         CHECK(store->ops->put(store, "t/x", "1", 1, STORE_IF_SAME, &seen, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "its temporary file is gone"));
         end();
 }

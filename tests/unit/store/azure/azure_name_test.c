@@ -172,7 +172,7 @@ static void a_connection_string_names_the_endpoint(void)
         clear();
 }
 
-/* Where the credential for az://acct/data comes from; "" when it is an identity, "!" when it is refused. */
+/* The source of the credential for az://acct/data; "": an identity; "!": refused. */
 static const char *source(const char *url)
 {
         static char text[64];

@@ -68,7 +68,7 @@ static enum nebula_status put(const char *key, const char *text, enum store_cond
         return store_put_text(store, key, text, condition, &error);
 }
 
-/* The request line of the last request, and whether the header has each of these lines. */
+/* Checks the request line of the last request, and that its header has these lines. */
 static bool was_asked(const char *line, const char *const *fields)
 {
         char wanted[600];
@@ -178,7 +178,7 @@ static void a_publication_whose_answer_was_lost_is_known_as_its_own(void)
         }
 }
 
-/* Of two uploads at one place, Azure drops the blocks of the one that comes second, whether the first is still there or not. */
+/* Of two uploads to one key, Azure drops the blocks of the second, even if the first object is gone. */
 static void an_upload_that_came_second_gives_way(void)
 {
         struct store_object object = { "m.pt", "bytes", 5, NULL };
@@ -331,7 +331,7 @@ static void say(struct server_call *call, void *argument)
         server_say(call, said->status, said->fields, said->text);
 }
 
-/* Stores of a server that always says this. */
+/* Opens a store whose server always answers so. */
 static void begin_saying(struct said *said)
 {
         begin(NULL, NULL);
@@ -608,7 +608,7 @@ static enum fake_fault any_fault(const struct server_call *call, void *argument)
         return 1 + (enum fake_fault)((state >> 40) % (FAKE_FAULTS - 1));
 }
 
-/* Each transfer is right or fails, and what is there is right. */
+/* Each transfer is right or fails, and the stored bytes are right. */
 static void no_fault_makes_wrong_bytes(void)
 {
         unsigned seldom = 6, good = 0, count = fault_transfers();

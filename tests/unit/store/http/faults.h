@@ -19,9 +19,9 @@ enum fake_fault {
 
 /* So many transfers each test of faults makes: NEBULA_TEST_TRANSFERS, or 50. `make faults-long` makes 1,000. */
 unsigned fault_transfers(void);
-/* Before the request is done. True: it is not, and was answered. The server holds no lock. */
+/* Called before the request is done. True: it is not done, and was answered. The server holds no lock. */
 bool fault_before(struct server_call *call, enum fake_fault fault);
-/* In place of the answer to a request that was done. */
+/* Answers a request that was done, with the fault. */
 void fault_answer(struct server_call *call, enum fake_fault fault, int status, const char *fields, const char *body, size_t size);
 
 #endif

@@ -29,8 +29,8 @@ char *__wrap_strdup(const char *text);
 char *__wrap_strndup(const char *text, size_t size);
 void __wrap_free(void *block);
 
-static _Thread_local bool is_watched; /* not the server's threads, whose blocks hold what they got */
-static volatile unsigned found; /* the compiler takes it that free does not write here */
+static _Thread_local bool is_watched; /* per thread: the server's threads keep what they received */
+static volatile unsigned found; /* volatile: the compiler assumes that free does not write here */
 
 static void search(const void *block)
 {
@@ -46,7 +46,7 @@ static void search(const void *block)
         }
 }
 
-/* Blocks begin with zeros: what a library has left in one before is not found. */
+/* Clears new blocks, so that an old block's content is not found in them. */
 void *__wrap_malloc(size_t size)
 {
         void *block = __real_malloc(size);
@@ -101,7 +101,7 @@ static struct server *server;
 static char directory[256], url[300], path[300];
 static char long_secret[1500]; /* bytes that grow with it move often */
 
-/* Lends keys and tokens, and takes every other request. */
+/* Lends keys and tokens, and accepts every other request. */
 static void serve(struct server_call *call, void *argument)
 {
         char text[8000] = "";
@@ -120,7 +120,7 @@ static void serve(struct server_call *call, void *argument)
                    "ETag: \"e\"\r\nx-goog-generation: 1\r\nx-ms-request-id: 1\r\nx-ms-copy-status: success\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", text);
 }
 
-/* Some operations with each credential that the environment names. */
+/* Does some operations with each credential that the environment can name. */
 static bool leaves_nothing(const struct store_ops *ops, const char *place)
 {
         struct nebula_error error = { 0 };

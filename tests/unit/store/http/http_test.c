@@ -16,7 +16,7 @@ static struct nebula_error error;
 static struct http_response response;
 static char url[128];
 
-/* Quick to give up and to repeat. */
+/* Settings with short pauses and limits. */
 static struct http_settings quick(void)
 {
         static struct http_settings real;
@@ -207,7 +207,7 @@ static void retry_after_is_obeyed(void)
         before = os->now_ns();
         CHECK(get() == NEBULA_OK && response.status == 200 && os->now_ns() - before >= 250000000);
         server_stop(server);
-        /* Longer than there is time for repeating: the answer is the result at once. */
+        /* The pause is longer than the time for repeating: the answer is returned at once. */
         server = begin(refuse_first, &long_);
         before = os->now_ns();
         CHECK(get() == NEBULA_OK && response.status == 503 && os->now_ns() - before < 1000000000);
@@ -281,7 +281,7 @@ static void close_after_each(struct server_call *call, void *argument)
         server_close(call);
 }
 
-/* The answer does not say that the connection ends: as of a server that closes what waits. */
+/* The answer does not announce the end of the connection, as when a server closes idle ones. */
 static void a_connection_that_was_closed_while_it_waited_costs_no_pause(void)
 {
         struct http_settings settings = quick();

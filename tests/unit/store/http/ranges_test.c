@@ -17,7 +17,7 @@ static struct object_upload make(uint64_t size, uint64_t part_min, uint64_t part
         return (struct object_upload){ .size = size, .feed = &feed, .source = &source, .fates = fates, .part_min = part_min, .part_bytes = part_bytes };
 }
 
-/* Chunks become final in this order, and the parts are the same as if they had all been final at first. */
+/* Chunks become final in this order; the parts must be the same as if all had been final at first. */
 static void check_parts(const char *text, uint64_t rest, uint64_t part_min, uint64_t part_bytes, uint64_t *ret_sent)
 {
         size_t count = strlen(text);

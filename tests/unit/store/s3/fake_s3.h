@@ -34,7 +34,7 @@ struct fake_s3 {
         unsigned etags, uploads_begun;
         bool refuses_conditional_removal; /* 501 */
         char error_in_200[64];            /* "": none; else the code that the next completion has in a body of 200; "cut": the body ends early */
-        unsigned conflicts;               /* so many completions are refused because another is under way, which is done with the last of them */
+        unsigned conflicts;               /* so many completions are refused because another is running, which succeeds with the last of them */
         char access[64];                  /* "": every key is taken; else 400 ExpiredToken for others */
         char region[32];                  /* "": every region is; else 400 for signatures of others */
         /* Which fault the request has; NULL: none has one. Called with the lock held. */
@@ -55,7 +55,7 @@ void fake_serve(struct server_call *call, void *argument);
 /* NULL: there is no such object. Nothing is under way. */
 struct fake_object *fake_find(struct fake_s3 *fake, const char *path);
 unsigned fake_uploads_open(const struct fake_s3 *fake);
-/* As a rule of the bucket does: how many there were. */
+/* Drops uploads as a rule of the bucket does; returns how many. */
 unsigned fake_uploads_drop(struct fake_s3 *fake);
 
 #endif

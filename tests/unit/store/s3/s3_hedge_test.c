@@ -32,7 +32,7 @@ static struct object_limits limits;
 static struct slow slow[SLOW_MAX];
 static atomic_int hedges, hedges_most; /* second requests at the same time */
 
-/* The fake has its lock meanwhile. */
+/* Called with the fake's lock held. */
 static enum fake_fault fault_of(const struct server_call *call, void *argument)
 {
         char range[64];

@@ -91,7 +91,7 @@ static void write_file(const char *name, const char *text)
                 abort();
 }
 
-/* The URL of the bucket that a storage path means; "": it means none. */
+/* The bucket's URL for a storage path; "": the path is not valid. */
 static const char *bucket_of(const char *url)
 {
         static char text[300];
@@ -144,7 +144,7 @@ static void a_path_means_a_bucket_of_a_region(void)
         end();
 }
 
-/* The keys that are found, "access secret session from source"; "" when none are. */
+/* The keys that are found, "access secret session from source"; "": none. */
 static const char *keys_found(void)
 {
         static char text[500];

@@ -189,7 +189,7 @@ static void a_write_whose_answer_was_lost_is_known_as_its_own(void)
         }
 }
 
-/* The first request is done late: after a second one was refused, as it was under way, and a look found nothing. */
+/* The first request is done late: after a second one was refused as concurrent, and a look found no object. */
 static enum fake_fault land_late(const struct server_call *call, void *argument)
 {
         struct fake_object *object = &fake.objects[0];
@@ -253,7 +253,7 @@ static void a_failure_in_the_body_of_a_200_is_one(void)
         end();
 }
 
-/* The first completion is under way for long, and its answer lost: the next ones meet it, and at last its object. */
+/* The first completion runs for long and its answer is lost: the next ones conflict with it, and then find its object. */
 static void a_completion_that_meets_itself_is_known_as_its_own(void)
 {
         struct store_object object = { "m.pt", "bytes", 5, NULL };
@@ -353,7 +353,7 @@ static void a_part_that_its_source_refuses_is_sent(void)
         free(data);
 }
 
-/* A server that takes other bytes than it was told: the sum of the whole object in the completion finds that. */
+/* A server copies wrong bytes: the sum of the whole object in the completion detects that. */
 static void other_bytes_of_a_source_are_found_by_the_sum_of_the_whole(void)
 {
         struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
@@ -373,7 +373,7 @@ struct handing {
         unsigned checks;
 };
 
-/* A chunk that is right is handed over, and its receiver changes it. */
+/* A right chunk is handed over, and its receiver changes it. */
 static enum nebula_status hand_over(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
                                     struct nebula_error *ret_error)
 {
@@ -465,7 +465,7 @@ static void say(struct server_call *call, void *argument)
         server_say(call, said->status, said->fields, text);
 }
 
-/* Stores of a server that always says this. */
+/* Opens a store whose server always answers so. */
 static void begin_saying(struct said *said)
 {
         begin(NULL, NULL);
@@ -616,7 +616,7 @@ static void a_part_of_an_upload_that_was_ended_can_be_tried_again_later(void)
         end();
 }
 
-/* What lends keys: each time with the next number. It remembers the requests. */
+/* Lends keys with the next number each time, and remembers the requests. */
 struct lender {
         char heads[8][2048], body[4096];
         atomic_uint lent;
@@ -788,7 +788,7 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
         return memcmp((const char *)argument + offset, data, size) || *crc64 != sum_crc64(0, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
 }
 
-/* Each transfer is right or fails, and what is there is right. */
+/* Each transfer is right or fails, and the stored bytes are right. */
 static void no_fault_makes_wrong_bytes(void)
 {
         unsigned seldom = 6, good = 0, open = 0, count = fault_transfers();
