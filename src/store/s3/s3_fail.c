@@ -17,7 +17,8 @@ static bool is_one_of(const char *code, const char *const *codes)
 #define IS_ONE_OF(code, ...) is_one_of(code, (const char *const[]){ __VA_ARGS__, NULL })
 
 /* Advice about an answer; "": there is none. */
-static void advise(const struct http_response *response, const char *code, const char *source, const char *rights, char *text, size_t size)
+static void advise(enum object_deed deed, const struct http_response *response, const char *code, const char *source, const char *rights,
+                   char *text, size_t size)
 {
         const char *region = http_field(response, "x-amz-bucket-region");
 
@@ -37,14 +38,15 @@ static void advise(const struct http_response *response, const char *code, const
         else if (IS_ONE_OF(code, "InvalidObjectState"))
                 snprintf(text, size, "a lifecycle rule has moved it to an archive: restore it there first");
         else if (response->status == 403 || response->status == 401)
-                snprintf(text, size, "%s may not do this; writing takes %s", source, rights);
+                snprintf(text, size, "%s may not do this; writing takes %s%s", source, rights,
+                         deed == OBJECT_REMOVE ? ". Or an object lock keeps it" : "");
 }
 
 enum nebula_status s3_explain(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
                               const char *source, const char *rights, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_STORAGE;
-        char code[OBJECT_CODE_SIZE], text[256];
+        char code[OBJECT_CODE_SIZE], text[320];
 
         s3_code(response, code);
         if (response->status == 404 && (deed == OBJECT_READ || !IS_ONE_OF(code, "NoSuchBucket", "NoSuchUpload")))
@@ -53,7 +55,7 @@ enum nebula_status s3_explain(const struct object_store *store, enum object_deed
                 status = NEBULA_INVALID;
         else if (response->status == 507 || IS_ONE_OF(code, "QuotaExceeded", "XMinioStorageFull"))
                 status = NEBULA_NO_SPACE;
-        advise(response, code, source, rights, text, sizeof text);
+        advise(deed, response, code, source, rights, text, sizeof text);
         return object_refused(store, status, deed, key, response, code, text, error);
 }
 
