@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             self.error(503, "ServerBusy")
             return True
         if self.fault == "stall":
-            time.sleep(0.4)
+            time.sleep(0.1)
         if self.fault in ("stall", "reset"):
             self.hang_up()
             return True

@@ -6,7 +6,7 @@
 #include "store/object/object.h"
 #include "sum/sum.h"
 
-#define SIZE ((150u << 10) + 777)
+#define SIZE ((70u << 10) + 777)
 #define CHUNK (16u << 10)
 
 static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
@@ -23,12 +23,12 @@ static void be_quick(void)
         settings.pause_ms = 2;
         settings.pause_max_ms = 20;
         settings.halve_ms = 20;
-        settings.quiet_ms = settings.answer_ms = 250;
+        settings.quiet_ms = settings.answer_ms = 10000; /* the server sums in Python, on a machine that may be busy */
         settings.hedge_ms = 60000;
         http_settings_set(&settings);
         kind_limits->read_bytes = 4 * CHUNK;
         if (!kind_parts_min)
-                kind_limits->part_bytes = kind_limits->part_bytes_good = 64u << 10;
+                kind_limits->part_bytes = kind_limits->part_bytes_good = 32u << 10;
 }
 
 /* Whether the object was uploaded and read back. */
@@ -64,9 +64,11 @@ static void no_fault_makes_wrong_bytes(void)
                 data[i] = (char)(i * 2654435761u >> 13);
         store = kinds[0].begin();
         be_quick();
-        for (unsigned i = 0; i < count; i++)
+        for (unsigned i = 0; i < count; i++) {
                 good += transfer(i, data + i % 50, back);
-        printf("# %u of %u transfers\n", good, count);
+                if (i % 100 == 99)
+                        printf("# %u of %u transfers\n", good, i + 1);
+        }
         CHECK(good > count * 9 / 10);
         store_close(store);
         kinds[0].end();
