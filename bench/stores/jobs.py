@@ -191,15 +191,14 @@ def limited(root: Path, size: int, policy: str) -> list[Row]:
 
 
 def training(root: Path, scale: float) -> list[Row]:
-    """The loop of `make bench-peers`, with files and with the store in turn."""
+    """The loop of `make bench-peers`, with files and with the store."""
     workload = replace(workloads.load("row"), title="training loop", huge=None, variables=loops.ALLOCATOR)
     args = Namespace(dir=root, scale=scale)
     found: dict[str, list[dict[str, Any]]] = {"nebula": [], "nebula_store": []}
     with Sink("--keep") as sink:
         os.environ.update(sink.environment())
-        for _ in range(2):
-            for name, results in found.items():
-                results.append(compare.Runner(name, workload, args).measure(compare.train))
+        for name, results in found.items():
+            results.append(compare.Runner(name, workload, args).measure(compare.train))
     rows: list[Row] = []
     for key, what in (("blocked", "a save blocks, ms"), ("lost", "time lost per save, ms")):
         files, store = (median(middle(result[key]) for result in results) * 1e3 for results in found.values())
