@@ -1,10 +1,10 @@
-"""Loaded bytes onto devices, through pinned memory.
+"""Copies loaded bytes onto devices, through pinned memory.
 
 A device reads memory that is not pinned at a fraction of its speed, and one thread copies slower than a device reads. So a few
 threads, the lanes, each have a stream and two pinned buffers: the thread fills one while the device empties the other.
 
     uploads = Uploads(map_location)
-    place = uploads.place(location)         the device on which a storage of the file belongs; None: none that is known here
+    place = uploads.place(location)         the device on which a storage of the file belongs; None: no device that this module knows
     uploads.add(address, storage, offset, size)   as often as needed; `storage` lies on that device
     uploads.run()                           returns when the values are there
 """
@@ -24,11 +24,11 @@ __all__ = ["Uploads", "may_go_to_devices"]
 
 BUFFER_BYTES = 8 << 20  # pinned memory takes long to make: 64 MiB in all
 LANES = 4
-Piece = tuple[int, torch.UntypedStorage, int, int]  # from that host address, into the storage, at that offset, bytes
+Piece = tuple[int, torch.UntypedStorage, int, int]  # host address, target storage, offset in it, bytes
 
 
 def may_go_to_devices(map_location: Any) -> bool:
-    """Whether a load with that ``map_location`` may end on a device, as far as can be told without a look at the file."""
+    """Returns True if a load with that ``map_location`` may end on a device, as far as it can tell without reading the file."""
     if map_location is None:
         return device.is_in_use()
     return isinstance(map_location, (str, torch.device)) and device.target(map_location) is not None
@@ -49,11 +49,11 @@ class Uploads:
         return self._places[location]
 
     def empty(self, place: int, size: int) -> torch.UntypedStorage:
-        """A storage of that device without values."""
+        """Returns a storage of that device without values."""
         return device.loading().allocate(place, size)
 
     def add(self, place: int, address: int, storage: torch.UntypedStorage, offset: int, size: int) -> None:
-        """Both memories stay as they are until run() returns."""
+        """Adds a copy. Host memory and storage must stay as they are until run() returns."""
         self._pieces.setdefault(place, []).append((address, storage, offset, size))
 
     def run(self) -> None:
@@ -63,7 +63,7 @@ class Uploads:
 
 
 def _batches(pieces: list[Piece]) -> list[list[Piece]]:
-    """As many pieces as fit into a buffer; large ones in parts."""
+    """Divides the pieces into batches that each fit into a buffer. It splits large pieces."""
     batches: list[list[Piece]] = [[]]
     room = BUFFER_BYTES
     for address, storage, offset, size in pieces:
@@ -86,7 +86,8 @@ class _Run:
 
     def run(self) -> None:
         wanted = min(LANES, len(self._batches), max(1, len(os.sched_getaffinity(0))))
-        streams = [device.loading().lane(self._place) for _ in range(wanted)]  # here: each thread has a current stream of its own
+        # on this thread, because each thread has a current stream of its own
+        streams = [device.loading().lane(self._place) for _ in range(wanted)]
         threads = [threading.Thread(target=self._lane, args=(stream,), name="nebula-upload", daemon=True) for stream in streams[1:]]
         try:
             for thread in threads:
@@ -113,7 +114,7 @@ class _Run:
 
     def _lane(self, stream: Any) -> None:
         backend = device.loading()
-        waits: list[Any] = [None, None]  # an event behind the last copy from each buffer
+        waits: list[Any] = [None, None]  # for each buffer, an event after the last copy from it
         try:
             buffers = [backend.staging(BUFFER_BYTES) for _ in waits]
             turn = 0
