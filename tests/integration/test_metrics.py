@@ -114,6 +114,36 @@ def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_pa
     assert checked.returncode == 0 and f"{len(queries)} rules found" in checked.stdout, checked.stdout + checked.stderr
 
 
+def left_out(ours, theirs, where=""):
+    """What of the first the second does not have."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name, value in ours.items():
+            yield from left_out(value, theirs.get(name), f"{where}/{name}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from left_out(one, other, f"{where}[{at}]")
+    elif ours != theirs:
+        yield where
+
+
+def test_the_dashboard_is_what_grafanas_schema_knows():
+    """The classes are generated from Grafana's schema: a field or a kind of panel that it does not know does not come back."""
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
+    pytest.importorskip("grafana_foundation_sdk.cog.plugins").register_default_plugins()
+    ours = json.loads((ROOT / "docs/grafana.json").read_text())
+
+    def lost(document):
+        return list(left_out(document, json.loads(encoder.JSONEncoder().encode(dashboard.Dashboard.from_json(document)))))
+
+    assert lost(ours) == []
+    assert lost(ours | {"panles": []}) == ["/panles"]
+    places = [panel["gridPos"] for panel in ours["panels"]]
+    taken = {(x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+    assert len(taken) == sum(at["w"] * at["h"] for at in places) and max(x for x, _ in taken) < 24  # none lies on another
+    assert len({panel["id"] for panel in ours["panels"]}) == len(places)
+
+
 @pytest.fixture
 def live(nebula, tmp_path):
     """A job that resumed from storage, because its agent had ended, and then from memory. The agent still runs."""
