@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--tensorboard", help="folder for TensorBoard: the loss and the versions")
+    parser.add_argument("--flops", help="file for what DeepSpeed's flops profiler counts at step 5")
     parser.add_argument("--local_rank", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -51,6 +52,8 @@ def main():
     config = json.loads(Path(arguments.config).read_text())
     if arguments.path:
         config["nebula"]["persistent_storage_path"] = arguments.path
+    if arguments.flops:
+        config["flops_profiler"] = {"enabled": True, "profile_step": 5, "output_file": arguments.flops}
     persisted = config["nebula"]["persistent_storage_path"]
 
     torch.manual_seed(0)

@@ -35,7 +35,8 @@ def test_the_recipe_resumes(node, name):
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    more = ["--profile", node.base / "traces"] if name == "bert" else []
+    options = {"bert": ["--profile", node.base / "traces"], "cifar-deepspeed": ["--flops", node.base / "flops.txt"]}
+    more = options.get(name, [])
     assert not [line for line in run(20, *more).splitlines() if line.startswith("resum")]
     again = run(40)
     if name == "bert":
@@ -50,6 +51,8 @@ def test_the_recipe_resumes(node, name):
         assert "resumed after step 20" in again
         assert "step 40 loss" in again
         assert "step 20 loss" not in again
+    if name == "cifar-deepspeed":
+        assert "Flops Profiler" in (node.base / "flops.txt").read_text()
 
 
 def kill_job(node):
