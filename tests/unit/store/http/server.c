@@ -206,6 +206,26 @@ static void *serve(void *argument)
         return NULL;
 }
 
+static void free_link(struct server_link *link)
+{
+        pthread_join(link->thread, NULL);
+        free(link->head);
+        free(link);
+}
+
+/* Lock held: takes away connections that have ended, whose threads want nothing more. */
+static void forget_ended(struct server *server)
+{
+        size_t left = 0;
+
+        for (size_t i = 0; i < server->link_count; i++)
+                if (server->links[i]->fd < 0)
+                        free_link(server->links[i]);
+                else
+                        server->links[left++] = server->links[i];
+        server->link_count = left;
+}
+
 static void *accept_all(void *argument)
 {
         struct server *server = argument;
@@ -219,6 +239,8 @@ static void *accept_all(void *argument)
                 link->fd = fd;
                 link->head = malloc(HEAD_MAX + 1);
                 pthread_mutex_lock(&server->lock);
+                if (server->link_count == LINKS_MAX)
+                        forget_ended(server);
                 if (atomic_load(&server->stops) || server->link_count == LINKS_MAX) {
                         pthread_mutex_unlock(&server->lock);
                         close(fd);
@@ -317,11 +339,8 @@ void server_stop(struct server *server)
                 if (server->links[i]->fd >= 0)
                         shutdown(server->links[i]->fd, SHUT_RDWR);
         pthread_mutex_unlock(&server->lock);
-        for (size_t i = 0; i < server->link_count; i++) {
-                pthread_join(server->links[i]->thread, NULL);
-                free(server->links[i]->head);
-                free(server->links[i]);
-        }
+        for (size_t i = 0; i < server->link_count; i++)
+                free_link(server->links[i]);
         X509_free(server->certificate);
         SSL_CTX_free(server->context);
         pthread_mutex_destroy(&server->lock);
