@@ -216,7 +216,8 @@ static void put_part(struct fake_s3 *fake, const struct server_call *call, const
                 free(upload->parts[number - 1].data);
                 upload->parts[number - 1] = (struct fake_part){ data, size };
                 answer->status = 200;
-                snprintf(answer->text, sizeof answer->text, *source ? "<CopyPartResult><ETag>&quot;p%d&quot;</ETag></CopyPartResult>" : "", number);
+                if (*source)
+                        snprintf(answer->text, sizeof answer->text, "<CopyPartResult><ETag>&quot;p%d&quot;</ETag></CopyPartResult>", number);
                 snprintf(answer->fields, sizeof answer->fields, "ETag: \"p%d\"\r\n", number);
         }
 }
