@@ -23,12 +23,12 @@ CONF = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_ma
 class Nodes:
     """The nodes of one job."""
 
-    def __init__(self, root, memory, name, options, offset):
+    def __init__(self, root, memory, name, script, options, offset):
         self.path, self.memory = root / name, memory / name
         self.runtime = root / f"{name}-run"
         self.logs = root / f"{name}-logs"
         self.logs.mkdir(parents=True)
-        self.options, self.offset = options, offset  # of the nodes' addresses
+        self.script, self.options, self.offset = script, options, offset  # of the nodes' addresses
         self.processes = {}
 
     def start(self, number, most=4):
@@ -45,7 +45,7 @@ class Nodes:
         }
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{most}", "--nproc-per-node=1", "--max-restarts=100"]
         command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.path}", "--rdzv-id=elastic-cifar", f"--rdzv-conf={CONF}"]
-        command += [f"--local-addr=127.0.0.{number + self.offset}", str(HERE / "train.py"), "--path", str(self.path), *self.options]
+        command += [f"--local-addr=127.0.0.{number + self.offset}", str(self.script), "--path", str(self.path), *self.options]
         with open(self.logs / f"node{number}", "ab") as log:
             self.processes[number] = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -98,11 +98,11 @@ class Nodes:
             self.lose(number)
 
 
-def scenario(root, memory, steps, log):
+def scenario(root, memory, script, steps, log):
     """The undisturbed run, then the one that loses node 0 at a third of its steps and regains a node while the other goes on."""
     options = ["--steps", str(steps)]
-    calm = Nodes(root, memory, "calm", options, offset=2)
-    stormy = Nodes(root, memory, "stormy", options, offset=3)
+    calm = Nodes(root, memory, "calm", script, options, offset=2)
+    stormy = Nodes(root, memory, "stormy", script, options, offset=3)
     events = []
 
     def say(what):
@@ -180,13 +180,14 @@ def plot(calm, stormy, events, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--script", type=Path, default=HERE / "train.py", help="the program of the job")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="nb-elastic-"))
     memory = Path(tempfile.mkdtemp(prefix="nebula-elastic-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        calm, stormy, events = scenario(root, memory, arguments.steps, lambda line: print(line, flush=True))
+        calm, stormy, events = scenario(root, memory, arguments.script, arguments.steps, lambda line: print(line, flush=True))
         is_one = report(calm, stormy, events, print)
         if arguments.json:
             arguments.json.write_text(json.dumps({"calm": calm, "stormy": stormy, "events": events}))

@@ -151,8 +151,10 @@ def test_nodes_that_are_lost_in_a_save_a_resume_and_a_rendezvous_change_no_loss(
 
 
 @full
-def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(node):
-    command = [sys.executable, ROOT / "examples/elastic-cifar/nodes.py", "--steps", "45", "--plot", node.base / "picture.png"]
+@pytest.mark.parametrize(("folder", "environment"), [("elastic-cifar", None), ("elastic-cifar-lightning", "lightning")])
+def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(node, folder, environment):
+    command = [interpreter(environment) if environment else sys.executable, ROOT / "examples/elastic-cifar/nodes.py", "--steps", "45"]
+    command += ["--script", ROOT / "examples" / folder / "train.py", "--plot", node.base / "picture.png"]
     done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "the elastic run is the undisturbed one" in done.stdout and (node.base / "picture.png").stat().st_size > 10_000
@@ -163,7 +165,7 @@ def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(
     spec = importlib.util.spec_from_file_location("nodes", ROOT / "examples/elastic-cifar/nodes.py")
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
-    nodes = recipe.Nodes(node.runtime, node.memory, "leaving", ["--steps", "60", "--save-every", "1000"], offset=2)
+    nodes = recipe.Nodes(node.runtime, node.memory, "leaving", recipe.HERE / "train.py", ["--steps", "60", "--save-every", "1000"], offset=2)
     try:
         nodes.start(0)
         nodes.start(1)
@@ -203,6 +205,7 @@ print(json.dumps({
 SERVICES = ["jupyter_lab", "tensor_board", "vs_code"]
 JOBS = {  # folder: nodes, memory, distribution, services
     "elastic-cifar": (8, "64g", None, []),
+    "elastic-cifar-lightning": (8, "64g", None, []),
     "bert": (2, "64g", ["pytorch", 8], SERVICES),
     "cifar-deepspeed": (2, "64g", ["pytorch", 8], SERVICES),
     "mnist": (1, "2g", None, SERVICES),
