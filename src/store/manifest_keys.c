@@ -79,12 +79,15 @@ static bool is_captured(const char *name)
 
 bool manifest_is_format_1(const char *name)
 {
-        const char *number = !strncmp(name, "rank-", 5) ? name + 5 : !strncmp(name, "claim-", 6) ? name + 6 : NULL;
-        size_t digits = number ? strspn(number, "0123456789") : 0;
+        const char *number = name + (!strncmp(name, "claim-", 6) ? 6 : 5);
         uint64_t value;
+        size_t digits;
 
         if (!strcmp(name, "manifest.json"))
                 return true;
+        if (strncmp(name, "rank-", 5) && strncmp(name, "claim-", 6))
+                return false;
+        digits = strspn(number, "0123456789");
         if (!digits || digits > 18)
                 return false;
         return number_of(number, &value) || (!strncmp(number + digits, ".g", 2) && number_of(number + digits + 2, &value));

@@ -137,7 +137,6 @@ static enum nebula_status remove_all(struct removing *removing, struct nebula_er
         struct store *store = removing->store;
         enum nebula_status status = victims_remove(&removing->victims, store, error);
 
-
         if (!status)
                 status = tag_log_set_removed(store, removing->directory, removing->number, error);
         if (!status && removing->indexed)

@@ -44,7 +44,7 @@ bool file_obstacle(const char *path, int result, char *text, size_t size)
         struct os_stat found, last = { 0 };
 
         if (result == -ENAMETOOLONG)
-                return snprintf(text, size, "the file system has no names as long: choose a shorter tag or file name") > 0;
+                return snprintf(text, size, "the file system does not take names of this length: choose a shorter tag or file name") > 0;
         if (!is_denied(result) && result != -ENOTDIR && result != -EISDIR && result != -EEXIST && result != -ENOTEMPTY &&
             result != -ELOOP && result != -ENOENT)
                 return false;

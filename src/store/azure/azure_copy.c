@@ -77,7 +77,7 @@ enum nebula_status azure_copy(struct store *store, const char *from, const char 
         if (!status)
                 status = object_check_key(&azure->object, to, error);
         if (!status && condition == STORE_IF_SAME)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy goes where nothing is, or replaces what is there", store->root, to);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy takes no condition but STORE_IF_ABSENT", store->root, to);
         if (!status) /* an absent source and an absent target give the same code */
                 status = object_look(&azure->object, from, &entry, NULL, error);
         return status ? status : copy_once(azure, from, to, condition, error);

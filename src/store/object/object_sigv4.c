@@ -150,7 +150,7 @@ enum nebula_status object_sigv4_fields(const struct object_sigv4 *sigv4, const s
         struct url parts;
 
         if (!url_split(url, &parts))
-                return error_set(error, NEBULA_INVALID, 0, "the URL of an object is none");
+                return error_set(error, NEBULA_INVALID, 0, "the URL of an object cannot be read");
         if (parts.port > 0 && parts.port != (strcmp(parts.scheme, "http") ? 443 : 80))
                 snprintf(port, sizeof port, ":%d", parts.port);
         snprintf(host, sizeof host, "%s%s%s%s", strchr(parts.host, ':') ? "[" : "", parts.host, strchr(parts.host, ':') ? "]" : "", port);

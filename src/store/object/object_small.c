@@ -117,7 +117,7 @@ enum nebula_status object_try_again(struct object_store *store, const char *key,
                         return status;
                 os->sleep_ms(pause_ms << tries);
         }
-        return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is that another write is in the way, and nothing is there", store->store.root, key);
+        return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the store answers that another write is going on, but the object does not exist", store->store.root, key);
 }
 
 struct putting {
