@@ -80,9 +80,9 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
 }
 
 /*
- * Takes the documents of this node's share away, whichever of its ranks was the lowest when they were written, and nothing
- * that other nodes may be at work on. What lies there of a version that was committed, and that nobody makes durable, goes
- * once all of it is too old for that: `late`.
+ * Removes the documents of this node's share, under each rank that was its lowest when one was written. It leaves documents
+ * that other nodes may still work on. `late`: the version was committed, and no node makes it durable; its objects are removed
+ * when all of them are old enough.
  */
 static void clean(struct catalogue *catalogue, struct version *version, bool late)
 {

@@ -2,10 +2,10 @@
  * world_private.h - what the files of world.h share.
  *
  *      world.c            the rule: announce, look, commit
- *      node_documents.c  what the nodes read and write of each other in storage
- *      world_end.c        a version that nobody completes, or makes durable, and what is left of one
+ *      node_documents.c   the documents by which nodes tell each other of a version
+ *      world_end.c        versions that no node completes or makes durable, and their remains
  *
- * The lock is held where a version is taken, unless said otherwise; it is free where a store is.
+ * Functions that take a version need the lock, unless a comment says otherwise. Functions that take a store need it free.
  */
 #ifndef NB_AGENT_COMMIT_WORLD_PRIVATE_H
 #define NB_AGENT_COMMIT_WORLD_PRIVATE_H

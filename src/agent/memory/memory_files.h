@@ -57,7 +57,7 @@ void memory_file_drop(struct memory_file *file); /* one user less; NULL is fine 
 
 /* Adds a copy of the task, which takes over its data. False: no memory, and the data is freed. */
 bool memory_files_add(struct memory *memory, const struct memory_file_task *task);
-/* Adds the removal of a file. At most once: whoever describes it again needs a new struct memory_file. */
+/* Adds the removal of a file. Call it once: a later description needs a new struct memory_file. */
 void memory_files_remove(struct memory *memory, struct memory_file *file, uint64_t id, const char *suffix);
 static inline uint64_t memory_files_added(const struct memory_files *files)
 {

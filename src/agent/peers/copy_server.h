@@ -3,14 +3,14 @@
  *
  * The listener opens when the first job of this node asks for replicas, at $NEBULA_LISTEN
  * (host:port; else 127.0.0.1 when NEBULA_NODE_ID plays several nodes on one host, else this
- * host's address; port 0 and a chosen one). Who knocks proves that it holds the secret of
- * a job of this node; it then sees the copies of that job and storage path alone, and what this node
- * itself has of that job's complete versions, which is read where it lies (copy_server_own.c).
+ * host's address; port 0 and a chosen one). A peer that connects proves that it holds the secret of
+ * a job of this node. It then sees only the copies of that job and storage path, and this node's own share of
+ * that job's complete versions, which is read from its images (copy_server_own.c).
  *
  * Copies lie in memory of their own, outside the catalogue, and are never written to storage from here.
- * Their budget is $NEBULA_PEER_MEMORY (half of the memory tier), within that of the tier. A copy goes when
- * its owner says so, or, where a new one needs the room and the owner has gone, as a whole. It counts when
- * every byte of it came and was sound.
+ * Their budget is $NEBULA_PEER_MEMORY (half of the memory tier), within that of the tier. A copy is dropped when
+ * its owner says so, or if a new copy needs the room and the owner has gone. A copy counts when every byte of it
+ * has come and was sound.
  *
  * Locks: copy_server_lock guards everything below it in the struct; it is never held
  * during input or output, and the catalogue's lock may be taken inside it, not the other way round.

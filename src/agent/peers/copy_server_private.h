@@ -22,7 +22,7 @@ struct copy {
         uint64_t **chunks;     /* per file, one CRC-64 per piece */
         uint64_t capacity;     /* bytes of the budget */
         uint32_t users;        /* being read */
-        bool dropped;          /* goes when nobody reads it */
+        bool dropped;          /* freed when no thread reads it */
         uint64_t age;          /* order of arrival */
 };
 /* A file of this node that a visitor is reading. */

@@ -1,17 +1,17 @@
 /*
  * replica.h - copies of this node's versions in other nodes' memory, and the way back.
  *
- * One thread sends: of each job that asks for replicas, the newest complete
- * version (and any that somebody waits for) goes to the nodes that placement.h
- * names, one for each copy, or, when nobody answers there, to the next on the ring. When as many peers as the job
- * asks for say that all of it has come and is sound, the version moves to `replicated`. The peers keep what this node keeps
- * in memory. A peer that loses its memory gets the newest version again.
+ * One thread sends. For each job that asks for replicas, it sends the newest complete version, and any that a client waits
+ * for, to the nodes that placement.h names, one for each copy. If a node does not answer, the next one on the ring gets the
+ * copy. When as many peers as the job asks for have confirmed that the copy is whole and sound, the version moves to
+ * `replicated`. The peers keep the versions that this node keeps in memory. A peer that loses its memory gets the newest
+ * version again.
  *
- * Whatever goes wrong here costs the copy and nothing else: training, committing and persisting do not
- * wait for it. NEBULA_PEER_MBPS bounds what is sent, in 10^6 bytes per second (1000; 0: no bound).
+ * A failure here costs the copy and nothing else: training, committing and persisting do not wait for it.
+ * NEBULA_PEER_MBPS bounds the rate of sending, in 10^6 bytes per second (1000; 0: no bound).
  *
- * The other way: a node that has lost its memory, or of which a rank loads a file that another node saved, asks all members what they have
- * of its job: copies, and shares of their own. An answer serves for a few seconds, for all ranks.
+ * The way back: a node asks all members for their copies and shares of its job if it has lost its memory, or if one of its
+ * ranks loads a file that another node saved. An answer serves all ranks for a few seconds.
  *
  * replica_find and replica_fetch are called without the lock.
  */

@@ -4,7 +4,7 @@
  *   $NEBULA_SECRET_FILE        a file of this user on this node
  *   <persist>/.nebula/secret   else, if storage is a directory: 32 random bytes in hex, mode 0600, made by the first agent that needs it
  *
- * An object store has no place for it: whoever may read a bucket would read the secret, too.
+ * An object store has no place for it: every user that may read a bucket would read the secret, too.
  */
 #ifndef NB_AGENT_PEERS_SECRET_H
 #define NB_AGENT_PEERS_SECRET_H

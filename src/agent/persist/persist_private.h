@@ -117,25 +117,25 @@ struct sealing {
         struct nebula_error error;
 };
 
-/* A trainer that stands still does not hold up its storage; nor does one that is slow, where others wait. */
+/* Storage does not wait for a trainer that stands still, nor, if other versions wait, for a slow one. */
 #define AHEAD_PATIENCE_NS INT64_C(1000000000)
 #define AHEAD_LOOK_MS 100
 
-void *sealing_run(void *sealing); /* ends every feed, also when it fails */
-/* The checksums belong to the version from now on, if it has the file. */
+void *sealing_run(void *sealing); /* ends every feed, even if it fails */
+/* Gives the checksums to the version, if it has the file. */
 void sealing_keep_chunks(struct version *version, struct plan_file *file);
-/* The mapped bytes of an image, whoever else maps it at this time, for who writes them to storage, and then calls sealing_unmap, if this was
- * NEBULA_OK: it may stay mapped for the next time. */
+/* Maps an image for a writer to storage; other threads may map it at the same time. After NEBULA_OK the writer calls sealing_unmap, which may
+ * keep the mapping for the next time. */
 enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
 void sealing_unmap(struct catalogue *catalogue, struct image *image);
 
 enum nebula_status persist_upload(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
                                   struct nebula_error *error);
-/* Before the files are published: the record tells a sweep which of them are ours. Other nodes take a record as a sign that its files are
- * in place, so if they wait for it, it is a claim until then. */
+/* Writes the record before the files are published: it tells a sweep which of them are this agent's. Other nodes take a record as a sign that
+ * its files are in place. So if they wait for it, it is a claim until then. */
 enum nebula_status persist_write_record(struct store *store, const struct job *job, const struct version *version, struct plan *plan,
                                         struct nebula_error *error);
-/* The files are in place: other nodes find a record where the claim was. */
+/* Call when the files are in place: a record takes the place of the claim. */
 enum nebula_status persist_show_record(struct store *store, struct plan *plan, struct nebula_error *error);
 /* NEBULA_STORAGE: another program has taken the place of a file meanwhile. */
 enum nebula_status persist_publish(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,

@@ -93,7 +93,7 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
                 version->pins--;
                 if (status != NEBULA_NOT_FOUND)
                         continue;
-                log_event(LOG_LEVEL_WARN, "%s is not in %s any more: somebody has removed or moved its directory", tag, job->persist_path);
+                log_event(LOG_LEVEL_WARN, "%s is not in %s any more: another program has removed or moved its directory", tag, job->persist_path);
                 version->stored = false;
                 version->is_gone = version->in_memory;
         }

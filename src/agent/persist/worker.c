@@ -500,7 +500,7 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
         if (!job->live || has_trainers(catalogue, job))
                 return INT64_MAX;
         if (catalogue_release(catalogue, job, is_kept) && !is_kept)
-                log_event(LOG_LEVEL_INFO, "what job \"%s\" has in %s leaves memory: nobody has come for %" PRIu64 " s", job->name,
+                log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has come for %" PRIu64 " s", job->name,
                           job->persist_path, catalogue->linger_s);
         return is_kept ? until : INT64_MAX;
 }
