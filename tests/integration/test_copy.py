@@ -39,6 +39,9 @@ def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_s
     assert lines(first)[-1]["event"] == "end" and lines(first)[-1]["copied"] == 3
     listed = json.loads(run("list", "--path", each_storage, "--json").stdout)["versions"]
     before = json.loads(run("list", "--path", store, "--json").stdout)["versions"]
+    # A copy writes files that the original had carried over.
+    assert [row.pop("written") for row in listed] == [row["size"] for row in listed]
+    assert all(row.pop("written") <= row["size"] for row in before)
     assert listed == before
     checked = run("verify", "--all", "--path", each_storage)
     assert checked.returncode == 0 and "no damage" in checked.stdout
