@@ -39,6 +39,8 @@ unexport PYTHONPATH
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
+# Most C tests wait for a clock, a disk or an emulator.
+TESTS_AT_ONCE := $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
@@ -104,7 +106,7 @@ lint: setup-test
 
 units: setup-test
 	@scripts/build.sh build
-	@meson test -C build --print-errorlogs --no-rebuild $(SUITES)
+	@meson test -C build --print-errorlogs --no-rebuild --num-processes $(TESTS_AT_ONCE) $(SUITES)
 
 faults-long: setup-test
 	@scripts/build.sh build
@@ -112,7 +114,7 @@ faults-long: setup-test
 
 asan: setup-test
 	@scripts/build.sh build-asan -Db_sanitize=address,undefined
-	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
+	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 --num-processes $(TESTS_AT_ONCE) $(SUITES)
 
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
