@@ -39,8 +39,6 @@ unexport PYTHONPATH
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
-# Most C tests wait for a clock, a disk or an emulator.
-TESTS_AT_ONCE := $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
@@ -106,7 +104,7 @@ lint: setup-test
 
 units: setup-test
 	@scripts/build.sh build
-	@meson test -C build --print-errorlogs --no-rebuild --num-processes $(TESTS_AT_ONCE) $(SUITES)
+	@meson test -C build --print-errorlogs --no-rebuild $(SUITES)
 
 faults-long: setup-test
 	@scripts/build.sh build
@@ -114,23 +112,28 @@ faults-long: setup-test
 
 asan: setup-test
 	@scripts/build.sh build-asan -Db_sanitize=address,undefined
-	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 --num-processes $(TESTS_AT_ONCE) $(SUITES)
+	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
 
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@TSAN_OPTIONS=report_thread_leaks=0 meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
-# In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides.
+# In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides. The
+# tests on emulators wait most of their time, so the sanitizers' build and tests run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
 	@scripts/studio.sh browser || test $$? = 77
 test: setup-test
-	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; \
-	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \
-	$(MAKE) lint units; $(MAKE) asan package SUITES="--no-suite stores"; \
-	wait $$fetching || { cat $$log; exit 1; }
+	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
+	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
+	$(MAKE) lint units SUITES="--no-suite stores"; \
+	wait $$fetching || { cat $$log; exit 1; }; \
+	meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
+	$(MAKE) asan package SUITES="--no-suite stores"; \
+	wait $$stores || { cat $$log; exit 1; }; \
+	tail -8 $$log
 	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
 
 # The page of `nebula studio`, in a browser.
