@@ -118,7 +118,7 @@ bool sink_param(const struct call *call, const char *name, char *value, size_t s
         return false;
 }
 
-/* What came behind the head is part of the body. */
+/* Bytes that arrived with the head are the beginning of the body. */
 static size_t take_early(struct call *call, char *to)
 {
         struct link *link = call->link;

@@ -1,4 +1,4 @@
-/* What S3 and Azure Blob answer, as far as transfers and Nebula's own documents need it. One lock guards all objects; no body is sent or received under it. */
+/* The answers of S3 and Azure Blob to transfers and to requests for Nebula's documents. One lock guards all objects; no body is sent or received under it. */
 #include "sink.h"
 
 #include <pthread.h>

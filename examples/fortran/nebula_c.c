@@ -1,4 +1,4 @@
-/* What walk.f90 asks of libnebula: one session, and one file with three tensors. */
+/* The part of libnebula that walk.f90 uses: one session, and one file with three tensors. */
 #include <nebula.h>
 
 #include <inttypes.h>
