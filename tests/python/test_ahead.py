@@ -5,6 +5,7 @@ NEBULA_TEST_NIGHTLY=1 kills forty times.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -57,16 +58,24 @@ def check_files(load, step: int, files: int) -> None:
         assert (got["t"] == step).all()
 
 
+def held(directory: Path) -> bool:
+    """The newest entry of the tag's log is a version. A removal adds an entry, takes the files, and removes the entries last."""
+    entries = sorted(directory.glob(".nebula/manifest-*.json"), key=lambda path: int(path.stem.removeprefix("manifest-")))
+    try:
+        return bool(entries) and json.loads(entries[-1].read_text())["nebula"] == "manifest"
+    except FileNotFoundError:  # the removal ended between the listing and the read
+        return False
+
+
 def check_storage(storage: Path, files: int) -> list[int]:
-    """Whatever has a manifest is whole, read by torch alone, unless retention takes it away. The steps that have one."""
+    """Each version that storage holds is whole, read by torch alone, unless retention takes it away. Returns their steps."""
     steps = []
-    for manifest in storage.glob("*/.nebula/manifest-*.json"):
-        directory = manifest.parent.parent
+    for directory in filter(held, storage.glob("global_step*")):
         step = int(directory.name.removeprefix("global_step"))
         try:
             check_files(lambda name, directory=directory: torch.load(directory / name, mmap=True), step, files)
         except FileNotFoundError:
-            if manifest.exists():
+            if held(directory):
                 raise
         else:
             steps.append(step)
