@@ -2,7 +2,8 @@
 # The Python half of `make test`, from built and installed: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
 # Three lanes side by side, since most tests wait for a process, a disk or a clock. The first half of tests/python is seen while it runs,
-# the others when they have ended: the second half follows the frameworks' tests, which are fewest. The last line says how many passed in all.
+# the others when they have ended: the second half follows the frameworks' tests, which are fewest. The last lines name the tests that failed, and
+# say how many passed in all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chosen=$1
@@ -11,7 +12,7 @@ log=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$log"' EXIT
 
 run() {
-        ${python:-.venv/bin/python} -m pytest --timeout=300 -rs --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
+        ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
 (bad=; run tests/model tests/frameworks -k "$chosen" "$@" || bad=1; run tests/python/test_[m-z]*.py "$@" || bad=1; [ -z "$bad" ]) >"$log/frameworks" &
@@ -23,6 +24,7 @@ run tests/python --ignore-glob='*/test_[m-z]*.py' "$@" | tee "$log/python" || fa
 wait "$integration" || failed=1
 wait "$frameworks" || failed=1
 cat "$log/integration" "$log/frameworks"
+grep -hE '^(FAILED|ERROR) ' "$log"/* || true
 awk '/ in [0-9.]+s/ && /=====/ {
         for (i = 2; i <= NF; i++)
                 if ($i ~ /^(passed|failed|error|errors|skipped),?$/) { sub(/,$/, "", $i); sum[$i] += $(i - 1) }
