@@ -29,7 +29,10 @@ SECTIONS = {
                "NebulaTimeout", "NebulaUnavailable"],
 }  # fmt: skip
 # Classes that are made when they are first used, from those of the Lightning that is installed: docs/frameworks.md describes them.
-MADE = {"NebulaCallback", "NebulaDeepspeedStrategy"}
+MADE = {
+    "NebulaCallback", "NebulaDeepspeedStrategy", "NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy",
+    "NebulaModelParallelStrategy",
+}  # fmt: skip
 
 
 def module_at(name: str) -> Path:

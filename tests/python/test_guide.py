@@ -1,43 +1,70 @@
-"""The examples of docs/python.md run as they stand there, with another place for what they save."""
+"""The examples of docs/python.md run in the order of the text, in one process, as its reader would try them. Other documents keep their links."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-TEXT = (Path(__file__).parents[2] / "docs/python.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs/python.md").read_text() if (ROOT / "docs").exists() else ""
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 BEFORE = """
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.AdamW(model.parameters())
-steps, epoch, loss, scores = 501, 1, 0.5, [1, 2]
+steps, epoch, rank, loss, scores = 501, 1, 0, 0.5, [1, 2]
 def train(model, optimizer):
     optimizer.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
 """
-# What an example needs, and what it leaves, by its first line.
+# What an example needs beyond those before it, and what it leaves, by the heading above it.
 AROUND = {
-    "import nebulaml as nm": ("", "assert nm.get_latest_checkpoint().step == 500"),
-    'good = nm.get_checkpoint("global_step300")': (
-        """
-nm.init("/scratch/run7")
-with nm.Checkpoint("global_step300", 1) as before:
-    before.save("state.pt", {"model": {"weight": torch.full((2, 3), 7.0), "bias": torch.zeros(2)}})
+    "Start": ("", "assert nm.get_latest_checkpoint().step == 500"),
+    "Saving": ("", 'assert checkpoint.metrics == {"val_loss": 0.5} and checkpoint.metadata == {"data": "v3"}'),
+    "The first save": ("", ""),
+    "Loading": (
+        "saved = {name: value.clone() for name, value in model.state_dict().items()}\nmodel.weight.data.zero_()",
+        r"""
+assert latest.step == 600 and words == b"the\nof\nand\n"
+for found in (state, model.state_dict()):
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
 """,
-        "assert (model.weight == 7).all()",
     ),
-    'with nm.Manager("/scratch/run7", save_every_steps=500, save_every_s="15m",': (
+    "Going back": (
+        """
+nm.init("/scratch/back", 0)
+for step, value in ((300, 7.0), (400, 8.0)):
+    with nm.Checkpoint(f"global_step{step}") as before:
+        before.save("model.pt", {"weight": torch.full((2, 3), value), "bias": torch.zeros(2)})
+""",
+        """
+assert (model.weight == 7).all()
+with nm.Checkpoint("global_step310") as after:
+    after.save("model.pt", model.state_dict())
+nm.flush_persistence()
+assert nm.get_latest_checkpoint().step == 310 and nm.list_checkpoints()["global_step400"]["abandoned"]
+nm.init("/scratch/run7")
+""",
+    ),
+    "The manager": (
         "",
         """
-with nm.Manager("/scratch/run7") as again:
+with nm.Manager("/scratch/run8") as again:
     assert again.latest_step() == 500 and again.checkpoint(500).metrics == {"val_loss": 0.5}
+    assert again.restore(items).extra == {"epoch": 1}
 """,
     ),
-    'evals = nm.Session("/scratch/evals", persistent_time_interval=0)': (
+    "Several ranks": ("", 'assert set(nm.get_latest_checkpoint().files) == {"model.pt", "rng0.pt"}'),
+    "Frameworks": (
+        "kept = model.weight.detach().clone()",
+        "assert torch.equal(state['model']['weight'], kept)\nos.remove('/scratch/run9/step-100/.metadata')",
+    ),
+    "Several sessions": (
         "",
         """
 with nm.Session("/scratch/evals") as again:
@@ -47,9 +74,57 @@ with nm.Session("/scratch/evals") as again:
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.split("\n")[0][:30])
-def test_an_example_of_the_guide_runs(place, example):
-    first = example.split("\n")[0].partition("  #")[0].rstrip()
-    before, after = AROUND[first]
-    text = (BEFORE + before + example + after).replace("/scratch", str(place.root / "scratch"))
-    assert place.run(text + '\nsay("done")\n').endswith("done\n")
+def heading_above(text: str, position: int) -> str:
+    return re.findall(r"^#+ (.*)$", text[:position], re.M)[-1]
+
+
+@pytest.mark.skipif(not TEXT, reason="the documents are not here")
+def test_the_examples_of_the_guide_run_one_after_the_other(place):
+    found = {heading_above(TEXT, match.start()): (TEXT.count("\n", 0, match.start()) + 1, match[1]) for match in EXAMPLE.finditer(TEXT)}
+    assert len(found) == len(EXAMPLE.findall(TEXT)), "two examples under one heading"
+    assert found.keys() == AROUND.keys()
+    program = BEFORE
+    for title, (line, example) in found.items():
+        before, after = AROUND[title]
+        compiled = f"exec(compile({chr(10) * line + example!r}, 'docs/python.md', 'exec'))"  # a failure names the line of the document
+        program += f"\n{before}\n{compiled}\n{after}\nsay('example:', {title!r})\n"
+    output = place.run(program.replace("/scratch", str(place.root / "scratch")))
+    assert [line for line in output.splitlines() if line.startswith("example:")] == [f"example: {title}" for title in AROUND]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    """scripts/docs.py, which makes the pages."""
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts/docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not TEXT, reason="the documents are not here")
+def test_the_reference_has_every_public_name(docs):
+    listed = set(re.findall(r"^::: nebulaml\.(?:.*\.)?(\w+)$", docs.reference(), re.M))
+    assert listed == set(docs.sources()) - docs.MADE
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, and those that it sets itself."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles} | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.skipif(not TEXT, reason="the documents are not here")
+def test_every_link_of_the_documents_leads_to_a_file_and_a_heading(docs):
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for match in re.finditer(r"\[[^\]\[]+\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            target, anchor = match[1], match[2]
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            file = (page.parent / target).resolve() if target else page
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file.read_text())):
+                broken.append(f"{page.relative_to(ROOT)}: {match[0]}")
+    assert len(pages) > 20 and not broken
