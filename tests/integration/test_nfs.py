@@ -143,12 +143,12 @@ def test_a_mount_that_shows_an_old_latest_is_harmless(clients):
     writer.finish(3)
     stale.rules(ttl_ms=3_600_000)
     shown = (stale.path / "latest").read_text()
-    seen = sorted(path.name for path in stale.path.iterdir())
-    assert "global_step3" in shown and "global_step3" in seen
+    seen = sorted(stale.path.rglob("*"))
+    assert "global_step3" in shown and stale.path / "global_step3" in seen
     writer.finish(6)
     writer.stop()
-    # The mount shows what was: the listing, and for names that are known the attributes.
-    assert sorted(path.name for path in stale.path.iterdir()) == seen
+    # The mount shows the listings of before, and for names that it knows the attributes of before.
+    assert sorted(stale.path.rglob("*")) == seen
     job = stale.job(8)
     said, failed = job.communicate(timeout=120)
     assert said.splitlines() == ["from 3"] and job.returncode == 1
