@@ -58,7 +58,7 @@ struct lineage_base {
         int64_t step;
         struct line line;
         enum ipc_source source; /* the slowest tier that a file came from */
-        bool has_source;        /* false: an earlier agent handed the version out */
+        bool has_source;        /* false: the agent does not know the tier: a survival log without it described the version */
 };
 struct agent_file {
         char name[IPC_NAME_MAX];

@@ -22,7 +22,7 @@
 #define PART_BYTES 64u
 #define FILE_BYTES 64u
 
-enum { SPREAD = 1, WANTED = 2 };    /* flags of a version */
+enum { SPREAD = 1, WANTED = 2 };    /* flags of a version; above them is the tier that its ranks have loaded from, as tier_flags says */
 enum { CLOSED = 1, SPOKEN_FOR = 2 }; /* of a part */
 enum { STORED = 128 };               /* of a file, with its format */
 
@@ -104,6 +104,23 @@ static void put_job(char **at, const struct job *job)
         put_u32(at, job->settings.group);
 }
 
+/* 0: not known. Records that say nothing of it have 0 there, too. */
+#define TIER_SHIFT 2u
+#define TIER_MASK (3u << TIER_SHIFT)
+
+static uint32_t tier_flags(const struct lineage_base *base)
+{
+        return base->has_source ? ((uint32_t)base->source + 1) << TIER_SHIFT : 0;
+}
+
+static void set_tier(struct lineage_base *base, uint32_t flags)
+{
+        uint32_t tier = (flags & TIER_MASK) >> TIER_SHIFT;
+
+        base->has_source = tier != 0;
+        base->source = tier ? (enum ipc_source)(tier - 1) : IPC_SOURCE_MEMORY;
+}
+
 /* A version that only storage failed is complete, and the next agent tries to persist it again. */
 static void put_version(char **at, const struct version *version)
 {
@@ -124,7 +141,7 @@ static void put_version(char **at, const struct version *version)
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
-        put_u8(at, (uint8_t)((version->nodes.spread ? SPREAD : 0) | (version->persist.wanted ? WANTED : 0)));
+        put_u8(at, (uint8_t)((version->nodes.spread ? SPREAD : 0) | (version->persist.wanted ? WANTED : 0) | tier_flags(&version->base)));
 }
 
 /* The id of the pid namespace of this agent; 0: /proc does not tell. */
@@ -530,7 +547,8 @@ static void get_version(struct reader *reader, struct version *version)
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
-        flags = get_u8(reader, SPREAD | WANTED);
+        flags = get_u8(reader, SPREAD | WANTED | TIER_MASK);
+        set_tier(&version->base, flags);
         version->nodes.spread = version->nodes.to_announce = flags & SPREAD;
         version->persist.wanted = flags & WANTED;
         lifecycle_init(&version->life, state, at);

@@ -1,5 +1,6 @@
 /* The survival log of a version: at whatever point an agent is killed, the next one reads a state that the version had. */
 #include "agent/agent_catalogue.h"
+#include "agent/clients/history.h"
 #include "agent/memory/survival_record.h"
 #include "tap.h"
 
@@ -158,6 +159,42 @@ static void a_durable_version_with_files_of_other_nodes_is_taken_over(void)
         free(note);
         bench_done(&bench, true);
         os_remove_tree(root);
+}
+
+/* The tier that the version's ranks had loaded from, as the next agent's history says it; -1: it does not know. */
+static void check_tier(int tier)
+{
+        static const char *const names[] = { "", "memory", "peer", "storage" };
+        size_t size, ends[32], count;
+        struct version *version;
+        struct bench bench;
+        const char *told;
+        json_t *row;
+
+        free(make_note(&bench, &size, ends, &count));
+        version = bench.job->versions;
+        version->base = (struct lineage_base){ .read_at = 1, .step = 3, .has_source = tier >= 0 };
+        version->base.source = tier >= 0 ? (enum ipc_source)tier : IPC_SOURCE_MEMORY;
+        note_again(&bench, version);
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        version = bench.job->versions;
+        REQUIRE(version && version->base.read_at == 1);
+        row = history_json(version);
+        told = json_string_value(json_object_get(row, "read_tier"));
+        CHECK(told && !strcmp(told, names[tier + 1]));
+        json_decref(row);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void the_next_agent_knows_the_tier_that_a_version_was_loaded_from(void)
+{
+        check_tier(-1);
+        check_tier(IPC_SOURCE_MEMORY);
+        check_tier(IPC_SOURCE_PEER);
+        check_tier(IPC_SOURCE_STORAGE);
 }
 
 /* What each record adds must not grow with what is there: 32,768 files would be noted 65,536 times. */
@@ -438,7 +475,8 @@ static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
 
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
          TEST(a_note_does_not_grow_without_end),
-         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
+         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
+         TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),
          TEST(what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over),
          TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_loan_that_was_not_noted_leaves_no_image),
          TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),
