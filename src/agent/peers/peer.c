@@ -7,6 +7,9 @@
 #include "os/os.h"
 #include "sum/sum.h"
 
+#define AGAIN_MAX 5       /* so often a connection that the other end closed at once is opened again */
+#define AGAIN_FIRST_MS 10 /* and twice as long before each further time */
+
 static struct peer *peer_new(int fd)
 {
         struct peer *peer = calloc(1, sizeof *peer);
@@ -195,13 +198,15 @@ static enum nebula_status receive_hello(struct peer *peer, struct nebula_error *
         return status ? status : peer_hello_parse(peer->body, peer->header.size, &peer->hello, error);
 }
 
-enum nebula_status peer_open(const struct member *member, const struct tls_key *key, const struct peer_hello *own,
-                             struct peer **ret_peer, struct nebula_error *error)
+/* *ret_reached: the other end has taken the connection. */
+static enum nebula_status open_once(const struct member *member, const struct tls_key *key, const struct peer_hello *own, struct peer **ret_peer,
+                                    bool *ret_reached, struct nebula_error *error)
 {
         int fd = os->tcp_connect(member->address, member->port, PEER_CONNECT_MS);
         struct peer *peer;
         enum nebula_status status;
 
+        *ret_reached = fd >= 0;
         if (fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "node \"%.100s\" is not reached at %.100s:%u", member->node,
                                  member->address, member->port);
@@ -223,6 +228,22 @@ enum nebula_status peer_open(const struct member *member, const struct tls_key *
                 *ret_peer = peer;
         }
         return status;
+}
+
+/* A copy server that has no place left closes connections that have not spoken yet. On a busy machine that can be this one. */
+enum nebula_status peer_open(const struct member *member, const struct tls_key *key, const struct peer_hello *own,
+                             struct peer **ret_peer, struct nebula_error *error)
+{
+        int64_t until_ns = os->now_ns() + PEER_HANDSHAKE_MS * INT64_C(1000000);
+        enum nebula_status status;
+        bool reached;
+
+        for (unsigned attempt = 0;; attempt++) {
+                status = open_once(member, key, own, ret_peer, &reached, error);
+                if (status != NEBULA_UNAVAILABLE || !reached || attempt == AGAIN_MAX || os->now_ns() >= until_ns)
+                        return status;
+                os->sleep_ms(AGAIN_FIRST_MS << attempt);
+        }
 }
 
 enum nebula_status peer_serve(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,

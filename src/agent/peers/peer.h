@@ -31,6 +31,7 @@ struct peer {
         size_t capacity;
 };
 
+/* If the other end closes the connection before it has said HELLO, this opens another, a few times within PEER_HANDSHAKE_MS. */
 enum nebula_status peer_open(const struct member *member, const struct tls_key *key, const struct peer_hello *own,
                              struct peer **ret_peer, struct nebula_error *error);
 /* The socket is the peer's from then on; after a failure it still is the caller's. */
