@@ -71,10 +71,9 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         return NEBULA_OK;
 }
 
-/* reads_storage: whether the agent may pass the stored file for this process to read. */
-static enum nebula_status open_file(struct nebula_map *map, bool reads_storage, struct client_wire *wire, struct nebula_error *error)
+static enum nebula_status open_file(struct nebula_map *map, enum ipc_reads reads, struct client_wire *wire, struct nebula_error *error)
 {
-        struct ipc_open request = { .reads_storage = reads_storage };
+        struct ipc_open request = { .reads_storage = reads };
         struct client_call call = {
                 .type = IPC_OPEN, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = map->checkpoint, .timeout_ms = -1, /* no limit: reading takes as long as it takes */
@@ -84,10 +83,10 @@ static enum nebula_status open_file(struct nebula_map *map, bool reads_storage, 
         return session_call_alone(map->checkpoint->session, wire, &call, error);
 }
 
-static enum nebula_status open_map(struct nebula_map *map, struct nebula_error *error)
+static enum nebula_status open_map(struct nebula_map *map, enum ipc_reads reads, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        enum nebula_status status = open_file(map, true, &wire, error);
+        enum nebula_status status = open_file(map, reads, &wire, error);
 
         if (status == NEBULA_OK) {
                 const struct ipc_opened *opened = wire.frame.payload;
@@ -111,7 +110,7 @@ static enum nebula_status open_map(struct nebula_map *map, struct nebula_error *
 static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        enum nebula_status status = open_file(map, false, &wire, error);
+        enum nebula_status status = open_file(map, IPC_READS_NONE, &wire, error);
         struct nebula_map image = { .size = map->size };
 
         if (status == NEBULA_OK && ((const struct ipc_opened *)wire.frame.payload)->size != map->size)
@@ -142,8 +141,8 @@ static enum nebula_status fetch_all(struct nebula_map *map, struct nebula_error 
         return NEBULA_OK;
 }
 
-enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
-                                                struct nebula_error *ret_error)
+static enum nebula_status map_file(nebula_checkpoint *checkpoint, const char *name, enum ipc_reads reads, nebula_map **ret_map,
+                                   struct nebula_error *ret_error)
 {
         struct nebula_map *map;
         enum nebula_status status;
@@ -159,7 +158,7 @@ enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, c
         if (status == NEBULA_OK)
                 status = copies_await(checkpoint->session, 0, -1, ret_error);
         if (status == NEBULA_OK)
-                status = open_map(map, ret_error);
+                status = open_map(map, reads, ret_error);
         if (status != NEBULA_OK) {
                 nebula_map_free(map);
                 return status;
@@ -168,11 +167,17 @@ enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, c
         return NEBULA_OK;
 }
 
+enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
+                                                struct nebula_error *ret_error)
+{
+        return map_file(checkpoint, name, IPC_READS_PARTS, ret_map, ret_error);
+}
+
 enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
                                          struct nebula_error *ret_error)
 {
         nebula_map *map = NULL;
-        enum nebula_status status = nebula_checkpoint_map_lazily(checkpoint, name, ret_map ? &map : NULL, ret_error);
+        enum nebula_status status = map_file(checkpoint, name, IPC_READS_WHOLE, ret_map ? &map : NULL, ret_error);
 
         if (status == NEBULA_OK)
                 status = fetch_all(map, ret_error);

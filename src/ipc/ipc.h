@@ -174,9 +174,11 @@ struct ipc_found {
         char tag[IPC_NAME_MAX];
         struct ipc_passed passed[IPC_PASSED_MAX];
 };
+/* How far the client can read and check the stored file itself. */
+enum ipc_reads { IPC_READS_NONE = 0, IPC_READS_WHOLE = 1, IPC_READS_PARTS = 2 };
 struct ipc_open {
         uint64_t version_id;
-        uint32_t reads_storage, unused; /* reads_storage: the client can read and check the stored file itself */
+        uint32_t reads_storage, unused; /* reads_storage: enum ipc_reads */
         char name[IPC_NAME_MAX];
 };
 enum ipc_source { IPC_SOURCE_MEMORY = 0, IPC_SOURCE_PEER = 1, IPC_SOURCE_STORAGE = 2 };

@@ -92,11 +92,12 @@ static enum nebula_status read_bulk(struct store *store, const char *key, void *
                      kind->driver->read_bulk(store, key, data, size, chunk_bytes, check, argument, error));
 }
 
-static enum nebula_status open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error)
+static enum nebula_status open_read(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
+                                    struct nebula_error *error)
 {
         struct kind *kind = kind_of(store);
 
-        return count(kind, STORE_OP_OPEN, NULL, 0, kind->driver->open_read(store, key, ret_fd, ret_direct, error));
+        return count(kind, STORE_OP_OPEN, NULL, 0, kind->driver->open_read(store, key, is_shared, ret_fd, ret_direct, error));
 }
 
 static enum nebula_status list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,

@@ -164,9 +164,9 @@ bool manifest_is_gone(struct store *store, const struct manifest *manifest);
  * `recorded` comes from manifest_load_file. */
 enum nebula_status manifest_read_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
                                       void *data, struct nebula_error *error);
-/* Opens the file as a descriptor (STORE_LENDS_FD); the reader checks the bytes. */
+/* Opens the file as a descriptor (STORE_LENDS_FD); the reader checks the bytes. is_shared: as of the store's open_read. */
 enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
-                                      int *ret_fd, bool *ret_direct, struct nebula_error *error);
+                                      bool is_shared, int *ret_fd, bool *ret_direct, struct nebula_error *error);
 /* Reads and checks every file without keeping its bytes; calls `report` per file. Goes on after a bad file; returns the first failure. */
 enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest,
                                    void (*report)(void *argument, const struct manifest_file *file, enum nebula_status status,

@@ -69,10 +69,10 @@ enum nebula_status manifest_read_file(struct store *store, const struct manifest
 }
 
 enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
-                                      int *ret_fd, bool *ret_direct, struct nebula_error *error)
+                                      bool is_shared, int *ret_fd, bool *ret_direct, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = find_bytes(store, manifest, recorded, key, error);
 
-        return status ? status : store->ops->open_read(store, key, ret_fd, ret_direct, error);
+        return status ? status : store->ops->open_read(store, key, is_shared, ret_fd, ret_direct, error);
 }

@@ -23,6 +23,7 @@
  *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Worker threads pass each arrived chunk to `check` while others
  *                are read, with its CRC-64 if the driver has computed it. The driver does not write again to a chunk that `check` accepted.
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: reads need whole pages (O_DIRECT).
+ *                is_shared: several processes read it, so its bytes stay in the page cache and *ret_direct is false.
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
  *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), which is
  *                sorted as if its key ended with '/'. `from` is NULL, or `next` of the page before. A page may be empty although `next` is
@@ -190,7 +191,8 @@ struct store_ops {
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);
-        enum nebula_status (*open_read)(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
+        enum nebula_status (*open_read)(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
+                                        struct nebula_error *error);
         enum nebula_status (*list)(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                                    struct nebula_error *error);
         enum nebula_status (*stat)(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);

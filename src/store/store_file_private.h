@@ -113,7 +113,8 @@ enum nebula_status file_get(struct store *store, const char *key, size_t limit, 
 enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error);
-enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
+enum nebula_status file_open_read(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
+                                  struct nebula_error *error);
 
 /* store_file_list.c */
 bool file_is_foreign(const struct store *store, const struct os_stat *found);

@@ -174,13 +174,14 @@ static bool is_cached(int fd)
         return true;
 }
 
-/* Opens a file that is read as a whole. The page cache is faster than a disk, and a disk is fastest without it. */
-static int open_whole(const struct store *store, const char *key, bool *ret_direct)
+/* Opens a file that is read as a whole. The page cache is faster than a disk, and a disk is fastest without it. Several readers take
+ * the bytes from the page cache, so that the disk is read once. */
+static int open_whole(const struct store *store, const char *key, bool is_shared, bool *ret_direct)
 {
         int fd = file_open_to_read(store, key, 0), direct;
 
         *ret_direct = false;
-        if (fd < 0 || is_cached(fd))
+        if (fd < 0 || is_shared || is_cached(fd))
                 return fd;
         direct = file_open_to_read(store, key, OS_DIRECT);
         if (direct == -EINVAL)
@@ -201,7 +202,7 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
 
         if (status)
                 return status;
-        fd = is_direct ? open_whole(store, key, &is_direct) : file_open_to_read(store, key, 0);
+        fd = is_direct ? open_whole(store, key, false, &is_direct) : file_open_to_read(store, key, 0);
         result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check ? check_chunk : NULL, &checking, error);
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
@@ -218,7 +219,7 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
         return status;
 }
 
-enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct,
+enum nebula_status file_open_read(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
                                   struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
@@ -226,6 +227,6 @@ enum nebula_status file_open_read(struct store *store, const char *key, int *ret
 
         if (status)
                 return status;
-        *ret_fd = open_whole(store, key, ret_direct);
+        *ret_fd = open_whole(store, key, is_shared, ret_direct);
         return *ret_fd < 0 ? file_error(store, "read", path, *ret_fd, error) : NEBULA_OK;
 }

@@ -105,7 +105,7 @@ static enum nebula_status map_source(struct moving *moving, struct nebula_error 
         void *data;
         bool is_direct;
         int fd, result;
-        enum nebula_status status = from->ops->open_read(from, moving->key, &fd, &is_direct, error);
+        enum nebula_status status = from->ops->open_read(from, moving->key, false, &fd, &is_direct, error);
 
         if (status)
                 return status;

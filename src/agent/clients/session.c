@@ -460,7 +460,7 @@ static enum nebula_status request_open(struct connection *connection, const void
 {
         const struct ipc_open *request = payload;
         struct ipc_opened *opened = NULL;
-        enum nebula_status status = restore_open(connection->catalogue, payload, &opened, &answer->fd, error);
+        enum nebula_status status = restore_open(connection->catalogue, connection->session, payload, &opened, &answer->fd, error);
 
         if (!status) {
                 answer->data = answer->text = (char *)opened;

@@ -113,7 +113,7 @@ static enum nebula_status copy_opened(struct catalogue *catalogue, const struct 
         enum nebula_status status;
 
         strcpy(request.name, name);
-        status = restore_open(catalogue, &request, &opened, &source, error);
+        status = restore_open(catalogue, NULL, &request, &opened, &source, error);
         if (status)
                 return status;
         if (opened->size)

@@ -2,10 +2,15 @@
  * restore.h - finding a version and handing out its files.
  *
  * A version is looked for in this node's memory, then in storage; only complete
- * ones are found. A file comes from memory as it is; from storage it is lent to
- * the first trainer that asks, which reads and checks it by itself; for those
- * after it is read in parallel into an image of its own, every byte checked on
- * the way, once however many ranks ask.
+ * ones are found. A file comes from memory as it is. From storage:
+ * - The agent lends the stored file to a trainer that is alone on this node. That
+ *   trainer reads and checks it by itself.
+ * - If other trainers of the job are on this node, or a trainer has read the file
+ *   before, the agent reads the file into an image, in parallel and once however
+ *   many ranks ask, and checks every byte on the way.
+ * - A trainer that needs only parts of the file is always lent the stored file.
+ *   With other trainers beside it, it reads through the page cache.
+ * So the ranks of a node read the disk once.
  *
  * Called without the lock.
  */
@@ -19,8 +24,8 @@
 enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error);
-/* The caller frees *ret_opened and closes *ret_fd, which is read-only. */
-enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
-                                int *ret_fd, struct nebula_error *error);
+/* session: that of the reader; NULL: the agent. The caller frees *ret_opened and closes *ret_fd, which is read-only. */
+enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
+                                struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error);
 
 #endif

@@ -212,9 +212,9 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
 
 /*
  * The stored file itself, for a trainer that reads it straight into its own memory: fresh shared pages cost as much as
- * the disk, and a copy of them more. Who asks for a file next gets an image, since then it is worth sharing.
+ * the disk, and a copy of them more. is_shared: other processes read it too.
  */
-static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const struct wanted *wanted,
+static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, bool is_shared,
                                       struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
@@ -237,7 +237,7 @@ static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *j
         if (!status && !opened)
                 status = NEBULA_NO_MEMORY;
         if (!status)
-                status = manifest_open_file(store, &manifest, &file, ret_fd, &is_direct, error);
+                status = manifest_open_file(store, &manifest, &file, is_shared, ret_fd, &is_direct, error);
         if (!status) {
                 *opened = (struct ipc_opened){ .size = file.size, .format = file.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW,
                                                .source = IPC_SOURCE_STORAGE, .chunk_bytes = file.chunk_bytes,
@@ -291,13 +291,38 @@ static enum nebula_status open_image(struct catalogue *catalogue, struct image *
         return status;
 }
 
-enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
-                                int *ret_fd, struct nebula_error *error)
+/* Whether other ranks of the reader's job are on this node, or will be. Lock held. */
+static bool has_company(const struct catalogue *catalogue, const struct session *session)
+{
+        if (session->role != IPC_ROLE_TRAINER)
+                return false;
+        for (const struct session *other = catalogue->sessions; other; other = other->next)
+                if (other->job == session->job && other->pid != session->pid && other->connection_count && other->role == IPC_ROLE_TRAINER)
+                        return true;
+        return session->job->settings.local_world > 1;
+}
+
+/* Lends a file of a pinned version to the reader. Lock held on entry and return, released meanwhile. *ret_opened is NULL if that fails. */
+static void lend(struct catalogue *catalogue, struct version *source, const char *name, bool is_shared, struct ipc_opened **ret_opened,
+                 int *ret_fd)
+{
+        struct agent_file *file = version_file(source, name);
+        struct wanted wanted;
+
+        want(source, file, &wanted);
+        file->lent = true;
+        catalogue_unlock(catalogue);
+        lend_stored(catalogue, source->job, &wanted, is_shared, ret_opened, ret_fd, NULL);
+        catalogue_lock(catalogue);
+}
+
+enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
+                                struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
 {
         struct version *version, *source;
         struct agent_file *file;
         struct ipc_opened *opened = NULL;
-        bool from_storage = false;
+        bool from_storage = false, can_lend, is_shared;
         char names[300];
         enum nebula_status status = NEBULA_OK;
 
@@ -322,22 +347,23 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
         }
         source->pins++;
         file = version_file(source, request->name);
-        if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->copies.is_remote) {
-                struct wanted wanted;
-
-                want(source, file, &wanted);
-                file->lent = true;
-                catalogue_unlock(catalogue);
-                lend_stored(catalogue, source->job, &wanted, &opened, ret_fd, NULL);
-                catalogue_lock(catalogue);
-                if (opened)
-                        goto done;
-                file = version_file(source, request->name); /* the long way tells what is wrong */
-        }
-        if (!file->image) {
+        can_lend = session && request->reads_storage && !source->copies.is_remote;
+        is_shared = can_lend && (file->lent || has_company(catalogue, session));
+        if (can_lend && !file->image && !file->reading && (!is_shared || request->reads_storage == IPC_READS_PARTS))
+                lend(catalogue, source, request->name, is_shared, &opened, ret_fd);
+        if (opened)
+                goto done;
+        file = version_file(source, request->name);
+        if (!file->image) { /* if lending failed, this tells what is wrong */
                 from_storage = true;
                 status = bring_back(catalogue, source, request->name, error);
                 file = version_file(source, request->name);
+        }
+        if (status == NEBULA_NO_MEMORY && can_lend)
+                lend(catalogue, source, request->name, true, &opened, ret_fd);
+        if (opened) {
+                status = NEBULA_OK;
+                goto done;
         }
         if (!status)
                 opened = calloc(1, sizeof *opened);

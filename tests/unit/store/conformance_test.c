@@ -430,8 +430,8 @@ static void views(void)
         CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK);
         CHECK(!store->ops->open_read == !(features & STORE_LENDS_FD) && !store->ops->copy == !(features & STORE_COPIES));
         if (features & STORE_LENDS_FD)
-                CHECK(store->ops->open_read(store, "t/none", &fd, &direct, &error) == NEBULA_NOT_FOUND &&
-                      store->ops->open_read(store, "t", &fd, &direct, &error) == NEBULA_NOT_FOUND);
+                CHECK(store->ops->open_read(store, "t/none", false, &fd, &direct, &error) == NEBULA_NOT_FOUND &&
+                      store->ops->open_read(store, "t", true, &fd, &direct, &error) == NEBULA_NOT_FOUND);
         CHECK(store->ops->free_bytes(store, &bytes, &error) == (features & STORE_PATHS ? NEBULA_OK : NEBULA_NOT_FOUND));
 }
 EACH(a_feature_is_an_operation_that_works, views)

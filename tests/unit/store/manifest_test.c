@@ -88,12 +88,12 @@ ON_EACH_STORE(an_open_file_has_the_same_bytes)
                 return;
         write_two(&manifest);
         REQUIRE(!manifest_load_file(store, &manifest, "x", &recorded, &error) && !manifest_file_key(&manifest, manifest_find_file(&manifest, "x"), key, &error));
-        REQUIRE(!manifest_open_file(store, &manifest, &recorded, &fd, &is_direct, &error));
+        REQUIRE(!manifest_open_file(store, &manifest, &recorded, false, &fd, &is_direct, &error));
         fill(expected, sizeof expected, &writer, "x");
         CHECK(is_direct || (!os_read_at(fd, data, sizeof data, 0) && !memcmp(data, expected, sizeof expected)));
         os->close(fd);
         replace(key, "cut", 3);
-        CHECK(manifest_open_file(store, &manifest, &recorded, &fd, &is_direct, &error) == NEBULA_CORRUPT && strstr(error.message, key));
+        CHECK(manifest_open_file(store, &manifest, &recorded, false, &fd, &is_direct, &error) == NEBULA_CORRUPT && strstr(error.message, key));
         record_file_done(&recorded);
         manifest_done(&manifest);
 }

@@ -362,7 +362,7 @@ static void a_file_is_read_from_the_page_cache_if_all_of_it_is_there(void)
                 int fd = -1;
 
                 cached_bytes = i == 0 ? sizeof bytes : i == 1 ? sizeof bytes - BULK_PAGE_BYTES : 0;
-                CHECK(store->ops->open_read(store, "t/x", &fd, &is_direct, &error) == NEBULA_OK);
+                CHECK(store->ops->open_read(store, "t/x", false, &fd, &is_direct, &error) == NEBULA_OK);
                 CHECK(is_direct == !is_cached && first_byte(fd) == (is_cached ? 'c' : 'd'));
                 CHECK(store->ops->read_bulk(store, "t/x", read, sizeof read, BULK_PAGE_BYTES, NULL, NULL, &error) == NEBULA_OK);
                 CHECK(read[0] == (is_cached ? 'c' : 'd'));

@@ -68,7 +68,7 @@ static void nothing_below_the_root_leads_out_of_it(void)
                 CHECK(set(keys[i], "mine") == NEBULA_STORAGE);
                 CHECK(store->ops->get(store, keys[i], 100, &text, NULL, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
                 CHECK(store->ops->read(store, keys[i], other, 0, 1, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->open_read(store, keys[i], &fd, &direct, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->open_read(store, keys[i], false, &fd, &direct, &error) == NEBULA_CORRUPT);
                 CHECK(store->ops->stat(store, keys[i], &entry, &error) == NEBULA_CORRUPT);
                 CHECK(store->ops->copy(store, keys[i], "t/taken", STORE_ALWAYS, &error) == NEBULA_CORRUPT);
                 CHECK(store->ops->copy(store, "t/x", other, STORE_ALWAYS, &error) == NEBULA_STORAGE);

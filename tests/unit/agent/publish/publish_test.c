@@ -447,7 +447,7 @@ static void what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what
         found = found_at(at("x"), name);
         REQUIRE(found && found->generation == second->generation && !strcmp(name, "a"));
         request.version_id = found->id;
-        REQUIRE(!restore_open(&bench.catalogue, &request, &opened, &fd, &bench.error));
+        REQUIRE(!restore_open(&bench.catalogue, NULL, &request, &opened, &fd, &bench.error));
         free(opened);
         os->close(fd);
         CHECK(!found_at(at("y"), name) && look_file(at("y"), (const unsigned[]){ 2, 0 }) == 'a');

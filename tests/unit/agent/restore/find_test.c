@@ -254,7 +254,7 @@ static void a_version_that_is_removed_between_finding_and_reading_is_to_be_looke
         REQUIRE(!shelf_find(&shelf, "step1", &found));
         shelf_goes(&shelf, "step1");
         open.version_id = found.version_id;
-        CHECK(restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error) == NEBULA_NOT_FOUND);
+        CHECK(restore_open(&shelf.bench.catalogue, NULL, &open, &opened, &fd, &shelf.bench.error) == NEBULA_NOT_FOUND);
         CHECK(strstr(shelf.bench.error.message, "look it up once more"));
         shelf_done(&shelf);
 }
@@ -268,7 +268,7 @@ static int seed_of(struct bench *bench, uint64_t version_id, const char *name)
         int fd = -1, seed = -2;
 
         strcpy(open.name, name);
-        if (restore_open(&bench->catalogue, &open, &opened, &fd, &bench->error))
+        if (restore_open(&bench->catalogue, NULL, &open, &opened, &fd, &bench->error))
                 return strstr(bench->error.message, "look it up once more") ? -1 : -2;
         if (opened->size == BENCH_FILE_BYTES && !os->map(fd, 0, opened->size, OS_MAP_READ, (void **)&data)) {
                 for (int k = 1; k < 16 && seed < 0; k++)
@@ -374,7 +374,7 @@ static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
                 CHECK(!shelf_find(&shelf, "", &found));
                 open.version_id = found.version_id;
                 if (i % 50 == 0) { /* by image, as for a second reader of it */
-                        CHECK(!restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error));
+                        CHECK(!restore_open(&shelf.bench.catalogue, NULL, &open, &opened, &fd, &shelf.bench.error));
                         os->close(fd);
                         free(opened);
                 }
