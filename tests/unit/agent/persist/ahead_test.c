@@ -67,9 +67,11 @@ static bool set_up(uint64_t nonce, uint32_t world)
         static struct os_table table;
         struct nebula_error error;
 
-        table = os_linux;
-        table.opendir_below = moody_opendir;
-        table.allocate = moody_allocate;
+        if (!table.allocate) { /* once: a thread of the agent before may still read the table */
+                table = os_linux;
+                table.opendir_below = moody_opendir;
+                table.allocate = moody_allocate;
+        }
         os = &table;
         place_init(&place);
         agent = NULL;

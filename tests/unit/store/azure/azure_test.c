@@ -656,6 +656,13 @@ static void no_fault_makes_wrong_bytes(void)
         free(back);
 }
 
+/* This thread sees what the server's threads have written before, and they see what it has written. */
+static void meet(void)
+{
+        pthread_mutex_lock(&fake.lock);
+        pthread_mutex_unlock(&fake.lock);
+}
+
 static bool blob_is(const char *path, const char *data)
 {
         const struct fake_blob *found = fake_find(&fake, path);
@@ -670,9 +677,12 @@ static void bytes_of_a_source_are_taken_from_it(void)
 
         begin(NULL, NULL);
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && blob_is("/acct/data/run/t/a.pt", data));
+        meet();
         fake.body_bytes = 0;
         data[4 * REFERRING_CHUNK] ^= 1;
+        meet();
         CHECK(referring_upload(store, "t/b.pt", data, 1u << 4, &source, NULL, &error) == REFERRING_CHUNK);
+        meet();
         CHECK(fake.body_bytes == REFERRING_CHUNK && blob_is("/acct/data/run/t/b.pt", data));
         snprintf(wanted, sizeof wanted, "x-ms-copy-source: http://127.0.0.1:%d/acct/data/run/t/a.pt?sv=1&sig=SECRET\r\n", server_port(server));
         CHECK(strstr(fake.copy_head, wanted) && strstr(fake.copy_head, "\r\nx-ms-source-if-match: \"0x1\"\r\n"));
@@ -690,6 +700,8 @@ static void a_block_that_its_source_refuses_is_sent(void)
         for (size_t i = 0; i < sizeof statuses / sizeof *statuses + 2; i++) {
                 begin(NULL, NULL);
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+                meet();
+                REQUIRE(fake_find(&fake, "/acct/data/run/t/a.pt"));
                 fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
                 fake.replaces_source = i == sizeof statuses / sizeof *statuses;
                 if (i > sizeof statuses / sizeof *statuses) /* the service compares what it has read */
@@ -697,7 +709,9 @@ static void a_block_that_its_source_refuses_is_sent(void)
                                 fake_find(&fake, "/acct/data/run/t/a.pt")->data[chunk * REFERRING_CHUNK + 9] ^= 1;
                 data[2 * REFERRING_CHUNK] ^= 1;
                 fake.body_bytes = 0;
+                meet();
                 CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
+                meet();
                 CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && blob_is("/acct/data/run/t/b.pt", data));
                 end();
         }

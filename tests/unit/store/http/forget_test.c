@@ -30,7 +30,7 @@ char *__wrap_strndup(const char *text, size_t size);
 void __wrap_free(void *block);
 
 static _Thread_local bool is_watched; /* per thread: the server's threads keep what they received */
-static volatile unsigned found; /* volatile: the compiler assumes that free does not write here */
+static atomic_uint found; /* atomic: the server's threads free, too, and the compiler assumes that free does not write here */
 
 static void search(const void *block)
 {
@@ -42,7 +42,8 @@ static void search(const void *block)
 
                 if (at && !found)
                         printf("# %.*s\n", (int)strnlen(block, size < 100 ? size : 100), (const char *)block);
-                found = found + (at != NULL);
+                if (at)
+                        atomic_fetch_add(&found, 1);
         }
 }
 

@@ -306,6 +306,13 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         free(data);
 }
 
+/* This thread sees what the server's threads have written before, and they see what it has written. */
+static void meet(void)
+{
+        pthread_mutex_lock(&fake.lock);
+        pthread_mutex_unlock(&fake.lock);
+}
+
 static bool object_is(const char *path, const char *data)
 {
         const struct fake_object *found = fake_find(&fake, path);
@@ -323,9 +330,12 @@ static void bytes_of_a_source_are_taken_from_it(void)
 
         begin(NULL, NULL);
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && object_is("/data/run/t/a.pt", data));
+        meet();
         fake.body_bytes = 0;
         data[2 * REFERRING_CHUNK] ^= 1;
+        meet();
         CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == 5u << 20);
+        meet();
         CHECK(fake.body_bytes == 5u << 20 && object_is("/data/run/t/b.pt", data));
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
                 CHECK(strstr(fake.copy_head, "partNumber=1") || strstr(fake.copy_head, fields[i]));
@@ -342,11 +352,14 @@ static void a_part_that_its_source_refuses_is_sent(void)
         for (size_t i = 0; i <= sizeof statuses / sizeof *statuses; i++) {
                 begin(NULL, NULL);
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+                meet();
                 fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
                 fake.replaces_source = !fake.copy_status;
                 data[2 * REFERRING_CHUNK] ^= 1;
                 fake.body_bytes = 0;
+                meet();
                 CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
+                meet();
                 CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && object_is("/data/run/t/b.pt", data) && !fake_uploads_open(&fake));
                 end();
         }
