@@ -8,6 +8,7 @@
 #include "agent/catalogue/catalogue.h"
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
+#include "agent/commit/coverage.h"
 #include "agent/commit/world.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -90,6 +91,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         free(version->parts);
         free(version->idle_parts);
         free(version->nodes.covered);
+        coverage_free(version->nodes.coverage);
         free(version->nodes.decided);
         free(version);
 }

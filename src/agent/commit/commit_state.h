@@ -62,6 +62,7 @@ struct version_nodes {
         uint32_t *decided; /* the ranks of committed.json when it was adopted; NULL: an earlier agent adopted it */
         size_t decided_count;
         uint8_t *covered;  /* per rank: its captured document was seen; NULL: not looked */
+        struct coverage *coverage; /* the worker's alone; NULL: not looked, or decided */
 };
 
 #endif

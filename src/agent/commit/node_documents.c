@@ -9,8 +9,6 @@
 #include "os/os.h"
 #include "store/document.h"
 
-#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* the largest accepted difference between the clocks of two nodes */
-
 static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
         char directory[256];
@@ -142,78 +140,6 @@ void world_keep_committed(struct catalogue *catalogue, struct store *store, stru
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY)
                 log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
         committed_done(&own);
-}
-
-/* Refuses another job on this path, and a second run of the same job at the same time. The error names both. */
-static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
-{
-        if (strcmp(own->of.job, other->of.job))
-                return error_set(error, NEBULA_INVALID, 0,
-                                 "\"%.150s\" in this storage path is being written by job \"%.80s\" (host %.60s) and by job \"%.80s\" "
-                                 "(host %.60s): give each job its own path", own->of.tag, other->of.job, other->host, own->of.job,
-                                 own->host);
-        if (strcmp(own->of.run, other->of.run) && other->sequence > own->sequence + CLOCK_SLACK_NS)
-                return error_set(error, NEBULA_INVALID, 0,
-                                 "\"%.120s\" is being written by two runs of job \"%.60s\" at once, \"%.60s\" (process %u on %.50s) and "
-                                 "\"%.60s\" (process %u on %.50s): end one, or give it a `job` name of its own", own->of.tag, own->of.job,
-                                 other->of.run, other->pid, other->host, own->of.run, own->pid, own->host);
-        return NEBULA_OK;
-}
-
-static void cover(struct coverage *coverage, const struct captured *captured)
-{
-        bool fresh = false;
-
-        for (size_t i = 0; i < captured->rank_count; i++) {
-                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
-
-                if (*seen)
-                        continue;
-                *seen = 1;
-                fresh = true;
-                coverage->count++;
-                coverage->files += captured->ranks[i].files;
-        }
-        if (!fresh)
-                return;
-        coverage->documents++;
-        if (captured->goes_back && (!coverage->goes_back || captured->after < coverage->after))
-                coverage->after = captured->after;
-        coverage->goes_back = coverage->goes_back || captured->goes_back;
-        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
-        coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
-}
-
-enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage,
-                                      struct nebula_error *error)
-{
-        char prefix[MANIFEST_KEY_MAX], *text;
-        struct store_list list;
-        size_t size;
-        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY "/captured-", prefix, error);
-
-        cover(coverage, own);
-        if (!status)
-                status = store_list_all(store, prefix, false, &list, error);
-        if (status)
-                return status;
-        for (size_t i = 0; i < list.count && !status; i++) {
-                struct captured captured;
-
-                if (!captured_is_of(strrchr(list.entries[i].key, '/') + 1, own->of.writing))
-                        continue;
-                if (store->ops->get(store, list.entries[i].key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
-                        continue; /* it is being replaced, or the listing was stale */
-                if (!captured_parse(text, size, &captured, NULL)) {
-                        status = check_other(own, &captured, error);
-                        if (!status && announce_same(&own->of, &captured.of))
-                                cover(coverage, &captured);
-                        captured_done(&captured);
-                }
-                free(text);
-        }
-        store_list_done(&list);
-        return status;
 }
 
 /* If another node has decided meanwhile, its decision stays: others may have read it. */

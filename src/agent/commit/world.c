@@ -395,11 +395,20 @@ static enum nebula_status commit_for_all(struct catalogue *catalogue, struct sto
         return world_commit_document(store, own, coverage, &line, persist, ret_committed, error);
 }
 
+/* Lock held. */
+static void show_covered(struct version *version, const struct coverage *coverage)
+{
+        if (!version->nodes.covered)
+                version->nodes.covered = calloc(version->world, 1);
+        if (version->nodes.covered && coverage->count)
+                memcpy(version->nodes.covered, coverage->ranks, version->world);
+}
+
 static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
         struct committed committed = { 0 };
-        struct coverage coverage = { .ranks = calloc(version->world, 1) };
+        struct coverage *coverage = version->nodes.coverage ? version->nodes.coverage : coverage_new(version->world);
         struct captured own;
         struct store *store;
         bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
@@ -407,9 +416,9 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         enum nebula_status status;
 
         decide = version->nodes.leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
-        if (!world_describe(version, &own) || !coverage.ranks) {
+        version->nodes.coverage = coverage;
+        if (!world_describe(version, &own) || !coverage) {
                 captured_done(&own);
-                free(coverage.ranks);
                 look_again(version, now);
                 return;
         }
@@ -424,23 +433,22 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
                         committed_done(&committed);
         }
         if (!status && !found && (decide || waited > LIST_AFTER_NS))
-                status = world_look_around(store, &own, &coverage, &error);
-        if (!status && !found && decide && goal_met(catalogue, version, &coverage, now)) {
-                status = commit_for_all(catalogue, store, version, &own, &coverage, persist, &committed, &error);
+                status = coverage_look(store, &own, coverage, &error);
+        if (!status && !found && decide && goal_met(catalogue, version, coverage, now)) {
+                status = commit_for_all(catalogue, store, version, &own, coverage, persist, &committed, &error);
                 found = !status;
         }
         catalogue_lock(catalogue);
         version->pins--;
-        if (coverage.documents > version->nodes.heard) {
-                version->nodes.heard = coverage.documents;
+        if (coverage->documents > version->nodes.heard) {
+                version->nodes.heard = coverage->documents;
                 version->nodes.heard_ns = now;
         }
-        if (coverage.count) {
-                free(version->nodes.covered);
-                version->nodes.covered = coverage.ranks;
-                coverage.ranks = NULL;
+        show_covered(version, coverage);
+        if (found) {
+                coverage_free(coverage);
+                version->nodes.coverage = NULL;
         }
-        free(coverage.ranks);
         captured_done(&own);
         if (status)
                 storage_trouble(catalogue, version, &error);

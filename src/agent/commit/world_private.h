@@ -3,6 +3,7 @@
  *
  *      world.c            the rule: announce, look, commit
  *      node_documents.c   the documents by which nodes tell each other of a version
+ *      coverage.c         which ranks these documents cover
  *      world_end.c        versions that no node completes or makes durable, and their remains
  *
  * Functions that take a version need the lock, unless a comment says otherwise. Functions that take a store need it free.
@@ -10,20 +11,12 @@
 #ifndef NB_AGENT_COMMIT_WORLD_PRIVATE_H
 #define NB_AGENT_COMMIT_WORLD_PRIVATE_H
 
+#include "agent/commit/coverage.h"
 #include "agent/commit/world.h"
 #include "store/announce.h"
 
 #define SECOND_NS 1000000000
 #define WORLD_POLL_MOST_NS ((int64_t)SECOND_NS)
-
-/* The sum of the captured documents of one version. */
-struct coverage {
-        uint8_t *ranks; /* of the world: 1 when covered */
-        uint32_t count;
-        uint64_t files, generation, sequence, documents;
-        bool goes_back; /* the earliest step that one of the documents goes back to */
-        int64_t after;
-};
 
 /* world.c */
 void world_fill_of(const struct version *version, struct announce_of *of);
@@ -33,8 +26,6 @@ bool world_describe(const struct version *version, struct captured *captured);
 /* node_documents.c */
 enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error);
 enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error);
-/* Reads this node's document and those of other nodes. NEBULA_INVALID: another job or run writes that tag. */
-enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage, struct nebula_error *error);
 /* Describes the commit that this node has adopted, with `persist` if it wants the version durable. It has no ranks if an earlier agent
  * adopted it. Free it with committed_done. Lock held. */
 void world_describe_committed(const struct version *version, struct committed *ret_committed);

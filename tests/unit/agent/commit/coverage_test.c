@@ -1,0 +1,83 @@
+/* Which ranks the captured documents cover, and how often each of them is read. */
+#include "store/versions.h"
+#include "store/watched.h"
+
+#include "agent/commit/coverage.h"
+
+#define WORLD 8
+
+static struct captured_rank own_ranks[] = { { 0, 1 }, { 1, 1 } };
+static struct captured own = { .of = { .tag = "t", .job = "j", .run = "r", .writing = 1, .world = WORLD }, .host = "h", .pid = 1, .generation = 1,
+                               .sequence = 1000, .ranks = own_ranks, .rank_count = 1 };
+
+/* The document of a node with so many ranks from `first` on. */
+static void captures(uint32_t first, uint32_t count, const char *run)
+{
+        struct captured_rank ranks[WORLD];
+        struct captured captured = own;
+        char key[300], *text;
+        size_t size;
+
+        snprintf(captured.of.run, sizeof captured.of.run, "%s", run);
+        captured.ranks = ranks;
+        captured.rank_count = count;
+        for (uint32_t i = 0; i < count; i++)
+                ranks[i] = (struct captured_rank){ first + i, 1 };
+        snprintf(key, sizeof key, "t/");
+        captured_path(first, captured.of.writing, key + strlen(key));
+        if (captured_format(&captured, &text, &size, &error) || put(key, text, STORE_ALWAYS))
+                abort();
+        free(text);
+}
+
+/* A look finds so many ranks covered, and reads so many documents. */
+static bool covers(struct coverage *coverage, uint32_t count, uint64_t reads)
+{
+        uint64_t before = watched.of_kind[CALL_GET];
+
+        return !coverage_look(store, &own, coverage, &error) && coverage->count == count && watched.of_kind[CALL_GET] - before == reads;
+}
+
+ON_EACH_STORE(a_look_reads_only_documents_that_are_new)
+{
+        struct coverage *coverage = coverage_new(WORLD);
+
+        REQUIRE(coverage);
+        own.rank_count = 1;
+        watched_begin(store);
+        captures(0, 1, "r");
+        captures(2, 2, "r");
+        captures(4, 1, "before"); /* counts for nothing */
+        CHECK(covers(coverage, 3, 3));
+        CHECK(coverage->documents == 2 && coverage->files == 3);
+        CHECK(covers(coverage, 3, 0));
+        captures(6, 1, "r");
+        CHECK(covers(coverage, 4, 1));
+        CHECK(coverage->documents == 3 && coverage->files == 4);
+        watched_end(store);
+        coverage_free(coverage);
+}
+
+ON_EACH_STORE(a_document_that_has_changed_or_gone_is_not_counted_as_it_was)
+{
+        struct coverage *coverage = coverage_new(WORLD);
+
+        REQUIRE(coverage);
+        own.rank_count = 1;
+        watched_begin(store);
+        captures(2, 1, "r");
+        captures(4, 1, "r");
+        CHECK(covers(coverage, 3, 2) && coverage->documents == 3);
+        captures(2, 2, "r"); /* a rank more */
+        CHECK(covers(coverage, 4, 2) && coverage->documents == 3 && coverage->files == 4);
+        own.rank_count = 2; /* of this node, too */
+        CHECK(covers(coverage, 5, 2) && coverage->documents == 3 && coverage->files == 5);
+        CHECK(!store_remove_one(store, "t/.nebula/captured-00004.json", &error));
+        CHECK(covers(coverage, 4, 1) && coverage->documents == 2);
+        captures(2, 2, "before");
+        CHECK(covers(coverage, 2, 1) && coverage->documents == 1);
+        watched_end(store);
+        coverage_free(coverage);
+}
+
+TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_document_that_has_changed_or_gone_is_not_counted_as_it_was))
