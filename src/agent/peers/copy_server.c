@@ -69,6 +69,7 @@ static void converse(struct visitor *visitor)
         struct nebula_error error = { 0 };
         struct peer *peer;
         bool is_sent_away;
+        int64_t heard_ns;
         int fd;
         enum nebula_status status = peer_serve(visitor->fd, find_key, server, server->node, server->catalogue->agent_nonce, &peer, &error);
 
@@ -87,14 +88,18 @@ static void converse(struct visitor *visitor)
                         copy_server_complain(server, visitor->from, &error);
                 return;
         }
+        heard_ns = os->now_ns();
         while (!status && !copy_server_is_stopping(server)) {
                 int ready = peer_tls_wait(peer->tls, SLICE_MS);
 
+                if (!ready && os->now_ns() - heard_ns >= server->hold_ns)
+                        copy_server_own_close(visitor); /* a save may need the memory; the next request opens the file again */
                 if (!ready)
                         continue;
                 status = peer_receive(peer, &error);
                 if (!status)
                         status = copy_server_serve(visitor, &error);
+                heard_ns = os->now_ns();
         }
         if (status != NEBULA_UNAVAILABLE && !copy_server_is_stopping(server))
                 copy_server_complain(server, visitor->from, &error);
@@ -177,6 +182,7 @@ enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for copies");
         server->catalogue = catalogue;
         server->listen_fd = -1;
+        server->hold_ns = PEER_SILENCE_MS * INT64_C(1000000);
         server->budget = catalogue->memory.budget / 2;
         if (text)
                 status = conf_parse_size("NEBULA_PEER_MEMORY", text, &server->budget, error);

@@ -66,6 +66,7 @@ struct copy_server {
         size_t key_count, key_capacity;
         struct copy *copies;
         uint64_t budget, used, next_age;
+        int64_t hold_ns; /* for so long a visitor that asks for nothing holds the file that it has read from */
         struct visitor *visitors[VISITOR_MAX];
         uint32_t visitor_count;
         int64_t complained_ns;

@@ -248,6 +248,70 @@ static void check_crowd(bool speaks)
         unsetenv("NEBULA_LISTEN");
 }
 
+/* Asks for the first piece of the version's first file, and takes it. */
+static bool fetch_first(struct peer *peer, uint64_t version_id)
+{
+        struct peer_fetch fetch = { .copy = version_id };
+        struct nebula_error error = { 0 };
+        char *text;
+        size_t size;
+        bool result = false;
+
+        if (peer_fetch_format(&fetch, &text, &size, &error))
+                return false;
+        if (!peer_send(peer, PEER_FETCH, text, size, &error) && !peer_receive(peer, &error) && peer->header.type == PEER_DATA)
+                result = !peer_take(peer, NULL, &error);
+        free(text);
+        return result;
+}
+
+static uint32_t users_of(struct bench *bench, const struct image *image)
+{
+        uint32_t users;
+
+        catalogue_lock(&bench->catalogue);
+        users = image->users;
+        catalogue_unlock(&bench->catalogue);
+        return users;
+}
+
+/* A save may need the memory of a file that a peer has begun to read and does not go on with: it hangs, or has what it wanted. */
+static void a_peer_that_asks_for_nothing_more_holds_no_memory(void)
+{
+        struct peer_hello hello = { .node = "there", .nonce = 7 };
+        struct nebula_error error = { 0 };
+        struct copy_server *server;
+        struct version *version;
+        const struct image *image;
+        struct tls_key key;
+        struct peer *peer;
+        struct bench bench;
+        struct member own;
+        uint32_t users;
+
+        setenv("NEBULA_LISTEN", "127.0.0.1", 1);
+        bench_init(&bench, NULL, "");
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !copy_server_new(&bench.catalogue, "here", &server, &error));
+        make_key(&key, 0);
+        strcpy(bench.job->copies.identity, key.identity);
+        strcpy(hello.job, bench.job->name);
+        strcpy(hello.path, bench.job->persist_path);
+        image = version->files[0].image;
+        users = users_of(&bench, image);
+        server->hold_ns = 1;
+        REQUIRE(!copy_server_open(server, &own, &error) && !copy_server_add_key(server, &key, &error) && !peer_open(&own, &key, &hello, &peer, &error));
+        CHECK(fetch_first(peer, version->id));
+        for (int i = 0; i < 20000 && users_of(&bench, image) > users; i++)
+                os->sleep_ms(1);
+        CHECK(users_of(&bench, image) == users);
+        CHECK(fetch_first(peer, version->id)); /* it goes on where it was */
+        peer_free(peer);
+        copy_server_free(server);
+        bench_done(&bench, true);
+        unsetenv("NEBULA_LISTEN");
+}
+
 /* Closes so many connections, and serves the next one. */
 struct host {
         int listen_fd;
@@ -324,5 +388,6 @@ static void a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out(
 }
 
 TAP_MAIN(TEST(the_secrets_of_jobs_that_are_over_make_way), TEST(the_secrets_of_jobs_that_go_on_are_kept),
-         TEST(a_connection_that_a_crowded_peer_closes_is_opened_again), TEST(a_crowd_that_says_nothing_keeps_no_peer_out), TEST(a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out),
+         TEST(a_peer_that_asks_for_nothing_more_holds_no_memory), TEST(a_connection_that_a_crowded_peer_closes_is_opened_again),
+         TEST(a_crowd_that_says_nothing_keeps_no_peer_out), TEST(a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out),
          TEST(a_copy_that_no_room_can_be_made_for_costs_no_other_copy))
