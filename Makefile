@@ -117,7 +117,7 @@ asan: setup-test
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
-	@TSAN_OPTIONS=report_thread_leaks=0 meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
+	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
 # In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides. The
 # tests on emulators wait most of their time, so the sanitizers' build and tests run beside them.

@@ -1,5 +1,6 @@
 #include <dirent.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "agent/agent_client.h"
 #include "os/bulk.h"
@@ -373,21 +374,44 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
 }
 
 /* Containers: how the agent sees the process behind a connection, and that process's pid namespace; its own is the first. */
-static uint32_t seen_pid;
+static atomic_bool is_contained;
+static atomic_uint seen_pid;
 
 static int peer_of_container(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
 {
         int result = os_linux.peer(fd, ret_uid, ret_pid);
 
-        *ret_pid = seen_pid;
+        if (is_contained)
+                *ret_pid = seen_pid;
         return result;
 }
 
 static int namespace_of_container(const char *path, char *text, size_t size)
 {
-        if (strncmp(path, "/proc/", 6) || !strstr(path, "/ns/pid"))
+        if (!is_contained || strncmp(path, "/proc/", 6) || !strstr(path, "/ns/pid"))
                 return os_linux.readlink(path, text, size);
         return snprintf(text, size, "pid:[%d]", strstr(path, "self") ? 1 : 2);
+}
+
+/* As start, with containers from the moment on that is_contained is set. */
+static struct agent *start_with_containers(void)
+{
+        static struct os_table table;
+
+        if (!table.peer) {
+                table = os_linux;
+                table.peer = peer_of_container;
+                table.readlink = namespace_of_container;
+        }
+        is_contained = false;
+        os = &table;
+        return start();
+}
+
+static void stop_with_containers(struct agent *agent)
+{
+        agent_stop(agent, true);
+        os = &os_linux;
 }
 
 /* Whether the open part of rank 1, which calls itself by `own_pid` and is seen as `as_pid`, stays open when rank 0 looks for the newest. */
@@ -395,23 +419,20 @@ static bool stays_open(uint32_t own_pid, uint32_t as_pid)
 {
         static struct test_client first, second;
         static struct ipc_find find;
-        struct os_table table = os_linux;
         struct agent *agent;
         uint64_t version;
         bool is_open;
 
-        table.peer = peer_of_container;
-        table.readlink = namespace_of_container;
         place_init(&place);
-        agent = start();
+        agent = start_with_containers();
         seen_pid = (uint32_t)getpid();
         if (!agent || !enter_as(&first, 501, 0, (uint32_t)getpid()))
                 abort();
-        os = &table;
+        is_contained = true;
         seen_pid = as_pid;
         if (!enter_as(&second, 502, 1, own_pid))
                 abort();
-        os = &os_linux;
+        is_contained = false;
         version = begin(&first, "step1", NEBULA_FILES_OPEN);
         CHECK(begin(&second, "step1", NEBULA_FILES_OPEN) == version);
         CHECK(!save(&first, version, "a", 1, 5000) && !save(&second, version, "b", 2, 5000) && !of_version(&first, IPC_COMMIT, version));
@@ -419,7 +440,7 @@ static bool stays_open(uint32_t own_pid, uint32_t as_pid)
         CHECK(!of_version(&second, IPC_COMMIT, version) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
         client_done(&second);
         client_done(&first);
-        agent_stop(agent, true);
+        stop_with_containers(agent);
         place_done(&place);
         return is_open;
 }
@@ -435,14 +456,11 @@ static void a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_
 static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
 {
         static struct test_client first, second;
-        struct os_table table = os_linux;
         struct agent *agent;
 
-        table.peer = peer_of_container;
-        table.readlink = namespace_of_container;
         place_init(&place);
-        agent = start();
-        os = &table;
+        agent = start_with_containers();
+        is_contained = true;
         seen_pid = (uint32_t)getpid();
         REQUIRE(agent && enter_as(&first, 601, 0, 7));
         seen_pid = (uint32_t)getppid();
@@ -450,10 +468,10 @@ static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
         client_done(&second);
         seen_pid = (uint32_t)getpid(); /* the same process, which has begun anew */
         CHECK(enter_as(&second, 603, 0, 7));
-        os = &os_linux;
+        is_contained = false;
         client_done(&second);
         client_done(&first);
-        agent_stop(agent, true);
+        stop_with_containers(agent);
         place_done(&place);
 }
 
