@@ -65,7 +65,8 @@ static enum nebula_status upload(struct store *store, const struct store_object 
         uint64_t size = 0;
 
         for (size_t i = 0; i < object_count; i++)
-                size += objects[i].size - (!status && objects[i].ret_written ? objects[i].ret_written->referred : 0);
+                size += objects[i].size -
+                        (!status && objects[i].ret_written ? objects[i].ret_written->referred + objects[i].ret_written->resumed : 0);
         return count(kind, STORE_OP_UPLOAD, &kind->written_bytes, size, status);
 }
 

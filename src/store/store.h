@@ -16,9 +16,14 @@
  *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_tell_same). The
  *                driver takes these bytes from the source while the source has the expected mark. If that fails, it sends them. The
  *                result is a whole object of its own in both cases.
+ *                An object with `resume`: the driver tells the caller a text by which a later upload of the same key, also in another
+ *                process, finds the parts that arrived (`began`). That upload sends only the other parts: a part counts as arrived if its
+ *                size and its checksum are those of the bytes. If this upload fails or is aborted, its parts stay. The caller then starts
+ *                a later upload with the text, or calls `forget`. A text is of no use once the object was published.
+ *      forget    drops the parts that stayed. NULL: the service drops them by itself, or nothing stays.
  *      publish   makes the objects of an upload visible, each STORE_IF_ABSENT, and frees the upload in every case. NEBULA_BUSY: a key was
  *                taken. After a failure some of the objects may be visible, each of them whole.
- *      abort     drops the objects of an upload, in place of publish. NULL is fine.
+ *      abort     drops the objects of an upload, in place of publish, but keeps parts that a later upload can use. NULL is fine.
  *      read      reads exactly the requested bytes, or fails.
  *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Worker threads pass each arrived chunk to `check` while others
  *                are read, with its CRC-64 if the driver has computed it. The driver does not write again to a chunk that `check` accepted.
@@ -143,10 +148,21 @@ struct store_source {
         struct store_mark mark; /* of the upload that made it */
 };
 
-/* The result of an upload for one object. */
+/* How an interrupted upload of one object goes on later. */
+#define STORE_RESUME_MAX 512 /* bytes of the text, its NUL included */
+struct store_resume {
+        const char *former; /* the text that an earlier upload of this key told; NULL: there was none */
+        /* Called for each object that can go on later, before its first part is sent, on the thread that called `upload`. `is_last`: no
+         * other object of this upload follows. */
+        void (*began)(void *argument, const char *key, const char *text, bool is_last);
+        void *argument;
+};
+
+/* The result of an upload for one object. All bytes that are neither referred nor resumed were sent. */
 struct store_written {
         struct store_mark mark;
-        uint64_t referred; /* bytes taken from the source; all others were sent */
+        uint64_t referred; /* bytes taken from the source */
+        uint64_t resumed;  /* bytes that an earlier upload had sent */
 };
 
 /* One of the objects of an upload. `feed`: says which of its bytes are final (bulk.h); NULL: all are. */
@@ -157,6 +173,7 @@ struct store_object {
         struct bulk_feed *feed;
         const struct store_source *source;  /* NULL: send all bytes. A source needs a feed */
         struct store_written *ret_written; /* may be NULL */
+        const struct store_resume *resume; /* NULL: the upload cannot go on later */
 };
 
 /* Checks one chunk; a failure stops the read and is its result. May run on several threads. `crc64`: the sum of the bytes as they
@@ -188,6 +205,7 @@ struct store_ops {
                                      struct store_upload **ret_upload, struct nebula_error *error);
         enum nebula_status (*publish)(struct store *store, struct store_upload *upload, struct nebula_error *error);
         void (*abort)(struct store *store, struct store_upload *upload);
+        enum nebula_status (*forget)(struct store *store, const char *key, const char *text, struct nebula_error *error);
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);

@@ -248,6 +248,8 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
 /* Until when an upload was touched that counts as abandoned. */
 struct upload_limits {
         int64_t before_ns, rested_ns;
+        bool (*goes_on)(void *argument, const char *key); /* NULL: of no key */
+        void *argument;
 };
 
 /* A key in place can be of another program's upload, which may rest for long. */
@@ -257,21 +259,22 @@ static int64_t upload_limit(void *argument, const char *key)
         const char *slash = strchr(key, '/'), *private = slash && !strncmp(slash + 1, MANIFEST_DIRECTORY "/", strlen(MANIFEST_DIRECTORY) + 1)
                                                                  ? slash + strlen(MANIFEST_DIRECTORY) + 2 : NULL;
 
+        if (limits->goes_on && limits->goes_on(limits->argument, key))
+                return INT64_MIN;
         if (store_is_temporary(key) || (private && manifest_entry(private).kind == ENTRY_APART))
                 return limits->before_ns;
         return slash && !strchr(slash + 1, '/') && *key != '.' ? limits->rested_ns : INT64_MIN;
 }
 
-static enum nebula_status sweep_uploads(struct store *store, int64_t before_ns, int64_t age_ns, size_t *removed, struct nebula_error *error)
+static enum nebula_status sweep_uploads(struct store *store, struct upload_limits limits, int64_t age_ns, size_t *removed, struct nebula_error *error)
 {
-        struct upload_limits limits = { before_ns, before_ns };
         size_t ended = 0;
         enum nebula_status status;
 
         if (!store->ops->sweep)
                 return NEBULA_OK;
         if (age_ns < UPLOAD_REST_NS)
-                limits.rested_ns = before_ns + age_ns - UPLOAD_REST_NS;
+                limits.rested_ns += age_ns - UPLOAD_REST_NS;
         status = store->ops->sweep(store, upload_limit, &limits, &ended, error);
         *removed += ended;
         return status;
@@ -301,6 +304,12 @@ enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int6
 
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error)
 {
+        return manifest_sweep_but(store, age_ns, NULL, NULL, ret_removed, error);
+}
+
+enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool (*goes_on)(void *argument, const char *key), void *argument,
+                                      size_t *ret_removed, struct nebula_error *error)
+{
         struct store_list list;
         int64_t before_ns;
         char tag[256];
@@ -323,7 +332,7 @@ enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *r
         }
         store_list_done(&list);
         if (!status)
-                status = sweep_uploads(store, before_ns, age_ns, &removed, error);
+                status = sweep_uploads(store, (struct upload_limits){ before_ns, before_ns, goes_on, argument }, age_ns, &removed, error);
         if (!status)
                 status = index_sweep(store, before_ns, error);
         if (!status)

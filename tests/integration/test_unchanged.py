@@ -53,13 +53,13 @@ nm.get_checkpoint("global_step1").load("model.pt")
 
 
 class Counter:
-    """Passes connections on to the server that the environment names, and counts what goes there."""
+    """Passes connections on to the server that the environment names, and counts what goes there, and the parts that have arrived."""
 
     def __init__(self) -> None:
         name = "AWS_ENDPOINT_URL" if "AWS_ENDPOINT_URL" in os.environ else "AZURE_STORAGE_CONNECTION_STRING"
         found = re.search(r"http://127\.0\.0\.1:(\d+)", os.environ[name])
         assert found
-        self.port, self.sent = int(found[1]), 0
+        self.port, self.sent, self.parts = int(found[1]), 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         os.environ[name] = os.environ[name].replace(found[0], f"http://127.0.0.1:{self.listener.getsockname()[1]}")
         threading.Thread(target=self.accept, daemon=True).start()
@@ -75,6 +75,7 @@ class Counter:
         try:
             while piece := source.recv(1 << 20):
                 self.sent += len(piece) if counts else 0
+                self.parts += 0 if counts else len(re.findall(rb"\r\n(?:etag|x-ms-content-crc64):", piece.lower()))
                 to.sendall(piece)
             to.shutdown(socket.SHUT_WR)
         except OSError:

@@ -65,6 +65,7 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         for (size_t i = 0; i < job->storage.half_removed_count; i++)
                 manifest_done(&job->storage.half_removed[i]);
         free(job->storage.half_removed);
+        unfinished_done(&job->storage.ended);
         ancestry_done(job);
         store_close(job->storage.store);
         free(job->runs.gone);
@@ -390,7 +391,7 @@ void catalogue_create_as(const struct job *job)
 
 static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)
 {
-        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->publishes || job->copies.is_served || history_pending(job))
+        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->storage.ended.count || job->publishes || job->copies.is_served || history_pending(job))
                 return true;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
                 if (session->job == job || session->number <= job->last_guest)

@@ -88,6 +88,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
         memory_file_drop(version->survival.file);
+        unfinished_done(&version->persist.unfinished);
         free(version->parts);
         free(version->idle_parts);
         free(version->nodes.covered);
@@ -150,6 +151,7 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
         if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
                 version->superseded = true;
         version->in_memory = version->persist.failed_by_storage = false;
+        unfinished_move(&version->persist.unfinished, &version->job->storage.ended);
         survival_log_remove(catalogue, version);
         version_signal(catalogue, version);
 }

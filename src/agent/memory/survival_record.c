@@ -192,6 +192,19 @@ static void put_loans(char **at, const struct version *version, uint32_t loan_co
         }
 }
 
+/* Absent if there are none. */
+static void put_unfinished(char **at, const struct unfinished *list)
+{
+        if (!list->count)
+                return;
+        put_u32(at, list->attempt);
+        put_u32(at, (uint32_t)list->count);
+        for (size_t i = 0; i < list->count; i++) {
+                put_text(at, list->uploads[i].key);
+                put_text(at, list->uploads[i].text);
+        }
+}
+
 /* An upper bound of the record's size. */
 static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_loan_count)
 {
@@ -200,6 +213,8 @@ static size_t bound(const struct version *version, size_t first_file, uint32_t *
         *ret_loan_count = 0;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
                 ++*ret_loan_count;
+        for (size_t i = 0; i < version->persist.unfinished.count; i++)
+                size += FILE_BYTES + strlen(version->persist.unfinished.uploads[i].key) + strlen(version->persist.unfinished.uploads[i].text);
         return size + version->part_count * PART_BYTES + (version->file_count - first_file + *ret_loan_count) * (FILE_BYTES + IPC_NAME_MAX);
 }
 
@@ -218,6 +233,7 @@ void *survival_record_format(const struct version *version, size_t first_file, s
         head.files_at = (uint64_t)(at - data);
         put_files(&at, version, first_file);
         put_loans(&at, version, loan_count);
+        put_unfinished(&at, &version->persist.unfinished);
         head.size = (size_t)(at - data) + CRC_BYTES;
         memcpy(data, &head, sizeof head);
         put_u64(&at, sum_crc64(0, data, (size_t)(at - data)));
@@ -468,6 +484,21 @@ static void get_loans(struct catalogue *catalogue, struct reader *reader, struct
         }
 }
 
+static void get_unfinished(struct reader *reader, struct unfinished *list)
+{
+        char key[MANIFEST_KEY_MAX], text[STORE_RESUME_MAX];
+
+        if (reader->wrong || reader->at == reader->end)
+                return;
+        list->attempt = get_u32(reader, UINT32_MAX);
+        for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
+                get_text(reader, false, key, sizeof key);
+                get_text(reader, false, text, sizeof text);
+                if (!reader->wrong && !unfinished_set(list, key, text))
+                        reader->wrong = no_memory;
+        }
+}
+
 /* The records that count: the last one that stands alone, and those behind it. An incomplete record after them was
  * cut off when the agent ended. Both NULL: there is none. */
 struct chain {
@@ -587,6 +618,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         get_parts(&reader, version);
         get_all_files(catalogue, &chain, &reader, version);
         get_loans(catalogue, &reader, version);
+        get_unfinished(&reader, &version->persist.unfinished);
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than what it describes";
         if (reader.wrong) {

@@ -20,6 +20,8 @@ static enum nebula_status write_share(struct catalogue *catalogue, struct store 
         if (!status)
                 status = plan_look_again(catalogue, store, version, plan, error);
         if (!status)
+                persist_end_try(catalogue, version, plan);
+        if (!status)
                 status = persist_write_record(store, job, version, plan, error);
         if (!status)
                 status = plan_look_again(catalogue, store, version, plan, error);

@@ -15,6 +15,9 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
 {
         for (size_t i = 0; i < plan->upload_count; i++)
                 store->ops->abort(store, plan->uploads[i]);
+        if (plan->unfinished.count)
+                persist_forget(store, &plan->unfinished, plan->is_published);
+        unfinished_done(&plan->unfinished);
         free(plan->uploads);
         free(plan->record_text);
         catalogue_lock(catalogue);
@@ -114,13 +117,12 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
 {
         enum nebula_status status = name_encode(version->tag, plan->directory, error);
         size_t loan_count = 0;
-        uint32_t attempt = 0;
 
         if (status)
                 return status;
-        os->random(&attempt, sizeof attempt);
         catalogue_lock(catalogue);
-        writing_name(version->job->name, version->run, version->nodes.writing, attempt, plan->writing);
+        plan->attempt = persist_choose_try(version);
+        writing_name(version->job->name, version->run, version->nodes.writing, plan->attempt, plan->writing);
         snprintf(plan->tag, sizeof plan->tag, "%s", version->tag);
         snprintf(plan->run, sizeof plan->run, "%s", version->run);
         plan->generation = version->generation;

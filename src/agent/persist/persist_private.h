@@ -4,6 +4,7 @@
  *
  *      persist_plan.c      what is to be written, and what storage has already
  *      persist_source.c    the files of earlier versions that may have some of the bytes already
+ *      persist_resume.c    the uploads of an interrupted attempt, with which this one goes on
  *      persist_seal.c      checksums, on a thread of low priority
  *      persist_stage.c     files uploaded and published
  *      persist_record.c    this node's record, between the two
@@ -49,6 +50,7 @@ struct plan_file {
         struct bulk_feed feed; /* what of it may be written; without room: not in use */
         struct plan_source *source; /* NULL: all bytes are sent */
         struct store_written written; /* known when it has been uploaded */
+        struct store_resume resume;
 };
 /* What the worker needs of a version, copied so that the lock is free while it writes. */
 struct plan {
@@ -63,7 +65,10 @@ struct plan {
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
         struct store_upload **uploads; /* one for each PERSIST_BATCH files; NULL: it was published, or had nothing to write */
         size_t upload_count;
-        char writing[WRITING_MAX]; /* of this try, which no other agent shares */
+        uint32_t attempt;          /* the number of this try */
+        char writing[WRITING_MAX]; /* its name: another process has it only if that process ended before it wrote a record */
+        struct unfinished unfinished; /* the uploads of this try, once no later one can go on with them */
+        bool is_published;
         uint64_t log_number;       /* of the newest entry of the tag's log when `before` was read; 0: none */
         uint64_t next_number;      /* of the entry that follows, which the manifest is to be; 0: plan_set_number has not been called */
         struct manifest before;    /* the version that storage has of this tag; file_count and generation 0: none */
@@ -99,6 +104,20 @@ bool plan_source_has(const struct plan_file *file, uint64_t offset, uint64_t crc
 void plan_drop_source(struct plan_file *file);
 /* The files are in storage: how much they had in common with their sources decides when sources are looked for again. Lock held. */
 void plan_tell_common(struct job *job, const struct plan *plan);
+
+/* The number of the try: that of an interrupted attempt, or a new one. Lock held. */
+uint32_t persist_choose_try(const struct version *version);
+/* For the files of one upload: with which uploads they go on, and who is told. */
+struct persist_began {
+        struct catalogue *catalogue;
+        struct version *version;
+        const struct plan *plan;
+};
+void persist_set_resume(struct persist_began *began, struct plan_file *file, const char *key);
+/* Call before the record is written: no later attempt goes on with this try. */
+void persist_end_try(struct catalogue *catalogue, struct version *version, struct plan *plan);
+/* Ends uploads. Stops at the first failure: a sweep ends the others. */
+void persist_forget(struct store *store, const struct unfinished *list, bool only_unused);
 
 /* Files that are mapped at a time: the kernel gives a process some 65,000 mappings (vm.max_map_count). */
 #define PERSIST_BATCH 1024u

@@ -19,6 +19,7 @@ struct batch {
         size_t file_count, mapped_count; /* mapped_count: so many of them have been looked at, and are mapped unless they are carried */
         struct store_object *objects;
         size_t object_count;
+        struct persist_began began;
 };
 
 /* Lists the objects to write and their keys. Images are mapped: the writer needs them before they are sealed. */
@@ -40,9 +41,11 @@ static enum nebula_status list_objects(struct catalogue *catalogue, const struct
                         batch->mapped_count++;
                         return status;
                 }
+                persist_set_resume(&batch->began, file, key);
                 batch->objects[batch->object_count++] = (struct store_object){
                         .key = strdup(key), .data = data, .size = file->size, .feed = &file->feed,
                         .source = file->source ? &file->source->object : NULL, .ret_written = &file->written,
+                        .resume = &file->resume,
                 };
                 if ((file->source ? bulk_feed_init_pieces : bulk_feed_init)(&file->feed, file->size) || !batch->objects[batch->object_count - 1].key) {
                         batch->mapped_count++;
@@ -99,7 +102,8 @@ enum nebula_status persist_upload(struct catalogue *catalogue, struct version *v
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
         for (size_t first = 0; first < plan->file_count && !status; first += PERSIST_BATCH) {
                 size_t left = plan->file_count - first;
-                struct batch batch = { .files = plan->files + first, .file_count = left < PERSIST_BATCH ? left : PERSIST_BATCH };
+                struct batch batch = { .files = plan->files + first, .file_count = left < PERSIST_BATCH ? left : PERSIST_BATCH,
+                                       .began = { catalogue, version, plan } };
 
                 batch.objects = calloc(batch.file_count, sizeof *batch.objects);
                 status = batch.objects ? upload_batch(catalogue, version, store, plan, &batch, &plan->uploads[plan->upload_count++], error)
@@ -117,7 +121,7 @@ static void tell_written(struct catalogue *catalogue, struct version *version, c
                 const struct plan_file *file = &plan->files[i];
 
                 size += file->carried ? 0 : file->size;
-                written += file->carried ? 0 : file->size - file->written.referred;
+                written += file->carried ? 0 : file->size - file->written.referred - file->written.resumed;
         }
         catalogue_lock(catalogue);
         version->persist.written_bytes = written;
@@ -147,6 +151,7 @@ enum nebula_status persist_publish(struct catalogue *catalogue, struct version *
                 *error = taken;
         if (status)
                 return status;
+        plan->is_published = true;
         tell_written(catalogue, version, plan);
         return persist_show_record(store, plan, error);
 }

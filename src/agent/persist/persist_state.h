@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "agent/persist/unfinished.h"
 #include "nebula.h"
 #include "store/manifest.h"
 
@@ -22,6 +23,7 @@ struct version_persist {
         int64_t retry_at_ns, failing_since_ns;
         int64_t failed_ns;      /* when the last attempt failed; 0: none has */
         uint32_t attempt;       /* number of failed attempts */
+        struct unfinished unfinished; /* uploads with which the next attempt goes on */
         double seconds;
         uint64_t bytes;
         uint64_t written_bytes; /* that this agent has sent to storage for it: less than the size where storage had some of them already */
@@ -44,6 +46,7 @@ struct job_storage {
         struct manifest_scan stored;
         struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
+        struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         bool scan_due, is_scanned;     /* is_scanned: since this run began. The run before may have been on another node */
         bool was_scanned;              /* scanned by any run */
         struct nebula_error error;

@@ -46,13 +46,36 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
+/* The keys of the uploads with which this agent goes on, in this storage path. */
+static struct unfinished list_unfinished(struct catalogue *catalogue, const struct job *job)
+{
+        struct unfinished all = { 0 };
+
+        catalogue_lock(catalogue);
+        for (const struct job *other = catalogue->jobs; other; other = other->next)
+                for (const struct version *version = strcmp(other->persist_path, job->persist_path) ? NULL : other->live; version;
+                     version = version->next_live)
+                        for (size_t i = 0; i < version->persist.unfinished.count; i++)
+                                unfinished_set(&all, version->persist.unfinished.uploads[i].key, "");
+        catalogue_unlock(catalogue);
+        return all;
+}
+
+static bool goes_on(void *argument, const char *key)
+{
+        return unfinished_find(argument, key);
+}
+
 /* Removes the parts of an unfinished write that are too old to belong to a living agent. */
 static void sweep(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct nebula_error error = { 0 };
+        struct unfinished going = list_unfinished(catalogue, job);
         size_t removed = 0;
+        enum nebula_status status = manifest_sweep_but(store, (int64_t)catalogue->sweep_age_s * 1000000000, goes_on, &going, &removed, &error);
 
-        if (manifest_sweep(store, (int64_t)catalogue->sweep_age_s * 1000000000, &removed, &error))
+        unfinished_done(&going);
+        if (status)
                 log_event(LOG_LEVEL_WARN, "%s could not be swept: %s", job->persist_path, error.message);
         else if (removed)
                 log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
@@ -302,6 +325,14 @@ static void remove_one(struct catalogue *catalogue, struct job *job, struct stor
         log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error.message);
         if (status != NEBULA_BUSY)
                 put_back(catalogue, job, store, manifest);
+}
+
+void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list)
+{
+        struct store *store;
+
+        if (!storage_open(catalogue, job, &store, NULL))
+                persist_forget(store, list, false);
 }
 
 void storage_retain(struct catalogue *catalogue, struct job *job)

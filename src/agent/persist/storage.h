@@ -29,6 +29,8 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
 void storage_unseal(struct catalogue *catalogue, struct image *image);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
+/* Ends uploads that no version needs any more. Worker only. */
+void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list);
 void storage_retain(struct catalogue *catalogue, struct job *job);
 
 #endif

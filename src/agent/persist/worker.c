@@ -309,6 +309,8 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         version->pins--;
         job->persist.is_busy = false;
         job->persist.version = NULL;
+        if (!version->in_memory)
+                unfinished_move(&version->persist.unfinished, &job->storage.ended);
         if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
                 job->persist.last_start_ns = last_start; /* the attempt came before the commit; the version is written again when it is complete */
         } else if (status == NEBULA_BUSY) {
@@ -351,6 +353,19 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         catalogue_signal(catalogue);
 }
 
+static void end_uploads(struct catalogue *catalogue, struct job *job)
+{
+        struct unfinished ended = job->storage.ended;
+
+        job->storage.ended = (struct unfinished){ 0 };
+        job->persist.is_busy = true;
+        catalogue_unlock(catalogue);
+        storage_end_uploads(catalogue, job, &ended);
+        unfinished_done(&ended);
+        catalogue_lock(catalogue);
+        job->persist.is_busy = false;
+}
+
 /* Does one piece of storage work of the lane. False: none is due. */
 static bool work_once(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
 {
@@ -367,6 +382,11 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                 if (job->lane == lane && job->storage.scan_due) {
                         catalogue_create_as(job);
                         scan_one(catalogue, job);
+                        return true;
+                }
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && job->storage.ended.count) {
+                        end_uploads(catalogue, job);
                         return true;
                 }
         /* Frameworks wait for published files, which cost a link each. Removals make room. */
@@ -392,7 +412,8 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
                 if (job->lane != lane)
                         continue;
-                if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job))
+                if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job) ||
+                    job->storage.ended.count)
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version->nodes.spread)

@@ -84,7 +84,7 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
         return status;
 }
 
-void azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE])
+uint64_t azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE])
 {
         uint64_t crc = sum_crc64(0, data, size);
         uint8_t bytes[8];
@@ -92,4 +92,5 @@ void azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_
         for (size_t i = 0; i < sizeof bytes; i++)
                 bytes[i] = (uint8_t)(crc >> (8 * i));
         crypt_base64(bytes, sizeof bytes, ret_text);
+        return crc;
 }

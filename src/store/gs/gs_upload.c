@@ -124,7 +124,7 @@ static enum nebula_status publish(struct object_store *store, const struct store
 static void abort_upload(struct object_store *store, const struct object_upload *object)
 {
         if (object->upload_id)
-                s3_multipart_abort(store, object->place, object->upload_id);
+                s3_multipart_abort(store, object->place, object->upload_id, NULL);
 }
 
 const struct object_steps gs_steps = { .begin = begin, .send = send_part, .publish = publish, .abort = abort_upload };

@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <stdio.h>
 #include <string.h>
 
 bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES])
@@ -18,6 +19,18 @@ bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_
         unsigned length = CRYPT_SHA256_BYTES;
 
         return key_size <= INT_MAX && HMAC(EVP_sha256(), key, (int)key_size, data, size, ret_digest, &length) != NULL;
+}
+
+bool crypt_md5(const void *data, size_t size, char ret_text[CRYPT_MD5_SIZE])
+{
+        uint8_t digest[EVP_MAX_MD_SIZE];
+        unsigned length = 0;
+
+        if (EVP_Digest(data, size, digest, &length, EVP_md5(), NULL) != 1 || length != (CRYPT_MD5_SIZE - 1) / 2)
+                return false;
+        for (unsigned i = 0; i < length; i++)
+                snprintf(ret_text + 2 * i, 3, "%02x", digest[i]);
+        return true;
 }
 
 static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -1,5 +1,5 @@
 /*
- * crypt.h - the functions that sign requests: SHA-256, HMAC-SHA-256, base64 and hex. The only file of the stores with OpenSSL.
+ * crypt.h - the functions that sign requests: SHA-256, HMAC-SHA-256, MD5, base64 and hex. The only file of the stores with OpenSSL.
  *
  * Threads: no shared state.
  */
@@ -16,6 +16,9 @@
 /* False: OpenSSL has no memory for it. */
 bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
 bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
+/* In hex. False: no memory, or this machine's OpenSSL has no MD5. */
+#define CRYPT_MD5_SIZE 33
+bool crypt_md5(const void *data, size_t size, char ret_text[CRYPT_MD5_SIZE]);
 /* ret_text has CRYPT_BASE64_SIZE(size) bytes. */
 void crypt_base64(const void *data, size_t size, char *ret_text);
 /* Decodes a text of whole groups of four, padding included. False: it is not base64, or has more than `room` bytes. */

@@ -6,6 +6,7 @@
  *      object_read.c     ranges
  *      object_parts.c    the parts of an upload: their sizes and their order
  *      object_refer.c    the parts of an object that has bytes of another one
+ *      object_resume.c   the parts that an interrupted upload left in the service
  *      object_name.c     keys as names of objects
  *      object_address.c  the parts of a storage path
  *      object_call.c     small texts of a request
@@ -113,6 +114,7 @@ struct object_steps {
         object_step *publish;   /* makes the object, if there is none */
         /* Removes the results of the earlier steps, unless `is_over`. Some steps may not have run. */
         void (*abort)(struct object_store *store, const struct object_upload *object);
+        bool can_resume;        /* `begin` looks for the parts of `former`, and sets `text` */
 };
 
 struct object_service {
@@ -316,8 +318,10 @@ enum nebula_status object_read_bulk(struct store *store, const char *key, void *
 struct object_part {
         struct store_stamp etag;
         uint64_t sum, size;
+        bool has_sum; /* of a part that an earlier upload left: `sum` is known */
 };
 struct object_upload {
+        char id[OBJECT_ID_SIZE]; /* of the write: that of the upload, or of the earlier upload that it goes on with */
         char *key;
         const char *data;
         uint64_t size, part_bytes, part_count;
@@ -337,6 +341,12 @@ struct object_upload {
         char *upload_id;           /* that the service gave */
         struct object_part *parts; /* the service's answer for each part */
         bool is_over;              /* nothing is left to abort; set by publish when it succeeds */
+        /* Of an upload that can go on later (object_resume.c). */
+        const struct store_resume *resume; /* NULL: it cannot. Not used after object_upload */
+        char *text;                /* the driver's: finds the parts again; NULL: they end with this upload */
+        bool is_kept;              /* the caller knows the text */
+        struct object_part *found; /* parts that an earlier upload left, by their index; `size` 0: none. NULL: no part */
+        atomic_uint_fast64_t resumed; /* their bytes that were taken */
 };
 struct store_upload {
         char id[OBJECT_ID_SIZE];
@@ -354,6 +364,15 @@ bool object_next_range(struct object_upload *object, struct object_range *ret_ra
 /* Makes the part from the source. False: the caller must send it. */
 bool object_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object, const struct object_range *range,
                   const atomic_bool *stop);
+
+/* object_resume.c: whether an interrupted upload of this object has a use. */
+bool object_may_resume(const struct object_store *store, const struct object_upload *object);
+/* Takes note of a part that an earlier upload left. False: no memory. Parts that this upload cannot have are left out. */
+bool object_add_found(struct object_upload *object, uint64_t index, const struct object_part *part);
+/* Takes the part from those that were found, if it has the same bytes. False: the caller must send it. */
+bool object_take_found(struct object_upload *object, const struct object_range *range);
+/* Tells the caller of the upload how its objects can go on later. */
+void object_tell_began(struct store_upload *upload);
 
 /* The key of a temporary object for an upload whose service cannot hide it. NULL: no memory. */
 char *object_make_place(const struct store_upload *upload, const struct object_upload *object);

@@ -65,6 +65,8 @@ static void upload_free(struct store_upload *upload)
                 free(upload->objects[i].place);
                 free(upload->objects[i].upload_id);
                 free(upload->objects[i].parts);
+                free(upload->objects[i].found);
+                free(upload->objects[i].text);
         }
         free(upload);
 }
@@ -107,7 +109,8 @@ static enum nebula_status plan(struct object_store *store, const struct store_ob
                         break;
                 *object = (struct object_upload){ .key = strdup(objects[i].key), .data = objects[i].data, .size = objects[i].size,
                                                   .feed = objects[i].size ? objects[i].feed : NULL, .source = objects[i].source,
-                                                  .ret_written = objects[i].ret_written };
+                                                  .ret_written = objects[i].ret_written, .resume = objects[i].resume };
+                memcpy(object->id, upload->id, sizeof object->id);
                 upload->count = i + 1;
                 status = object->key ? NEBULA_OK : object_no_memory(store, error);
         }
@@ -213,7 +216,7 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
                 return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", sending->store->store.root, object->key);
         if (result)
                 return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
-        if (object_refer(sending->store, sending->upload, object, &range, stop))
+        if (object_take_found(object, &range) || object_refer(sending->store, sending->upload, object, &range, stop))
                 return NEBULA_OK;
         return sending->store->service->steps->send(sending->store, sending->upload, object, range.index, object->data + range.offset, range.size,
                                                     stop, error);
@@ -252,8 +255,9 @@ static void tell_written(const struct store_upload *upload)
 
                 if (!written)
                         continue;
-                snprintf(written->mark.text, sizeof written->mark.text, "%s", upload->id);
+                snprintf(written->mark.text, sizeof written->mark.text, "%s", upload->objects[i].id);
                 written->referred = atomic_load(&upload->objects[i].referred);
+                written->resumed = atomic_load(&upload->objects[i].resumed);
         }
 }
 
@@ -268,6 +272,8 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
         if (status)
                 return status;
         status = step_all(store, upload, steps->begin, error);
+        if (!status)
+                object_tell_began(upload);
         if (!status)
                 status = send_parts(store, upload, error);
         if (!status)
@@ -301,7 +307,7 @@ enum nebula_status object_publish(struct store *base, struct store_upload *uploa
 static enum nebula_status abort_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                      struct nebula_error *error)
 {
-        if (!object->is_over)
+        if (!object->is_over && !object->is_kept)
                 store->service->steps->abort(store, object);
         return NEBULA_OK;
 }

@@ -119,6 +119,7 @@ const struct store_ops store_s3 = {
         .upload = object_upload,
         .publish = object_publish,
         .abort = object_abort,
+        .forget = s3_resume_forget,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .list = object_list,

@@ -129,7 +129,7 @@ static enum nebula_status copy_parts(struct s3_store *s3, const char *source, co
         if (!status)
                 status = s3_complete(&s3->object, to, id, upload_id, condition, parts, count, NULL, error);
         if (status && upload_id)
-                s3_multipart_abort(&s3->object, to, upload_id);
+                s3_multipart_abort(&s3->object, to, upload_id, NULL);
         free(upload_id);
         free(parts);
         return status;

@@ -23,7 +23,7 @@ void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
         crypt_base64(bytes, sizeof bytes, ret_text);
 }
 
-static uint64_t crc64_of(const char *text)
+uint64_t s3_crc64_of(const char *text)
 {
         uint8_t bytes[8] = { 0 };
         uint64_t crc = 0;
@@ -75,7 +75,7 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
         object_param(&call, "partNumber", number);
         object_param(&call, "uploadId", upload_id);
         store->service->add_object(store, &call, sum);
-        ret_part->sum = has_sums(store) ? crc64_of(sum) : 0;
+        ret_part->sum = has_sums(store) ? s3_crc64_of(sum) : 0;
         ret_part->size = size;
         status = store->service->send(store, &call, &response, error);
         if (status)
@@ -107,14 +107,17 @@ char *s3_multipart_list(const struct object_part *parts, uint64_t count, size_t 
         return buf_take(&buf, ret_size);
 }
 
-void s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id)
+enum nebula_status s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id, struct nebula_error *error)
 {
         struct object_call call = { .method = "DELETE", .key = key };
         struct http_response response;
+        enum nebula_status status;
 
         object_param(&call, "uploadId", upload_id);
-        if (!store->service->send(store, &call, &response, NULL))
+        status = store->service->send(store, &call, &response, error);
+        if (!status)
                 http_response_done(&response);
+        return status;
 }
 
 /* The completion of an upload: one request, repeated while another write of the key is running. */
@@ -184,7 +187,7 @@ static enum nebula_status give_up(const struct completing *completing, struct ne
 {
         enum nebula_status status;
 
-        s3_multipart_abort(completing->store, completing->key, completing->upload_id);
+        s3_multipart_abort(completing->store, completing->key, completing->upload_id, NULL);
         status = look_whose(completing, error);
         if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && completing->condition == STORE_ALWAYS))
                 status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: another write of it does not end", completing->store->store.root,
@@ -215,10 +218,16 @@ enum nebula_status s3_complete(struct object_store *store, const char *key, cons
 static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                 struct nebula_error *error)
 {
+        enum nebula_status status;
+
+        (void)upload;
         object->parts = calloc(object->part_count, sizeof *object->parts);
         if (!object->parts)
                 return object_no_memory(store, error);
-        return s3_multipart_begin(store, object->key, upload->id, &object->upload_id, error);
+        status = s3_resume_find(store, object, error);
+        if (!status && !object->upload_id)
+                status = s3_multipart_begin(store, object->key, object->id, &object->upload_id, error);
+        return status ? status : s3_resume_describe(store, object, error);
 }
 
 static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
@@ -241,14 +250,15 @@ static enum nebula_status publish(struct object_store *store, const struct store
 {
         uint64_t sum = has_sums(store) ? whole_sum(object) : 0;
 
-        return s3_complete(store, object->key, upload->id, object->upload_id, STORE_IF_ABSENT, object->parts, object->part_count,
+        (void)upload;
+        return s3_complete(store, object->key, object->id, object->upload_id, STORE_IF_ABSENT, object->parts, object->part_count,
                            has_sums(store) ? &sum : NULL, error);
 }
 
 static void abort_upload(struct object_store *store, const struct object_upload *object)
 {
         if (object->upload_id)
-                s3_multipart_abort(store, object->key, object->upload_id);
+                s3_multipart_abort(store, object->key, object->upload_id, NULL);
 }
 
-const struct object_steps s3_steps = { .begin = begin, .send = send_part, .refer = s3_refer, .publish = publish, .abort = abort_upload };
+const struct object_steps s3_steps = { .begin = begin, .can_resume = true, .send = send_part, .refer = s3_refer, .publish = publish, .abort = abort_upload };

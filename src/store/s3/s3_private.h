@@ -11,6 +11,7 @@
  *      s3_fail.c        messages about its failure
  *      s3_copy.c        copies inside the store
  *      s3_multipart.c   multipart uploads
+ *      s3_resume.c      an upload that goes on with the parts of an interrupted one
  *      s3_sweep.c       uploads that an agent left which died
  */
 #ifndef NB_STORE_S3_S3_PRIVATE_H
@@ -99,12 +100,21 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
                                      uint64_t size, struct object_part *ret_part, const atomic_bool *stop, struct nebula_error *error);
 /* The list of the parts for the completion. NULL: no memory. */
 char *s3_multipart_list(const struct object_part *parts, uint64_t count, size_t *ret_size);
-void s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id);
+/* NEBULA_OK: the server answered. */
+enum nebula_status s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id, struct nebula_error *error);
 extern const struct object_steps s3_steps;
 /* Completes the upload, with the sum of all bytes if the store takes one. STORE_ALWAYS or STORE_IF_ABSENT. */
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error);
 void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);
+uint64_t s3_crc64_of(const char *text);
+
+/* s3_resume.c. Finds the upload with which this one goes on, and its parts: sets upload_id and id. If the service does not have it any more, or
+ * does not list it, the upload begins anew. */
+enum nebula_status s3_resume_find(struct object_store *store, struct object_upload *object, struct nebula_error *error);
+/* Sets the object's text, once it has an upload_id. */
+enum nebula_status s3_resume_describe(struct object_store *store, struct object_upload *object, struct nebula_error *error);
+enum nebula_status s3_resume_forget(struct store *store, const char *key, const char *text, struct nebula_error *error);
 
 /* s3_sweep.c: an operation */
 enum nebula_status s3_sweep(struct store *store, store_sweep_limit *limit, void *argument, size_t *ret_count, struct nebula_error *error);

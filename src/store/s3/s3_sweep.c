@@ -251,7 +251,7 @@ static enum nebula_status sweep_group(struct object_store *store, const struct u
         for (size_t i = 0; i < count && !status; i++) {
                 if (list[i].limit_ns == INT64_MIN)
                         continue;
-                s3_multipart_abort(store, list[i].key, list[i].id);
+                s3_multipart_abort(store, list[i].key, list[i].id, NULL);
                 ++*ended;
         }
         return status;

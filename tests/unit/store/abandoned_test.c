@@ -53,7 +53,7 @@ static int64_t always(void *argument, const char *key)
 
 static void end(struct begun begun)
 {
-        s3_multipart_abort((struct object_store *)store, begun.key, begun.id);
+        s3_multipart_abort((struct object_store *)store, begun.key, begun.id, NULL);
         free(begun.id);
 }
 
@@ -81,6 +81,24 @@ static void sweeps(void)
 }
 EACH(abandoned_uploads_end_and_others_go_on, sweeps)
 
+static bool goes_on(void *argument, const char *key)
+{
+        return !strcmp(key, argument);
+}
+
+static void resumed(void)
+{
+        struct begun ours = begin("t/.nebula/" WRITING "/m.pt", 1), other = begin("t/.nebula/" WRITING "/n.pt", 1);
+        char key[] = "t/.nebula/" WRITING "/m.pt";
+        size_t removed = 99;
+
+        CHECK(manifest_sweep_but(store, ANY_AGE, goes_on, key, &removed, &error) == NEBULA_OK && removed == 1);
+        CHECK(is_open(ours) && !is_open(other));
+        end(ours);
+        free(other.id);
+}
+EACH(an_upload_with_which_the_caller_goes_on_stays, resumed)
+
 /* Below another prefix. */
 static void neighbours(void)
 {
@@ -103,4 +121,5 @@ static void neighbours(void)
 }
 EACH(uploads_of_another_storage_path_go_on, neighbours)
 
-TAP_MAIN(TEST(abandoned_uploads_end_and_others_go_on), TEST(uploads_of_another_storage_path_go_on))
+TAP_MAIN(TEST(abandoned_uploads_end_and_others_go_on), TEST(an_upload_with_which_the_caller_goes_on_stays),
+         TEST(uploads_of_another_storage_path_go_on))

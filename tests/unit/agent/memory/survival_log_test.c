@@ -90,6 +90,37 @@ static void a_note_that_was_cut_off_gives_the_last_whole_state(void)
         os_remove_tree(root);
 }
 
+static void uploads_that_were_begun_are_known_to_the_next_agent(void)
+{
+        const char *key = "t/m.pt", *text = "0123456789abcdef upload";
+        struct bench bench, after;
+        struct nebula_error error;
+        struct version *version;
+        char path[200], *note = NULL;
+        size_t size, ends[32], count;
+
+        free(make_note(&bench, &size, ends, &count));
+        version = bench.job->versions;
+        version->persist.unfinished.attempt = 7;
+        REQUIRE(unfinished_set(&version->persist.unfinished, key, "earlier") && unfinished_set(&version->persist.unfinished, key, text));
+        note_again(&bench, version);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        REQUIRE(os_read_file(path, 1 << 20, &note, &size) >= 0);
+        bench_init(&after, NULL, "");
+        strcpy(after.catalogue.memory.directory, memory);
+        memory_stop_removing(&after.catalogue.memory, false);
+        REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
+        version = after.job->versions;
+        CHECK(version->persist.unfinished.count == 1 && version->persist.unfinished.attempt == 7);
+        CHECK(!strcmp(unfinished_find(&version->persist.unfinished, key), text) && !unfinished_find(&version->persist.unfinished, "t/n.pt"));
+        version_forget_memory(&after.catalogue, version); /* the worker ends its uploads */
+        CHECK(!version->persist.unfinished.count && after.job->storage.ended.count == 1);
+        bench_done(&after, false);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
 static void a_byte_that_flipped_is_seen(void)
 {
         struct bench bench;
@@ -474,6 +505,7 @@ static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
 }
 
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
+         TEST(uploads_that_were_begun_are_known_to_the_next_agent),
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
          TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),

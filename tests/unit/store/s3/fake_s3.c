@@ -222,6 +222,39 @@ static void put_part(struct fake_s3 *fake, const struct server_call *call, const
         }
 }
 
+/* Two parts on a page. */
+static void list_parts(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_upload *upload = find_upload(fake, call, path);
+        const char *marker = strstr(call->target, "part-number-marker=");
+        int number = marker ? atoi(marker + 19) : 0, last = number + 2;
+        size_t used;
+
+        if (!upload) {
+                refuse(answer, 404, "NoSuchUpload");
+                return;
+        }
+        answer->status = 200;
+        used = (size_t)snprintf(answer->text, sizeof answer->text, "<ListPartsResult><IsTruncated>%s</IsTruncated><NextPartNumberMarker>%d</NextPartNumberMarker>",
+                                last < FAKE_PARTS ? "true" : "false", last);
+        for (; number < last; number++) {
+                const struct fake_part *part = &upload->parts[number];
+                uint64_t sum = sum_crc64(0, part->data, part->size);
+                uint8_t bytes[8];
+                char text[16];
+
+                if (!part->data)
+                        continue;
+                for (size_t i = 0; i < sizeof bytes; i++)
+                        bytes[i] = (uint8_t)(sum >> (56 - 8 * i));
+                crypt_base64(bytes, sizeof bytes, text);
+                used += (size_t)snprintf(answer->text + used, sizeof answer->text - used, "<Part><PartNumber>%d</PartNumber><ETag>&quot;p%d&quot;</ETag>"
+                                         "<Size>%zu</Size>%s%s%s</Part>", number + 1, number + 1, part->size, fake->lists_no_sums ? "" : "<ChecksumCRC64NVME>",
+                                         fake->lists_no_sums ? "" : text, fake->lists_no_sums ? "" : "</ChecksumCRC64NVME>");
+        }
+        snprintf(answer->text + used, sizeof answer->text - used, "</ListPartsResult>");
+}
+
 static void complete_now(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
 {
         struct fake_upload *upload = find_upload(fake, call, path);
@@ -295,6 +328,10 @@ static void get(struct fake_s3 *fake, const struct server_call *call, const char
         char range[64];
         size_t first = 0, last, used;
 
+        if (strstr(call->target, "uploadId=")) {
+                list_parts(fake, call, path, answer);
+                return;
+        }
         if (!object) {
                 refuse(answer, 404, "NoSuchKey");
                 return;

@@ -33,6 +33,7 @@ struct fake_s3 {
         struct fake_upload uploads[FAKE_UPLOADS];
         unsigned etags, uploads_begun;
         bool refuses_conditional_removal; /* 501 */
+        bool lists_no_sums;               /* of parts */
         char error_in_200[64];            /* "": none; else the code that the next completion has in a body of 200; "cut": the body ends early */
         unsigned conflicts;               /* so many completions are refused because another is running, which succeeds with the last of them */
         char access[64];                  /* "": every key is taken; else 400 ExpiredToken for others */

@@ -633,6 +633,43 @@ static void a_part_of_an_upload_that_was_ended_can_be_tried_again_later(void)
         end();
 }
 
+static char told[STORE_RESUME_MAX];
+
+static void tell(void *argument, const char *key, const char *text, bool is_last)
+{
+        snprintf(told, sizeof told, "%s", text);
+}
+
+/* Uploads six parts, and goes on with the upload; the list of its parts has three pages. */
+static void interrupted_upload(bool lists_no_sums)
+{
+        struct store_resume first = { NULL, tell, NULL }, later = { told, tell, NULL };
+        struct store_written written;
+        char *data = calloc(6, PIECE);
+        struct store_object object = { .key = "m.pt", .data = data, .size = 6 * PIECE, .ret_written = &written, .resume = &first };
+        struct store_upload *upload;
+
+        begin(NULL, NULL);
+        fake.lists_no_sums = lists_no_sums;
+        REQUIRE(data && store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && fake.body_bytes == 6 * PIECE);
+        store->ops->abort(store, upload);
+        CHECK(fake_uploads_open(&fake) == 1 && strstr(told, " up-1"));
+        data[3 * PIECE] = data[5 * PIECE + 1] = 1;
+        object.resume = &later;
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(written.resumed == (lists_no_sums ? 0 : 4 * PIECE) && fake.body_bytes == 12 * PIECE - written.resumed);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake.uploads_begun == 1 && !fake_uploads_open(&fake));
+        CHECK(!memcmp(fake_find(&fake, "/data/run/m.pt")->data, data, object.size)); /* the server has compared its CRC-64 */
+        end();
+        free(data);
+}
+
+static void parts_are_known_by_their_sums_and_no_other_counts(void)
+{
+        interrupted_upload(false);
+        interrupted_upload(true); /* nor has it an MD5 */
+}
+
 /* Lends keys with the next number each time, and remembers the requests. */
 struct lender {
         char heads[8][2048], body[4096];
@@ -858,5 +895,5 @@ TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whos
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(other_bytes_of_a_source_are_found_by_the_sum_of_the_whole), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
-         TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
+         TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))

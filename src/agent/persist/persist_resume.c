@@ -1,0 +1,53 @@
+/* An attempt goes on with the uploads of one that was interrupted: the agent was killed, or storage failed. Both have the same keys, since they
+ * have the name of one try. They may share it because the first one has not written its record: nothing that it made can be seen, and no
+ * request is under way that would make it visible. */
+#include "agent/memory/survival_log.h"
+#include "agent/persist/persist_private.h"
+#include "os/os.h"
+
+uint32_t persist_choose_try(const struct version *version)
+{
+        uint32_t attempt = version->persist.unfinished.attempt;
+
+        if (!version->persist.unfinished.count)
+                os->random(&attempt, sizeof attempt);
+        return attempt;
+}
+
+/* The next agent learns of the upload before its first part is sent. */
+static void tell_began(void *argument, const char *key, const char *text, bool is_last)
+{
+        const struct persist_began *began = argument;
+        struct version *version = began->version;
+
+        catalogue_lock(began->catalogue);
+        version->persist.unfinished.attempt = began->plan->attempt;
+        unfinished_set(&version->persist.unfinished, key, text);
+        if (is_last && version->survival.is_logged)
+                survival_log_write(began->catalogue, version);
+        catalogue_unlock(began->catalogue);
+}
+
+void persist_set_resume(struct persist_began *began, struct plan_file *file, const char *key)
+{
+        file->resume = (struct store_resume){ unfinished_find(&began->version->persist.unfinished, key), tell_began, began };
+}
+
+void persist_end_try(struct catalogue *catalogue, struct version *version, struct plan *plan)
+{
+        bool is_any;
+
+        catalogue_lock(catalogue);
+        is_any = version->persist.unfinished.count;
+        unfinished_move(&version->persist.unfinished, &plan->unfinished);
+        if (is_any && version->survival.is_logged)
+                survival_log_write(catalogue, version);
+        catalogue_unlock(catalogue);
+}
+
+void persist_forget(struct store *store, const struct unfinished *list, bool only_unused)
+{
+        for (size_t i = 0; i < list->count && store->ops->forget; i++)
+                if (!(only_unused && list->uploads[i].is_used) && store->ops->forget(store, list->uploads[i].key, list->uploads[i].text, NULL))
+                        return;
+}

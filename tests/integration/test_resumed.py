@@ -1,0 +1,59 @@
+"""An agent is killed in the middle of an upload: the next one does not send again what the server has. Bytes are counted on the way."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from test_object_stores import run_beside
+
+MIB = 96  # 12 parts; the driver has 8 under way at first
+
+# Runs beside the emulator, which the environment describes.
+JOB = """
+import json, signal, subprocess
+import torch
+import nebulaml as nm
+import test_resumed as resumed
+import test_unchanged as unchanged
+test.prepare(sys.argv[2])
+PATH, MIB = test.STORES[sys.argv[2]].path, resumed.MIB << 20
+counter = unchanged.Counter()
+def nebula(*words):
+    return subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words], capture_output=True, text=True, timeout=120)
+nm.init(PATH, 0, 4, on_error="raise")
+state = {"w": torch.arange(MIB >> 2, dtype=torch.int32), "step": 1}
+with nm.Checkpoint("global_step1") as checkpoint:
+    checkpoint.save("model.pt", state)
+resumed.until(lambda: counter.parts > 2)
+pid = json.loads(nebula("status", "--json").stdout)["agent"]["pid"]
+os.kill(pid, signal.SIGKILL)
+resumed.until(lambda: not os.path.exists(f"/proc/{pid}"))
+before = counter.sent
+os.environ.pop("NEBULA_STORE_MBPS")
+nm.get_checkpoint("global_step1")  # starts an agent, which takes over
+checkpoint.wait("durable", 120)
+print("sent", counter.sent - before)
+found = nebula("verify", "global_step1", "--path", PATH)
+print(found.stdout, found.stderr)
+assert found.returncode == 0
+test.lose_memory()
+loaded = nm.get_checkpoint("global_step1").load("model.pt")
+assert torch.equal(loaded["w"], state["w"])
+"""
+
+
+def until(happens) -> None:
+    end = time.monotonic() + 120
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["azure", "s3"])
+def test_an_agent_that_is_killed_in_an_upload_sends_no_part_twice(name, tmp_path):
+    said = run_beside(name, tmp_path, JOB, NEBULA_STORE_MBPS="60")
+    sent = int(re.search(r"sent (\d+)", said)[1])
+    assert sent < (MIB - 8) << 20, said
+    assert "no damage" in said
