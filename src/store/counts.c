@@ -93,6 +93,18 @@ static enum nebula_status read_bulk(struct store *store, const char *key, void *
                      kind->driver->read_bulk(store, key, data, size, chunk_bytes, check, argument, error));
 }
 
+static enum nebula_status read_chunks(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t range_count,
+                                      uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error)
+{
+        struct kind *kind = kind_of(store);
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < range_count; i++)
+                size += ranges[i].size;
+        return count(kind, STORE_OP_READ, &kind->read_bytes, size,
+                     kind->driver->read_chunks(store, key, data, ranges, range_count, chunk_bytes, check, argument, error));
+}
+
 static enum nebula_status open_read(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
                                     struct nebula_error *error)
 {
@@ -148,6 +160,7 @@ static struct store_ops counting(const struct store_ops *driver)
         ops.publish = driver->publish ? publish : NULL;
         ops.read = driver->read ? read_some : NULL;
         ops.read_bulk = driver->read_bulk ? read_bulk : NULL;
+        ops.read_chunks = driver->read_chunks ? read_chunks : NULL;
         ops.open_read = driver->open_read ? open_read : NULL;
         ops.list = driver->list ? list : NULL;
         ops.stat = driver->stat ? stat_one : NULL;

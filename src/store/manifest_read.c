@@ -47,8 +47,8 @@ enum nebula_status manifest_check_file(struct store *store, const struct manifes
         return status ? status : check_size(store, key, file->size, error);
 }
 
-static enum nebula_status find_bytes(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
-                                     char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error)
+enum nebula_status manifest_locate_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                        char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
         const struct manifest_file *file = manifest_find_file(manifest, recorded->name);
         enum nebula_status status = manifest_file_key(manifest, file, ret_key, error);
@@ -61,18 +61,26 @@ enum nebula_status manifest_read_file(struct store *store, const struct manifest
 {
         char key[MANIFEST_KEY_MAX];
         struct read_argument read = { .file = recorded, .root = store->root, .key = key };
-        enum nebula_status status = find_bytes(store, manifest, recorded, key, error);
+        enum nebula_status status = manifest_locate_file(store, manifest, recorded, key, error);
 
         if (status || !recorded->size)
                 return status;
         return store->ops->read_bulk(store, key, data, recorded->size, recorded->chunk_bytes, check_chunk, &read, error);
 }
 
+enum nebula_status manifest_read_chunks(struct store *store, const char *key, const struct record_file *recorded, void *data,
+                                        const struct store_range *ranges, size_t count, struct nebula_error *error)
+{
+        struct read_argument read = { .file = recorded, .root = store->root, .key = key };
+
+        return store->ops->read_chunks(store, key, data, ranges, count, recorded->chunk_bytes, check_chunk, &read, error);
+}
+
 enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
                                       bool is_shared, int *ret_fd, bool *ret_direct, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = find_bytes(store, manifest, recorded, key, error);
+        enum nebula_status status = manifest_locate_file(store, manifest, recorded, key, error);
 
         return status ? status : store->ops->open_read(store, key, is_shared, ret_fd, ret_direct, error);
 }

@@ -27,6 +27,9 @@
  *      read      reads exactly the requested bytes, or fails.
  *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Worker threads pass each arrived chunk to `check` while others
  *                are read, with its CRC-64 if the driver has computed it. The driver does not write again to a chunk that `check` accepted.
+ *      read_chunks reads the chunks of some ranges as read_bulk reads all. `data` is the address of the object's first byte. The ranges are
+ *                sorted and do not overlap. Each begins at a multiple of chunk_bytes, and ends at one or at the end of the object. NULL: the
+ *                store lends descriptors.
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: reads need whole pages (O_DIRECT).
  *                is_shared: several processes read it, so its bytes stay in the page cache and *ret_direct is false.
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
@@ -176,6 +179,10 @@ struct store_object {
         const struct store_resume *resume; /* NULL: the upload cannot go on later */
 };
 
+struct store_range {
+        uint64_t offset, size;
+};
+
 /* Checks one chunk; a failure stops the read and is its result. May run on several threads. `crc64`: the sum of the bytes as they
  * arrived; NULL: the driver did not compute it (store_chunk_sum). */
 typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size, const uint64_t *crc64,
@@ -209,6 +216,8 @@ struct store_ops {
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);
+        enum nebula_status (*read_chunks)(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t count,
+                                          uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error);
         enum nebula_status (*open_read)(struct store *store, const char *key, bool is_shared, int *ret_fd, bool *ret_direct,
                                         struct nebula_error *error);
         enum nebula_status (*list)(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,

@@ -184,6 +184,22 @@ static enum nebula_status mem_read_bulk(struct store *store, const char *key, vo
         return status;
 }
 
+static enum nebula_status mem_read_chunks(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t count,
+                                          uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < count && !status; i++) {
+                uint64_t end = ranges[i].offset + ranges[i].size;
+
+                status = mem_read(store, key, (char *)data + ranges[i].offset, ranges[i].offset, ranges[i].size, error);
+                for (uint64_t offset = ranges[i].offset; offset < end && !status && check; offset += chunk_bytes)
+                        status = check(argument, (char *)data + offset, offset, end - offset < chunk_bytes ? end - offset : chunk_bytes, NULL,
+                                       error);
+        }
+        return status;
+}
+
 static enum nebula_status mem_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
 {
         struct mem_volume *volume = mem_volume_of(store);
@@ -275,6 +291,7 @@ const struct store_ops store_mem = {
         .abort = mem_abort,
         .read = mem_read,
         .read_bulk = mem_read_bulk,
+        .read_chunks = mem_read_chunks,
         .list = mem_list,
         .stat = mem_stat,
         .remove = mem_remove,

@@ -176,6 +176,7 @@ const struct store_ops store_adls = {
         .abort = object_abort,
         .read = object_read,
         .read_bulk = object_read_bulk,
+        .read_chunks = object_read_chunks,
         .list = adls_list,
         .stat = object_stat,
         .remove = adls_remove,

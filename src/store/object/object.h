@@ -313,6 +313,8 @@ enum nebula_status object_read_range(struct object_store *store, const struct ob
 /* object_bulk.c */
 enum nebula_status object_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
                                     void *argument, struct nebula_error *error);
+enum nebula_status object_read_chunks(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t count,
+                                      uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error);
 
 /* object_parts.c */
 struct object_part {

@@ -1,5 +1,5 @@
 /*
- * Reads a large object in pieces, several at once. All pieces are of one content: the stamp of the first is the condition of the others.
+ * Reads a large object, or ranges of it, in pieces, several at once. All pieces are of one content: the stamp of the first is the condition of the others.
  *
  * When all pieces are taken, one thread watches those that are still running. If a piece takes twice as long as 95 of 100 pieces took, the
  * thread requests it a second time (a hedge), into memory of its own. The first answer counts:
@@ -38,7 +38,9 @@ struct reading {
         struct object_store *store;
         const char *key;
         char *data;
-        uint64_t size, piece_bytes;
+        const struct store_range *places; /* of all pieces */
+        size_t place_count;
+        uint64_t piece_bytes; /* of the largest */
         uint32_t chunk_bytes;
         store_check *check;
         void *argument;
@@ -48,13 +50,6 @@ struct reading {
         struct piece *pieces; /* lanes_run's */
         atomic_size_t done;
 };
-
-static uint64_t piece_size(const struct reading *reading, size_t index)
-{
-        uint64_t left = reading->size - index * reading->piece_bytes;
-
-        return left < reading->piece_bytes ? left : reading->piece_bytes;
-}
 
 /* NULL: no memory. */
 static uint64_t *make_sums(const struct reading *reading, uint64_t size, struct nebula_error *error)
@@ -86,9 +81,9 @@ static enum nebula_status check_chunks(const struct reading *reading, uint64_t o
 /* The range behind `done`. */
 static struct object_reading range_of(const struct reading *reading, size_t index, uint64_t done, uint64_t *sums, const atomic_bool *stop)
 {
-        uint64_t offset = index * reading->piece_bytes + done;
+        uint64_t offset = reading->places[index].offset + done;
 
-        return (struct object_reading){ .key = reading->key, .data = reading->data + offset, .offset = offset, .size = piece_size(reading, index) - done,
+        return (struct object_reading){ .key = reading->key, .data = reading->data + offset, .offset = offset, .size = reading->places[index].size - done,
                                       .sums = reading->check ? sums : NULL, .chunk_bytes = reading->chunk_bytes, .stop = stop };
 }
 
@@ -96,7 +91,7 @@ static struct object_reading range_of(const struct reading *reading, size_t inde
  * an upload of the same memory may be sending them. */
 static enum nebula_status check_piece(struct reading *reading, size_t index, uint64_t *sums, const atomic_bool *stop, struct nebula_error *error)
 {
-        uint64_t offset = index * reading->piece_bytes, size = piece_size(reading, index), done = 0;
+        uint64_t offset = reading->places[index].offset, size = reading->places[index].size, done = 0;
         struct store_stamp stamp = reading->stamp;
         struct object_reading range;
         enum nebula_status status = check_chunks(reading, offset, size, sums, &done, error);
@@ -110,7 +105,7 @@ static enum nebula_status check_piece(struct reading *reading, size_t index, uin
 
 static enum nebula_status read_first(struct reading *reading, struct nebula_error *error)
 {
-        uint64_t *sums = make_sums(reading, piece_size(reading, 0), error);
+        uint64_t *sums = make_sums(reading, reading->places[0].size, error);
         struct object_reading range = range_of(reading, 0, 0, sums, NULL);
         enum nebula_status status = sums ? object_read_range(reading->store, &range, &reading->stamp, error) : NEBULA_NO_MEMORY;
 
@@ -132,7 +127,7 @@ static enum nebula_status read_piece(struct reading *reading, size_t turn, const
         size_t index = turn + reading->first;
         struct piece *piece = &reading->pieces[turn];
         struct store_stamp stamp = reading->stamp;
-        uint64_t *sums = make_sums(reading, piece_size(reading, index), error);
+        uint64_t *sums = make_sums(reading, reading->places[index].size, error);
         struct object_reading range = range_of(reading, index, 0, sums, stop);
         enum nebula_status status = NEBULA_NO_MEMORY;
 
@@ -201,7 +196,7 @@ static struct piece *slowest(const struct reading *reading, int64_t after_ns)
 static enum nebula_status hedge(struct reading *reading, struct piece *piece, char *room, const atomic_bool *stop, struct nebula_error *error)
 {
         size_t index = (size_t)(piece - reading->pieces) + reading->first;
-        uint64_t *sums = make_sums(reading, piece_size(reading, index), NULL);
+        uint64_t *sums = make_sums(reading, reading->places[index].size, NULL);
         struct object_reading range = range_of(reading, index, 0, sums, stop);
         struct store_stamp stamp = reading->stamp;
         char *to = range.data;
@@ -260,7 +255,7 @@ static enum nebula_status read_others(struct reading *reading, struct nebula_err
         enum nebula_status status;
 
         reading->first = 1;
-        reading->count = (size_t)((reading->size - 1) / reading->piece_bytes);
+        reading->count = reading->place_count - 1;
         reading->pieces = calloc(reading->count + 1, sizeof *reading->pieces);
         if (!reading->pieces)
                 return object_no_memory(reading->store, error);
@@ -270,23 +265,55 @@ static enum nebula_status read_others(struct reading *reading, struct nebula_err
         return status;
 }
 
-enum nebula_status object_read_bulk(struct store *base, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
-                                   void *argument, struct nebula_error *error)
+/* Cuts the ranges into pieces. NULL: no memory. */
+static struct store_range *make_places(const struct store_range *ranges, size_t count, uint64_t piece_bytes, size_t *ret_count)
+{
+        struct store_range *places;
+        size_t most = 0, used = 0;
+
+        for (size_t i = 0; i < count; i++)
+                most += (size_t)((ranges[i].size + piece_bytes - 1) / piece_bytes);
+        places = calloc(most + 1, sizeof *places); /* + 1: calloc of 0 items may return NULL */
+        for (size_t i = 0; places && i < count; i++)
+                for (uint64_t done = 0; done < ranges[i].size; done += places[used++].size) {
+                        uint64_t left = ranges[i].size - done;
+
+                        places[used] = (struct store_range){ ranges[i].offset + done, left < piece_bytes ? left : piece_bytes };
+                }
+        *ret_count = used;
+        return places;
+}
+
+enum nebula_status object_read_chunks(struct store *base, const char *key, void *data, const struct store_range *ranges, size_t count,
+                                      uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error)
 {
         struct object_store *store = (struct object_store *)base;
-        struct reading reading = { .store = store, .key = key, .data = data, .size = size, .chunk_bytes = chunk_bytes, .check = check, .argument = argument };
+        struct reading reading = { .store = store, .key = key, .data = data, .chunk_bytes = chunk_bytes, .check = check, .argument = argument };
         uint64_t most = store->service->limits->read_bytes;
         enum nebula_status status = object_check_key(store, key, error);
+        struct store_range *places;
 
         if (!status && !chunk_bytes)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", base->root, key);
         if (status)
                 return status;
-        if (!size)
-                return object_read(base, key, data, 0, 0, error);
         reading.piece_bytes = chunk_bytes >= most ? chunk_bytes : most / chunk_bytes * chunk_bytes;
-        status = read_first(&reading, error);
-        if (!status && size > reading.piece_bytes)
+        reading.places = places = make_places(ranges, count, reading.piece_bytes, &reading.place_count);
+        if (!places)
+                return object_no_memory(store, error);
+        if (reading.place_count)
+                status = read_first(&reading, error);
+        if (!status && reading.place_count > 1)
                 status = read_others(&reading, error);
+        free(places);
         return status;
+}
+
+enum nebula_status object_read_bulk(struct store *base, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
+                                   void *argument, struct nebula_error *error)
+{
+        const struct store_range all = { 0, size };
+        enum nebula_status status = object_read_chunks(base, key, data, &all, 1, chunk_bytes, check, argument, error);
+
+        return status || size ? status : object_read(base, key, data, 0, 0, error);
 }

@@ -122,6 +122,7 @@ const struct store_ops store_s3 = {
         .forget = s3_resume_forget,
         .read = object_read,
         .read_bulk = object_read_bulk,
+        .read_chunks = object_read_chunks,
         .list = object_list,
         .stat = object_stat,
         .remove = object_remove,

@@ -202,6 +202,35 @@ static void large(void)
 }
 EACH(a_large_object_is_read_and_checked_chunk_by_chunk, large)
 
+static void some_chunks(void)
+{
+        const struct store_range ranges[] = { { 1u << 20, 2u << 20 }, { BIG_BYTES / (1u << 20) * (1u << 20), BIG_BYTES % (1u << 20) } };
+        const uint64_t size = ranges[0].size + ranges[1].size;
+        unsigned char *data = make_big(8), *back = calloc(1, BIG_BYTES);
+        struct store_object object = { "t/big", data, BIG_BYTES, NULL };
+        struct seen seen = { data, 0, UINT64_MAX };
+        size_t wrong = 0;
+
+        CHECK(store->ops->read_chunks || (features & STORE_LENDS_FD));
+        upload_and_publish(&object, 1, NEBULA_OK);
+        if (store->ops->read_chunks) {
+                CHECK(store->ops->read_chunks(store, "t/big", back, ranges, 2, 1u << 20, check_chunk, &seen, &error) == NEBULA_OK && seen.bytes == size);
+                for (size_t i = 0; i < BIG_BYTES; i++) {
+                        bool is_asked = (i >= ranges[0].offset && i < ranges[0].offset + ranges[0].size) || i >= ranges[1].offset;
+
+                        wrong += back[i] != (is_asked ? data[i] : 0);
+                }
+                CHECK(!wrong);
+                seen = (struct seen){ data, 0, ranges[1].offset };
+                CHECK(store->ops->read_chunks(store, "t/big", back, ranges, 2, 1u << 20, check_chunk, &seen, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->read_chunks(store, "t/none", back, ranges, 2, 1u << 20, NULL, NULL, &error) == NEBULA_NOT_FOUND);
+                CHECK(store->ops->read_chunks(store, "t/big", back, ranges, 0, 1u << 20, NULL, NULL, &error) == NEBULA_OK);
+        }
+        free(data);
+        free(back);
+}
+EACH(chunks_of_a_large_object_are_read_and_no_others, some_chunks)
+
 static void unseen(void)
 {
         struct store_object objects[] = { { "t/x", "new", 3, NULL }, { "t/y", "new", 3, NULL } };
@@ -440,6 +469,7 @@ TAP_MAIN(TEST(what_is_put_is_read_with_its_stamp), TEST(an_object_above_the_limi
          TEST(a_put_replaces_the_one_that_was_seen), TEST(an_absent_object_is_not_found_and_its_removal_fine),
          TEST(a_text_that_keys_begin_with_is_no_object), TEST(no_key_leads_out_of_the_store),
          TEST(a_large_object_is_read_and_checked_chunk_by_chunk), TEST(an_upload_is_unseen_until_it_is_published),
+         TEST(chunks_of_a_large_object_are_read_and_no_others),
          TEST(what_is_published_replaces_nothing), TEST(an_upload_takes_bytes_while_they_are_made), TEST(what_is_the_same_in_a_source_is_not_sent_again),
          TEST(bytes_come_from_the_very_object_that_is_meant_or_are_sent), TEST(a_removal_takes_only_what_was_seen),
          TEST(a_copy_is_an_object_of_its_own), TEST(two_stores_of_one_url_see_the_same_objects), TEST(an_object_has_the_time_of_the_stores_clock),
