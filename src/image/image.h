@@ -65,6 +65,11 @@ struct zip_entry {
 };
 enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
                             struct nebula_error *error);
+/* zip_read for a file of which only the directory is there: finds the places of the records without their headers. It works for files that
+ * zip_layout_init has laid out: header_crc32 and header_crc_offset are 0. NEBULA_INVALID: another writer has made the file, so zip_read must
+ * read its headers. */
+enum nebula_status zip_read_directory(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
+                                      struct nebula_error *error);
 /* For a file that is not complete yet. zip_find_directory finds the start of the directory in the last
  * ZIP_TAIL_BYTES. zip_find_headers finds the header of each record in the directory. Neither compares offsets with
  * the file's size. The caller frees the offsets. */

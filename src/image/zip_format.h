@@ -25,6 +25,7 @@
 #define ZIP_EXTRA_ZIP64 0x0001u
 #define ZIP_EXTRA_PADDING 0x4246u /* "FB", the padding's id in files of torch.save */
 #define ZIP_EXTRA_HEAD_BYTES 4u   /* id and size */
+#define ZIP_LOCAL_ZIP64_BYTES (ZIP_EXTRA_HEAD_BYTES + 16u)
 
 /* A field with this value has its real value in the zip64 extra field or the zip64 end. */
 #define ZIP_IN_ZIP64_32 UINT32_MAX

@@ -20,7 +20,6 @@
 #define VERSION_ZIP64 45u
 #define DOS_DATE 0x0021u /* 1980-01-01, the earliest date: equal values give equal bytes */
 #define AHEAD_COUNT 16u /* records whose headers are prefetched */
-#define LOCAL_ZIP64_BYTES (ZIP_EXTRA_HEAD_BYTES + 16u)
 
 enum { RECORD_PICKLE, RECORD_BYTEORDER, RECORD_VERSION, RECORD_STORAGES };
 
@@ -99,7 +98,7 @@ static bool place(struct zip_record *record, size_t index, uint64_t size, uint64
         record->size = size;
         payload = *offset + ZIP_LOCAL_BYTES + record_name_size(index) + ZIP_EXTRA_HEAD_BYTES;
         if (size_needs_zip64(record))
-                payload += LOCAL_ZIP64_BYTES;
+                payload += ZIP_LOCAL_ZIP64_BYTES;
         record->payload_offset = (payload + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
         if (size > INT64_MAX / 4 || record->payload_offset > INT64_MAX / 4) /* so that no later sum overflows */
                 return false;
@@ -192,7 +191,7 @@ static void write_local(const struct zip_record *record, const char *name, size_
         at += name_size;
         if (size_needs_zip64(record)) {
                 at = zip_put16(at, ZIP_EXTRA_ZIP64);
-                at = zip_put16(at, LOCAL_ZIP64_BYTES - ZIP_EXTRA_HEAD_BYTES);
+                at = zip_put16(at, ZIP_LOCAL_ZIP64_BYTES - ZIP_EXTRA_HEAD_BYTES);
                 at = zip_put64(at, record->size);
                 at = zip_put64(at, record->size);
         }

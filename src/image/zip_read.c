@@ -226,28 +226,61 @@ enum nebula_status zip_find_headers(const void *data, uint64_t size, uint64_t **
         return NEBULA_OK;
 }
 
-enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
-                            struct nebula_error *error)
+/* The place of a record that zip_layout_init has put there: its payload is aligned, and ends where the next record begins. */
+static enum nebula_status place_record(struct zip_entry *entry, uint64_t end, struct nebula_error *error)
+{
+        uint64_t payload = entry->header_offset + ZIP_LOCAL_BYTES + strlen(entry->name) + ZIP_EXTRA_HEAD_BYTES;
+
+        if (entry->size >= ZIP_IN_ZIP64_32)
+                payload += ZIP_LOCAL_ZIP64_BYTES;
+        payload = (payload + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
+        if (entry->header_offset > end || entry->has_descriptor || payload > end || entry->size != end - payload)
+                return error_set(error, NEBULA_INVALID, 0, "the place of record \"%s\" does not follow from the directory", entry->name);
+        entry->payload_offset = payload;
+        return NEBULA_OK;
+}
+
+static enum nebula_status place_records(const struct archive *archive, struct zip_entry *entries, struct nebula_error *error)
+{
+        size_t count = (size_t)archive->count;
+        enum nebula_status status = NEBULA_OK;
+
+        qsort(entries, count, sizeof *entries, by_offset);
+        for (size_t k = 0; k < count && status == NEBULA_OK; k++)
+                status = place_record(&entries[k], k + 1 < count ? entries[k + 1].header_offset : archive->directory_offset, error);
+        return status;
+}
+
+static enum nebula_status read_records(struct archive *archive, bool has_headers, struct zip_entry *entries, struct nebula_error *error)
+{
+        uint64_t offset = archive->directory_offset;
+        enum nebula_status status = NEBULA_OK;
+
+        for (uint64_t k = 0; k < archive->count && status == NEBULA_OK; k++) {
+                status = read_central(archive, &offset, &entries[k], error);
+                if (status == NEBULA_OK && has_headers)
+                        status = read_local(archive, &entries[k], error);
+        }
+        if (status == NEBULA_OK && offset != archive->directory_end)
+                status = corrupt(error, offset, "more in the directory than its records");
+        if (status == NEBULA_OK)
+                status = has_headers ? check_order(entries, (size_t)archive->count, error) : place_records(archive, entries, error);
+        return status;
+}
+
+static enum nebula_status read_archive(const void *data, uint64_t size, bool has_headers, struct zip_entry **ret_entries, size_t *ret_count,
+                                       struct nebula_error *error)
 {
         struct archive archive = { .bytes = data, .size = size };
         enum nebula_status status = find_directory(&archive, error);
         struct zip_entry *entries;
-        uint64_t offset = archive.directory_offset;
 
         if (status != NEBULA_OK)
                 return status;
         entries = calloc((size_t)archive.count + 1, sizeof *entries); /* + 1: calloc of 0 items may return NULL */
         if (!entries)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a directory of %" PRIu64 " records", archive.count);
-        for (uint64_t k = 0; k < archive.count && status == NEBULA_OK; k++) {
-                status = read_central(&archive, &offset, &entries[k], error);
-                if (status == NEBULA_OK)
-                        status = read_local(&archive, &entries[k], error);
-        }
-        if (status == NEBULA_OK && offset != archive.directory_end)
-                status = corrupt(error, offset, "more in the directory than its records");
-        if (status == NEBULA_OK)
-                status = check_order(entries, (size_t)archive.count, error);
+        status = read_records(&archive, has_headers, entries, error);
         if (status != NEBULA_OK) {
                 free(entries);
                 return status;
@@ -255,6 +288,18 @@ enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **
         *ret_entries = entries;
         *ret_count = (size_t)archive.count;
         return NEBULA_OK;
+}
+
+enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
+                            struct nebula_error *error)
+{
+        return read_archive(data, size, true, ret_entries, ret_count, error);
+}
+
+enum nebula_status zip_read_directory(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
+                                      struct nebula_error *error)
+{
+        return read_archive(data, size, false, ret_entries, ret_count, error);
 }
 
 enum nebula_status zip_verify(const void *data, uint64_t size, struct nebula_error *error)

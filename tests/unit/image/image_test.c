@@ -129,6 +129,29 @@ static void more_records_than_16_bits_count_are_read_back(void)
         zip_layout_done(&layout);
 }
 
+static void the_places_of_records_follow_from_the_directory_alone(void)
+{
+        struct zip_entry *whole, *found;
+        size_t count, found_count;
+        struct made made;
+        char *bare;
+
+        REQUIRE(make(&made, 50, 4096) == NEBULA_OK);
+        REQUIRE(zip_read(made.data, made.size, &whole, &count, &error) == NEBULA_OK);
+        bare = calloc(1, (size_t)made.size);
+        memcpy(bare + made.layout.directory_offset, made.data + made.layout.directory_offset, (size_t)(made.size - made.layout.directory_offset));
+        REQUIRE(zip_read_directory(bare, made.size, &found, &found_count, &error) == NEBULA_OK);
+        CHECK(found_count == count);
+        for (size_t k = 0; k < count; k++)
+                CHECK(found[k].payload_offset == whole[k].payload_offset && found[k].size == whole[k].size && !strcmp(found[k].name, whole[k].name));
+        free(found);
+        bare[made.layout.directory_offset + 8] |= 8; /* sizes behind the payload, as other writers do it */
+        CHECK(zip_read_directory(bare, made.size, &found, &found_count, &error) == NEBULA_INVALID && strstr(error.message, "archive/data.pkl"));
+        free(bare);
+        free(whole);
+        made_done(&made);
+}
+
 static void a_file_without_storages_is_whole(void)
 {
         struct nebula_tensor tensor;
@@ -682,7 +705,7 @@ static void the_golden_image_of_version_1_0_is_read(void)
 
 TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_aligned_and_in_order), TEST(layouts_of_huge_storages_place_every_payload),
          TEST(sizes_that_overflow_are_refused), TEST(more_records_than_16_bits_count_are_read_back),
-         TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
+         TEST(the_places_of_records_follow_from_the_directory_alone), TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
          TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
          TEST(a_file_is_sealed_while_it_is_copied),
