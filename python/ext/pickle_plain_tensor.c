@@ -258,7 +258,7 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
                 return outcome;
         if (!room(writer, 18))
                 return FAILED;
-        put_int(writer, (int64_t)writer->storages->ranges[pair->value].size / known.dtypes[row].item_size);
+        put_int(writer, (int64_t)writer->storages->ranges[pair->value].size / (known.dtypes[row].is_untyped ? 1 : known.dtypes[row].item_size));
         put(writer, OP_TUPLE);
         put_memo(writer);
         put(writer, OP_PERSID);
@@ -308,7 +308,8 @@ static bool write_requires_grad(struct writer *writer, PyObject *tensor)
         return true;
 }
 
-/* Writes what Tensor.__reduce_ex__ returns: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
+/* Writes what Tensor.__reduce_ex__ returns: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()), or
+ * _rebuild_tensor_v3 of the same and the dtype. */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
         const struct dtype_row *row = known.storage_word && shim.dim ? ordinary_row(writer, tensor) : NULL;
@@ -318,7 +319,7 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 
         if (!row)
                 return PyErr_Occurred() ? FAILED : NOT_PLAIN;
-        outcome = write_global(writer, torch.rebuild);
+        outcome = write_global(writer, row->is_untyped ? known.rebuild_untyped : torch.rebuild);
         if (outcome != WRITTEN)
                 return outcome;
         if (!room(writer, 1))
@@ -349,6 +350,11 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
         put(writer, OP_TUPLE0);
         put(writer, OP_REDUCE);
         put_memo(writer);
+        outcome = row->is_untyped ? plain_write(writer, row->dtype) : WRITTEN;
+        if (outcome != WRITTEN)
+                return outcome;
+        if (!room(writer, 12))
+                return FAILED;
         put(writer, OP_TUPLE);
         put_memo(writer);
         put(writer, OP_REDUCE);

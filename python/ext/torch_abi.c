@@ -20,6 +20,17 @@ static int64_t number_of(PyObject *value)
         return number;
 }
 
+/* NULL: this torch has none. */
+static PyObject *load_function(const char *module_name, const char *name)
+{
+        PyObject *module = PyImport_ImportModule(module_name);
+        PyObject *function = module ? PyObject_GetAttrString(module, name) : NULL;
+
+        PyErr_Clear();
+        Py_XDECREF(module);
+        return function;
+}
+
 static bool load_property(struct property *property, PyObject *type, const char *name)
 {
         PyObject *found = PyObject_GetAttrString(type, name);
@@ -41,6 +52,27 @@ static bool load_method(struct method *method, PyObject *type, const char *name)
                         method->function = definition->ml_meth;
         }
         return method->callable != NULL;
+}
+
+/* The dtypes that torch.save writes with an untyped storage. A torch without this function leaves them to TorchPickler. */
+static void load_untyped(void)
+{
+        PyObject *function = load_function("torch.storage", "_new_dtypes");
+        PyObject *found = function ? PyObject_CallNoArgs(function) : NULL;
+        PyObject *each = found && known.rebuild_untyped ? PyObject_GetIter(found) : NULL, *dtype;
+
+        while (each && known.dtype_count < DTYPE_COUNT_MAX && (dtype = PyIter_Next(each))) {
+                int64_t size = number_of(PyObject_GetAttrString(dtype, "itemsize"));
+
+                if (size > 0) /* keeps the reference to the dtype */
+                        known.dtypes[known.dtype_count++] = (struct dtype_row){
+                                .dtype = dtype, .storage_type = torch.untyped_storage_type, .item_size = size, .is_untyped = true,
+                        };
+        }
+        PyErr_Clear();
+        Py_XDECREF(function);
+        Py_XDECREF(found);
+        Py_XDECREF(each);
 }
 
 static bool load_dtypes(void)
@@ -223,6 +255,8 @@ bool plain_load(void)
                 load_method(&known.untyped_storage, tensor, "untyped_storage") &&
                 load_method(&known.data_ptr, storage, "data_ptr") && load_dtypes();
         if (known.is_ready) {
+                known.rebuild_untyped = load_function("torch._utils", "_rebuild_tensor_v3");
+                load_untyped();
                 load_words();
                 load_shim();
         }

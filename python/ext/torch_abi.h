@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define DTYPE_COUNT_MAX 16
+#define DTYPE_COUNT_MAX 48
 #define SCALAR_TYPE_MAX 64 /* so many of torch's dtype numbers are cached */
 #define SHIM_CPU 0         /* aoti_torch_device_type_cpu */
 #define KIND_COUNT_MAX 8
@@ -29,6 +29,7 @@ struct method {
 struct dtype_row {
         PyObject *dtype, *storage_type;
         Py_ssize_t item_size;
+        bool is_untyped; /* torch has no typed storage of it, as of float8: the pickle names the dtype, and counts bytes */
 };
 
 /* Objects and offsets of torch beyond `torch`, found once. */
@@ -38,6 +39,7 @@ extern struct torch_known {
         struct property cdata, device; /* of storages */
         struct method is_neg, is_conj, is_zero, untyped_storage, data_ptr;
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
+        PyObject *rebuild_untyped; /* makes tensors whose row is untyped; NULL: there is none */
         size_t dtype_count;
         size_t tensor_word, storage_word; /* the pointers Python tensor -> C++ tensor -> storage; 0: not found */
         /* 0: not found; torch is asked each time. */

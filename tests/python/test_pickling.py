@@ -242,6 +242,17 @@ def test_a_leaf_of_another_kind_is_plain_and_its_bytes_are_those_of_torch_save(k
         assert theirs == ours
 
 
+@pytest.mark.parametrize("dtype", sorted(torch.storage._new_dtypes(), key=str), ids=str)
+def test_a_tensor_whose_dtype_has_no_typed_storage_is_plain_as_well(dtype):
+    odd = torch.arange(64, dtype=torch.uint8).view(dtype)
+    state = {"first": torch.ones(3), "odd": odd, "view": odd[2:], "empty": odd[:0], "other": odd.clone(), "last": [torch.ones(2), dtype]}
+    theirs, ours = pickles(state)
+    assert theirs == ours
+    for one in (odd, [odd, torch.ones(2)], torch.nn.Parameter(odd, requires_grad=False)):
+        theirs, ours = pickles(one)
+        assert theirs == ours
+
+
 def test_a_leaf_that_registers_its_own_way_with_copyreg_is_written_that_way(monkeypatch):
     monkeypatch.setitem(copyreg.dispatch_table, Colour, lambda colour: (getattr, (Colour, "RED")))
     theirs, ours = pickles([Colour.BLUE])
@@ -276,13 +287,14 @@ def not_plain():
     loop = ([],)
     loop[0].append(loop)
     both = torch.randn(4)
+    eight = torch.ones(2).to(torch.float8_e4m3fn)
     return {
         "hooks": hooked, "attributes": marked, "a tuple in itself": loop, "two dtypes": [both, both.view(torch.int32)],
         "a large number": 1 << 64, "a surrogate": "\ud800", "a set": {1}, "a lambda": lambda: 1, "a class in a class": Outer.Inner,
         "sparse": torch.eye(2).to_sparse(), "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
         "negative": torch.ones(2, dtype=torch.complex64).conj().imag, "meta": torch.ones(2, device="meta"),
         "quantised": torch.quantize_per_tensor(both, 0.1, 0, torch.qint8),
-        "a subclass": collections.defaultdict(int), "no typed storage": torch.ones(2).to(torch.float8_e4m3fn),
+        "a subclass": collections.defaultdict(int), "untyped, two dtypes": [eight, eight.view(torch.float8_e5m2)],
     }  # fmt: skip
 
 
