@@ -8,6 +8,7 @@
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make faults-long  1,000 transfers with faults for each object store
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
+#   make test-oldest   the Python tests with the oldest torch that the package allows
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
@@ -28,7 +29,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-oldest test-suites bench bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -41,7 +42,8 @@ INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
-SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
+OLDEST := $(filter torch-%,$(FRAMEWORKS))
+SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf $(OLDEST)
 # Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools.
 SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script
 
@@ -94,7 +96,7 @@ bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 128 --ranks 8
 	@$(BIN)/python -m bench.nodes --nodes 16 --ranks 8 --replicas 1 --lose 2
 
-bench-frameworks: package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+bench-frameworks: package $(patsubst %,.envs/%/.ready,$(filter-out $(OLDEST),$(SHORT_FRAMEWORKS)))
 	@$(BIN)/python -m bench.frameworks $(ARGS)
 
 lint: setup-test
@@ -152,6 +154,10 @@ check: setup-test
 	@scripts/framework.sh $*
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
+
+# Its environment has another torch in front of .venv's. Tests of what that torch lacks are skipped, and say so.
+test-oldest: package .envs/$(OLDEST)/.ready
+	@.envs/$(OLDEST)/bin/python -m pytest --timeout=300 -rs --no-header tests/python $(ARGS)
 
 # The frameworks' own checkpoint tests, with Nebula in place: scripts/suites.sh says of which, and where the others are to be had.
 test-suites: package

@@ -24,4 +24,5 @@ DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check
 # A line "# alone: PACKAGE" asks for a package without what it requires, where that cannot be had together.
 mapfile -t alone < <(sed -n 's/^# alone: //p' "$list")
 [[ ${#alone[@]} -eq 0 ]] || "$environment/bin/pip" install -q --disable-pip-version-check --no-deps "${alone[@]}"
+[[ $name != torch-* ]] || .venv/bin/python scripts/without_cuda.py "$environment"
 touch "$environment/.ready"

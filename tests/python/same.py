@@ -9,6 +9,12 @@ import numpy as np
 import torch
 
 
+def savable(*dtypes: torch.dtype) -> list[torch.dtype]:
+    """Those dtypes that this torch saves: torch 2.4 has uint16, uint32 and uint64, but does not save them."""
+    known = {*torch.storage._new_dtypes(), *torch.storage._dtype_to_storage_type_map()}
+    return [dtype for dtype in dtypes if dtype in known]
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.detach().resolve_conj().resolve_neg()
     flat = torch.empty(dense.numel(), dtype=dense.dtype)

@@ -11,7 +11,7 @@ import nebulaml as nm
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter, async_save
 from nebulaml.dcp import reader as dcp_reader
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -23,12 +23,12 @@ def state(value):
 
 
 def save(path, value):
-    dcp.save(state(value), storage_writer=NebulaStorageWriter(path), no_dist=True)
+    dcp.save(state(value), storage_writer=NebulaStorageWriter(path))
 
 
 def load(path):
     found = state(0)
-    dcp.load(found, storage_reader=NebulaStorageReader(path), no_dist=True)
+    dcp.load(found, storage_reader=NebulaStorageReader(path))
     return found
 
 
@@ -46,8 +46,14 @@ def test_two_directories_in_one_process(place):
     assert nm.flush_persistence()  # of both
     assert (one / ".metadata").exists() and (two / ".metadata").exists()
     found = state(0)
-    dcp.load(found, checkpoint_id=two, no_dist=True)  # torch's own reader
+    dcp.load(found, checkpoint_id=two)  # torch's own reader
     same(found, 20)
+
+
+def test_a_save_in_the_background_by_one_process(place):
+    for step in (1, 2):  # the second one by the plan of the first
+        async_save(state(step), checkpoint_id=place.storage / f"step{step}").result(timeout=60)
+        same(load(place.storage / f"step{step}"), step)
 
 
 def test_a_directory_beside_that_of_init(place):
@@ -61,7 +67,7 @@ def test_a_directory_beside_that_of_init(place):
 
 
 def test_a_directory_of_torchs_own_writer_is_read(place):
-    dcp.save(state(5), checkpoint_id=place.root / "stock" / "step1", no_dist=True)
+    dcp.save(state(5), checkpoint_id=place.root / "stock" / "step1")
     same(load(place.root / "stock" / "step1"), 5)
 
 
@@ -89,7 +95,7 @@ def test_only_the_wanted_ranges_are_fetched(place, monkeypatch):
     monkeypatch.setattr(dcp_reader, "_PlainFile", Counted)
     shutil.copytree(place.storage / "step1", place.root / "copies" / "step1", ignore=shutil.ignore_patterns(".nebula"))
     part = {"b": torch.zeros(7, dtype=torch.int64)}
-    dcp.load(part, storage_reader=NebulaStorageReader(place.root / "copies" / "step1"), no_dist=True)
+    dcp.load(part, storage_reader=NebulaStorageReader(place.root / "copies" / "step1"))
     assert torch.equal(part["b"], torch.arange(7) + 6) and sum(fetched) < 3000
 
 
@@ -112,7 +118,7 @@ def test_metadata_builds_nothing_but_metadata(module, name):
 
 def test_metadata_that_lead_out_of_a_stock_directory_are_refused(place):
     folder = place.root / "stock" / "step1"
-    dcp.save(state(5), checkpoint_id=folder, no_dist=True)
+    dcp.save(state(5), checkpoint_id=folder)
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     for info in metadata.storage_data.values():
         info.relative_path = "../secret"
@@ -133,10 +139,10 @@ def test_a_save_that_failed_is_no_success(place, monkeypatch):
 
 def test_overwrite_false_refuses_what_is_there_and_stock_arguments_are_taken(place):
     path = place.storage / "step1"
-    dcp.save(state(1), storage_writer=NebulaStorageWriter(path, overwrite=False, thread_count=4, single_file_per_rank=False), no_dist=True)
+    dcp.save(state(1), storage_writer=NebulaStorageWriter(path, overwrite=False, thread_count=4, single_file_per_rank=False))
     for writer in (NebulaStorageWriter(path, overwrite=False), NebulaStorageWriter(str(path) + "/", overwrite=False)):
         with pytest.raises(CheckpointException, match="overwrite=False"):
-            dcp.save(state(2), storage_writer=writer, no_dist=True)
+            dcp.save(state(2), storage_writer=writer)
     same(load(path), 1)
     with pytest.raises(TypeError, match="no argument nonsense"):
         NebulaStorageWriter(path, nonsense=1)

@@ -71,11 +71,11 @@ def test_what_was_seen_of_a_plain_tensor_is_not_believed_of_a_lazy_one(kind, nm)
 @pytest.mark.parametrize("kind", LAZY)
 def test_a_file_of_torch_distributed_checkpoint_has_the_values_of_a_lazy_view(kind, nm, place):
     tensor = LAZY[kind]()
-    dcp.save({"t": tensor, "base": Z}, storage_writer=NebulaStorageWriter(place.storage / "d"), no_dist=True)
+    dcp.save({"t": tensor, "base": Z}, storage_writer=NebulaStorageWriter(place.storage / "d"))
     nm.flush_persistence()
     for reader in (NebulaStorageReader(place.storage / "d"), dcp.FileSystemReader(place.storage / "d")):
         found = {"t": torch.full(tensor.shape, 9, dtype=tensor.dtype), "base": torch.zeros_like(Z)}
-        dcp.load(found, storage_reader=reader, no_dist=True)
+        dcp.load(found, storage_reader=reader)
         assert torch.equal(found["t"], values_of(tensor)) and torch.equal(found["base"], Z)
 
 
@@ -91,10 +91,10 @@ def test_a_stager_keeps_a_view_and_its_conjugate_apart():
 def test_nothing_is_made_on_the_device_that_the_program_has_chosen_as_its_default(nm, place):
     with torch.device("meta"):
         staged = NebulaStager().stage({"w": Z[:3], "none": Z[:0]})
-        dcp.save({"w": Z[:5]}, storage_writer=NebulaStorageWriter(place.storage / "d"), no_dist=True)
+        dcp.save({"w": Z[:5]}, storage_writer=NebulaStorageWriter(place.storage / "d"))
     assert torch.equal(staged["w"], Z[:3]) and staged["none"].device.type == "cpu"
     found = {"w": torch.zeros(5, dtype=Z.dtype)}
-    dcp.load(found, storage_reader=NebulaStorageReader(place.storage / "d"), no_dist=True)
+    dcp.load(found, storage_reader=NebulaStorageReader(place.storage / "d"))
     assert torch.equal(found["w"], Z[:5])
 
 

@@ -64,7 +64,7 @@ SHAPES = {
     "negative": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
     "needs-grad": lambda: torch.randn(3, requires_grad=True),
     "parameter": lambda: torch.nn.Parameter(torch.randn(3)),
-    "buffer": lambda: torch.nn.Buffer(torch.randn(3)),
+    **({"buffer": lambda: torch.nn.Buffer(torch.randn(3))} if hasattr(torch.nn, "Buffer") else {}),  # since torch 2.5
     "sparse-coo": lambda: torch.eye(4).to_sparse(),
     "sparse-csr": lambda: torch.eye(4).to_sparse_csr(),
     "meta": lambda: torch.empty(5, device="meta"),
@@ -201,6 +201,9 @@ def test_many_small_tensors_come_back(through):
     assert_same(tensors, through(tensors))
 
 
+REFUSED = "weights_only|not an allowed global"  # torch 2.4 says the latter
+
+
 def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     checkpoint = nm.Checkpoint("options")
     checkpoint.save("t.pt", {"w": torch.ones(2)})
@@ -209,10 +212,10 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     assert checkpoint.load("t.pt", map_location="meta")["w"].device.type == "meta"
     assert (checkpoint.load("t.pt", map_location=lambda storage, location: storage)["w"] == 1).all()
     assert (checkpoint.load("t.pt", weights_only=True)["w"] == 1).all()
-    with pytest.raises(Exception, match="weights_only"):
+    with pytest.raises(Exception, match=REFUSED):
         checkpoint.load("n.pt", weights_only=True)
     monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "1")
-    with pytest.raises(Exception, match="weights_only"):
+    with pytest.raises(Exception, match=REFUSED):
         checkpoint.load("n.pt")
     monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "true")
     with pytest.raises(NebulaConfigError, match="'true' is neither 0 nor 1"):
@@ -220,7 +223,7 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "0")
     assert (checkpoint.load("n.pt")["w"] == 1).all()
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "True")
-    with pytest.raises(Exception, match="weights_only"):
+    with pytest.raises(Exception, match=REFUSED):
         checkpoint.load("n.pt", weights_only=False)
 
 

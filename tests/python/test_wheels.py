@@ -7,6 +7,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -139,3 +140,11 @@ def test_versions_are_the_same_everywhere(wheels):
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     pythons = [one.version for one in wheels.pythons()]
     assert pythons == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_oldest_torch_is_the_one_that_is_tested():
+    (oldest,) = re.findall(r'"torch>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    (tested,) = (ROOT / "requirements/frameworks").glob("torch-*.txt")
+    assert f"torch=={tested.stem.removeprefix('torch-')}\n" in tested.read_text()
+    assert re.fullmatch(rf"torch-{re.escape(oldest)}(\.0)?", tested.stem)
+    assert f"torch {oldest} or newer" in (ROOT / "README.md").read_text()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
+import inspect
 import logging
 import os
 import pickle
@@ -31,8 +32,12 @@ from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, Sto
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
+
+try:
+    from torch.distributed.distributed_c10d import _get_object_coll_device
+except ImportError:  # before torch 2.6
+    from torch.distributed.distributed_c10d import _get_pg_default_device as _get_object_coll_device
 
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import dense, device
@@ -44,6 +49,7 @@ log = logging.getLogger("nebulaml")
 __all__ = ["NebulaStager", "NebulaStorageReader", "NebulaStorageWriter", "async_save"]
 
 STOCK_ARGUMENTS = {"single_file_per_rank", "sync_files", "thread_count", "per_thread_copy_ahead", "cache_staged_state_dict"}
+_TAKES_NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters  # torch 2.4 finds out by itself
 VERSION = "1.0.0"  # of the metadata's format, as torch writes it
 
 
@@ -113,11 +119,10 @@ class NebulaStager:
 
     def _copy(self, value: Any, memo: dict[Any, Any], name: str) -> Any:
         from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-        from torch.distributed.tensor import DTensor
 
-        if isinstance(value, DTensor):
+        if isinstance(value, dense.dtensor_class()):
             # from_local() would move the copy to the devices of the mesh
-            return DTensor(self._copy(value.to_local(), memo, name), value._spec, requires_grad=False)
+            return dense.dtensor_class()(self._copy(value.to_local(), memo, name), value._spec, requires_grad=False)
         if isinstance(value, ShardedTensor):
             shards = [Shard(self._copy(shard.tensor, memo, name), shard.metadata) for shard in value.local_shards()]
             return ShardedTensor._init_from_local_shards_and_global_metadata(
@@ -400,7 +405,7 @@ def async_save(
     """Saves like ``dcp.save``: the values are fixed on return. The future gives the metadata when the checkpoint is durable.
 
     A save by the ranks of a `process_group`, or with `no_dist` by this rank alone, is complete when those ranks have saved.
-    Without `use_collectives`, in releases of torch that have it, each rank plans alone and writes metadata of its own.
+    Without `use_collectives` each rank plans alone and writes metadata of its own. Torch 2.4 has neither of these two arguments.
     Otherwise the ranks agree on the plan inside this call. No collective runs after it, so the default process group is safe to
     use. If the names, shapes, types and places of the state equal those of one of the last two planned saves, that plan is used
     again: the ranks only confirm that all have it. With a `planner` every save is planned.
@@ -419,7 +424,7 @@ def async_save(
                 storage_writer=writer,
                 planner=planner,
                 process_group=process_group,
-                no_dist=alone,
+                **({"no_dist": True} if no_dist or (alone and _TAKES_NO_DIST) else {}),
                 **({} if use_collectives else {"use_collectives": False}),
             )
         finally:

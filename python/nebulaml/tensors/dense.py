@@ -12,16 +12,22 @@ import torch
 
 from ..errors import NebulaConfigError
 
-__all__ = ["refusal", "settled", "without_memory"]
+__all__ = ["dtensor_class", "refusal", "settled", "without_memory"]
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _SAVE = "or save it with Checkpoint.save()"
-_settled_kinds: set[int] = set()  # dispatch keys of tensors that settled() returns unchanged; torch has few of them
+_settled_kinds: set[int | str] = set()  # dispatch keys of tensors that settled() returns unchanged; torch has few of them
+_text_of_keys: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # torch 2.4 has no raw_repr
 
 
 def _class_of(module: str, name: str) -> Any:
     """Returns a class of a loaded module. If the module is not loaded, returns (), which has no instances."""
     return getattr(sys.modules.get(module), name, ())
+
+
+def dtensor_class() -> Any:
+    """Returns torch's class DTensor; (), which has no instances, if it is not loaded. Before torch 2.5 its module was a private one."""
+    return _class_of("torch.distributed.tensor", "DTensor") or _class_of("torch.distributed._tensor", "DTensor")
 
 
 def without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -64,7 +70,7 @@ def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
         found = without_memory(tensor)
         if found is not None:
             return found
-        if isinstance(tensor, _class_of("torch.distributed.tensor", "DTensor")):
+        if isinstance(tensor, dtensor_class()):
             return "DTensor", "a rank has a part of it: give its to_local(), or use nebulaml.dcp"
         if tensor.is_nested:
             return "nested tensor", f"give its values() and offsets(), {_SAVE}"
@@ -89,7 +95,7 @@ def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
     Raises NebulaConfigError if the values cannot be bytes.
     """
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        kind = torch._C._dispatch_keys(tensor).raw_repr()
+        kind = _text_of_keys(torch._C._dispatch_keys(tensor))
         if kind in _settled_kinds and tensor.is_contiguous():
             detached = tensor.detach()
             if (detached.storage_offset() + detached.numel()) * detached.itemsize <= detached.untyped_storage().nbytes():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -200,8 +199,7 @@ def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, dense.dtensor_class())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
