@@ -3,7 +3,7 @@
 
 The command runs with AZURE_STORAGE_CONNECTION_STRING. The server checks signatures (SharedKey), CRC-64 of bodies, positions and conditions.
 It has directories: they are made by the creation of a file, are needed by a rename, and stay when they are empty. Its one container is
-`nebula`.
+`nebula`. An append does not change the time of a file. A test sets the server's clock ahead with `POST /clock?ahead=SECONDS`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def crc64(data: bytes) -> str:
 class Path:
     def __init__(self, is_directory: bool, etag: int, properties: str = ""):
         self.is_directory, self.etag, self.properties = is_directory, f"0x{etag:X}", properties
-        self.data, self.pending, self.written = b"", {}, time.time()
+        self.data, self.pending, self.written = b"", {}, Lake.now()
 
 
 def parent_of(name: str) -> str:
@@ -54,8 +54,8 @@ def parent_of(name: str) -> str:
 
 
 class Lake(Handler):
-    paths: dict[str, Path] = {"": Path(True, 1)}
     numbers = iter(range(2, 1 << 62))
+    paths: dict[str, Path]
 
     def error(self, status: int, code: str) -> None:
         self.reply(status, json.dumps({"error": {"code": code}}).encode(), x_ms_error_code=code)
@@ -64,6 +64,9 @@ class Lake(Handler):
         self.answer(status, body, x_ms_request_id="1", **fields)
 
     def do(self) -> None:
+        if self.command == "POST":
+            Handler.ahead_s += int(self.query["ahead"])
+            return self.reply(200)
         self.check_signature()
         container, _, name = self.where.removeprefix(f"/{ACCOUNT}/").partition("/")
         if container != CONTAINER:
@@ -153,7 +156,11 @@ class Lake(Handler):
         self.reply(201)
 
     def patch(self, name: str) -> None:
-        found, position = self.find(name), int(self.query["position"])
+        found, position = self.find(name), int(self.query.get("position", 0))
+        if self.query["action"] == "setProperties":
+            found.properties, found.written = self.headers.get("x-ms-properties", ""), self.now()
+            found.etag = f"0x{next(self.numbers):X}"
+            return self.reply(200, ETag=f'"{found.etag}"')
         if self.query["action"] == "append":
             if not self.body:
                 raise Refused(400, "InvalidInput")
@@ -167,7 +174,7 @@ class Lake(Handler):
         if position != len(data if found.pending else found.data):
             raise Refused(400, "InvalidFlushPosition")
         if found.pending:
-            found.data, found.pending, found.written = data, {}, time.time()
+            found.data, found.pending, found.written = data, {}, self.now()
             found.etag = f"0x{next(self.numbers):X}"
         self.reply(200, ETag=f'"{found.etag}"')
 
@@ -206,6 +213,8 @@ class Lake(Handler):
         more = {"x_ms_continuation": first + most} if first + most < len(names) else {}
         self.reply(200, json.dumps({"paths": paths}).encode(), **more)
 
+
+Lake.paths = {"": Path(True, 1)}
 
 if __name__ == "__main__":
     text = f"AccountName={ACCOUNT};AccountKey={KEY};DfsEndpoint=http://127.0.0.1:{{port}}/{ACCOUNT}"

@@ -32,6 +32,11 @@ class Handler(BaseHTTPRequestHandler):
     lost = float(os.environ.get("NEBULA_TEST_LOST", 0))  # so many of all answers get lost after the request was done
     faults = float(os.environ.get("NEBULA_TEST_FAULTS", 0))  # so many of all requests have a fault
     fault = ""  # of this request
+    ahead_s = 0  # of the machine's clock
+
+    @classmethod
+    def now(cls) -> float:
+        return time.time() + Handler.ahead_s
 
     def log_message(self, *arguments):
         pass
@@ -45,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         if is_data and self.fault == "flip answer":
             body = body[: len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1 :]
         self.send_response_only(status)
-        self.send_header("Date", formatdate(usegmt=True))
+        self.send_header("Date", formatdate(self.now(), usegmt=True))
         length = fields.pop("Content_Length", len(body))
         if is_data and self.fault == "long":  # it says more than it sends
             length, self.close_connection = len(body) + 10, True

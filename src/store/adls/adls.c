@@ -17,6 +17,7 @@ struct object_limits adls_limits = {
         .part_bytes_max = UINT64_C(4000) << 20,
         .parts_max = 50000,
         .read_bytes = 8u << 20,
+        .touch_ms = 180000,
 };
 
 /* Finds "nebula=BASE64" among the properties of the file. */

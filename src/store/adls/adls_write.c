@@ -1,5 +1,6 @@
 /* Writes. A temporary file is created, appended to, and flushed; then it is durable. A rename with the condition makes it the object. If
- * an agent dies before that, a sweep finds the temporary file. */
+ * an agent dies before that, a sweep finds the temporary file. An append does not change the time of the file, so a long upload sets the
+ * properties of its file again from time to time. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,20 +40,30 @@ static enum nebula_status place_is_gone(const struct object_store *store, const 
         return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary file is gone", store->store.root, key);
 }
 
+#define PROPERTIES_SIZE (CRYPT_BASE64_SIZE(OBJECT_ID_SIZE) + 16)
+
+/* "nebula=" and the id of the write. */
+static void add_properties(struct object_call *call, const char *id, char text[PROPERTIES_SIZE])
+{
+        char encoded[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)];
+
+        crypt_base64(id, strlen(id), encoded);
+        snprintf(text, PROPERTIES_SIZE, "nebula=%s", encoded);
+        object_header(call, "x-ms-properties", text);
+}
+
 /* Creates an empty temporary file with the id of the write. `key`: for messages. The condition prevents a late duplicate of the request
  * from emptying the file. If the condition fails because the first answer was lost, the file has this id. */
 static enum nebula_status create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = place };
-        char text[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], properties[sizeof text + 16];
+        char properties[PROPERTIES_SIZE];
         struct http_response response;
         struct store_stamp stamp;
         enum nebula_status status;
 
-        crypt_base64(id, strlen(id), text);
-        snprintf(properties, sizeof properties, "nebula=%s", text);
         object_param(&call, "resource", "file");
-        object_header(&call, "x-ms-properties", properties);
+        add_properties(&call, id, properties);
         object_header(&call, "If-None-Match", "*");
         status = azure_send(store, &call, &response, error);
         if (status)
@@ -282,10 +293,21 @@ static enum nebula_status publish(struct object_store *store, const struct store
         return object_try_again(store, object->key, rename_once, &renaming, error);
 }
 
+static void touch(struct object_store *store, const struct store_upload *upload, const struct object_upload *object, const atomic_bool *stop)
+{
+        struct object_call call = { .method = "PATCH", .key = object->place, .stop = stop };
+        char properties[PROPERTIES_SIZE];
+
+        object_param(&call, "action", "setProperties");
+        add_properties(&call, upload->id, properties);
+        finish(store, object->key, &call, NULL);
+}
+
 static void remove_place(struct object_store *store, const struct object_upload *object)
 {
         if (object->place)
                 store_remove_one(&store->store, object->place, NULL);
 }
 
-const struct object_steps adls_steps = { .begin = begin, .send = send_part, .end = end, .publish = publish, .abort = remove_place };
+const struct object_steps adls_steps = { .begin = begin, .send = send_part, .end = end, .touch = touch, .publish = publish,
+                                         .abort = remove_place };

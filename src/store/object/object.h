@@ -5,6 +5,7 @@
  *      object_list.c     listings in XML
  *      object_read.c     ranges
  *      object_parts.c    the parts of an upload: their sizes and their order
+ *      object_touch.c    keeps the temporary objects of an upload young
  *      object_refer.c    the parts of an object that has bytes of another one
  *      object_resume.c   the parts that an interrupted upload left in the service
  *      object_name.c     keys as names of objects
@@ -47,6 +48,7 @@ struct object_limits {
         uint64_t refer_bytes;     /* smallest part that is taken from another object, and smallest part next to one; 0: no limit */
         uint64_t read_bytes;      /* of one request of a read */
         unsigned page_entries;    /* of a listing; 0: the server's default */
+        int64_t touch_ms;         /* between two touches of a temporary object (object_steps.touch) */
 };
 
 /* One request. */
@@ -111,6 +113,10 @@ struct object_steps {
         object_send_part *send;
         object_refer_part *refer; /* NULL: the service cannot take a part from another object */
         object_step *end;       /* behind the last part */
+        /* Makes the service count the temporary object as written now. NULL: each part does. A failure has no consequence: the next step
+         * of the upload meets its cause. Runs beside all other steps. */
+        void (*touch)(struct object_store *store, const struct store_upload *upload, const struct object_upload *object,
+                      const atomic_bool *stop);
         object_step *publish;   /* makes the object, if there is none */
         /* Removes the results of the earlier steps, unless `is_over`. Some steps may not have run. */
         void (*abort)(struct object_store *store, const struct object_upload *object);
@@ -350,11 +356,17 @@ struct object_upload {
         struct object_part *found; /* parts that an earlier upload left, by their index; `size` 0: none. NULL: no part */
         atomic_uint_fast64_t resumed; /* their bytes that were taken */
 };
+struct object_touching;
 struct store_upload {
         char id[OBJECT_ID_SIZE];
+        struct object_touching *touching; /* NULL: no thread touches the temporary objects */
         size_t count;
         struct object_upload objects[];
 };
+/* object_touch.c: without memory for a thread, nothing touches the objects, and a sweep may remove them. */
+void object_touch_begin(struct object_store *store, struct store_upload *upload);
+void object_touch_end(struct store_upload *upload);
+
 /* object_refer.c */
 enum object_fate { OBJECT_NOT_FINAL, OBJECT_DIFFERS, OBJECT_SAME };
 /* An object_step: finds the source that the caller named. If it is absent or has another mark, the object has no source. */

@@ -58,6 +58,8 @@ static enum nebula_status choose_parts(const struct object_store *store, struct 
 
 static void upload_free(struct store_upload *upload)
 {
+        if (upload)
+                object_touch_end(upload);
         for (size_t i = 0; upload && i < upload->count; i++) {
                 free(upload->objects[i].key);
                 free(upload->objects[i].missing);
@@ -274,6 +276,8 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
         status = step_all(store, upload, steps->begin, error);
         if (!status)
                 object_tell_began(upload);
+        if (!status)
+                object_touch_begin(store, upload);
         if (!status)
                 status = send_parts(store, upload, error);
         if (!status)

@@ -73,6 +73,23 @@ static void a_write_is_created_appended_flushed_and_renamed(void)
         end();
 }
 
+static void a_touch_sets_the_properties_of_the_file_again(void)
+{
+        struct object_upload object = { .key = (char *)(uintptr_t)"t/m.pt" };
+        struct store_upload upload = { .id = "0123456789abcdef", .count = 1 };
+        char created[200], touched[200];
+        atomic_bool stop = false;
+
+        begin(serve);
+        REQUIRE(adls_steps.begin((struct object_store *)store, &upload, &object, &error) == NEBULA_OK);
+        snprintf(created, sizeof created, "%.*s", (int)strcspn(strstr(head(0), "x-ms-properties:"), "\r"), strstr(head(0), "x-ms-properties:"));
+        adls_steps.touch((struct object_store *)store, &upload, &object, &stop);
+        snprintf(touched, sizeof touched, "PATCH /acct/data/run/%s?action=setProperties HTTP/1.1\r\n", object.place);
+        CHECK(is(head(0), touched, created));
+        free(object.place);
+        end();
+}
+
 static enum { OWN, REPLACED, REMOVED } what; /* is at the key after the write */
 
 static void serve_late(struct server_call *call, void *argument)
@@ -189,6 +206,6 @@ static void a_path_names_container_and_account(void)
                 CHECK(store_adls.open(bad[i], &store, &error) == NEBULA_INVALID);
 }
 
-TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_put_has_no_stamp_of_another_write),
+TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
          TEST(a_creation_that_comes_twice_does_not_empty_the_file), TEST(a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write),
          TEST(a_path_names_container_and_account))
