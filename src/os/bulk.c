@@ -114,17 +114,41 @@ bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset)
         return is_same;
 }
 
+bool bulk_feed_sum(struct bulk_feed *feed, uint64_t offset, uint64_t *ret_crc64)
+{
+        uint64_t piece = offset / BULK_REQUEST_BYTES;
+        bool has_sum;
+
+        lock_take(&feed->lock);
+        has_sum = feed->has_sum[piece];
+        if (has_sum)
+                *ret_crc64 = feed->sums[piece];
+        lock_give(&feed->lock);
+        return has_sum;
+}
+
+static void feed_free(struct bulk_feed *feed)
+{
+        free(feed->offsets);
+        free(feed->missing);
+        free(feed->differs);
+        free(feed->sums);
+        free(feed->has_sum);
+        feed->offsets = NULL;
+}
+
 static int feed_init(struct bulk_feed *feed, uint64_t size, uint64_t chunk_bytes)
 {
+        size_t pieces = (size_t)count_of(size, BULK_REQUEST_BYTES);
+
         *feed = (struct bulk_feed){ .chunk_bytes = chunk_bytes, .wanted = (size_t)count_of(size, chunk_bytes) };
         feed->offsets = calloc(feed->wanted + 1, sizeof *feed->offsets);
         feed->missing = calloc(feed->wanted + 1, sizeof *feed->missing);
         feed->differs = calloc(feed->wanted + 1, sizeof *feed->differs);
-        if (!feed->offsets || !feed->missing || !feed->differs) {
-                free(feed->offsets);
-                free(feed->missing);
-                free(feed->differs);
-                feed->offsets = NULL;
+        feed->sums = calloc(pieces + 1, sizeof *feed->sums);
+        feed->has_sum = calloc(pieces + 1, sizeof *feed->has_sum);
+        if (!feed->offsets || !feed->missing || !feed->differs || !feed->sums || !feed->has_sum) {
+                feed_free(feed);
                 return -ENOMEM;
         }
         for (size_t i = 0; i < feed->wanted; i++) {
@@ -151,12 +175,9 @@ void bulk_feed_done(struct bulk_feed *feed)
 {
         if (!feed->offsets)
                 return;
-        free(feed->offsets);
-        free(feed->missing);
-        free(feed->differs);
         lock_done(&feed->lock);
         pthread_cond_destroy(&feed->changed);
-        feed->offsets = NULL;
+        feed_free(feed);
 }
 
 /* The caller holds feed->lock. */
@@ -184,6 +205,15 @@ void bulk_feed_tell_same(struct bulk_feed *feed, uint64_t offset)
 {
         lock_take(&feed->lock);
         tell_piece(feed, offset, true);
+        lock_give(&feed->lock);
+}
+
+void bulk_feed_tell_summed(struct bulk_feed *feed, uint64_t offset, uint64_t crc64, bool is_same)
+{
+        lock_take(&feed->lock);
+        feed->sums[offset / BULK_REQUEST_BYTES] = crc64;
+        feed->has_sum[offset / BULK_REQUEST_BYTES] = 1;
+        tell_piece(feed, offset, is_same);
         lock_give(&feed->lock);
 }
 

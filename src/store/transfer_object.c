@@ -29,9 +29,13 @@ struct moving {
         struct nebula_error error;
 };
 
-/* Tells the feed of a piece once all of its bytes are compared. */
-static void tell(struct moving *moving, uint64_t offset, uint64_t size)
+/* Tells the feed of a piece once all of its bytes are compared. `crc64`: of these bytes. */
+static void tell(struct moving *moving, uint64_t offset, uint64_t size, uint64_t crc64)
 {
+        if (moving->file->chunk_bytes == BULK_REQUEST_BYTES) {
+                bulk_feed_tell_summed(&moving->feed, offset, crc64, false);
+                return;
+        }
         while (size) {
                 uint64_t piece = offset / BULK_REQUEST_BYTES, end = (piece + 1) * BULK_REQUEST_BYTES;
                 uint64_t part = end - offset < size ? end - offset : size;
@@ -60,7 +64,7 @@ static enum nebula_status check(void *argument, const void *data, uint64_t offse
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
                                  moving->transfer->from->root, moving->key, offset, offset + size, found, wanted);
-        tell(moving, offset, size);
+        tell(moving, offset, size, found);
         if (moving->transfer->progress)
                 moving->transfer->progress(moving->transfer->argument, size);
         moving->pulse->beat(moving->pulse->argument);

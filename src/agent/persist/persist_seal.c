@@ -45,7 +45,7 @@ static void seal_begin(void)
 
 static void tell_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
 {
-        (plan_source_has(file, offset, crc64) ? bulk_feed_tell_same : bulk_feed_tell)(&file->feed, offset);
+        bulk_feed_tell_summed(&file->feed, offset, crc64, plan_source_has(file, offset, crc64));
 }
 
 /* Checksums are some ten times as fast as storage. If they ran ahead of it, they would take a processor from training and gain

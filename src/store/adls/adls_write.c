@@ -79,14 +79,14 @@ static enum nebula_status create(struct object_store *store, const char *key, co
         return status;
 }
 
-static enum nebula_status append(struct object_store *store, const char *key, const char *place, uint64_t offset, const void *data, uint64_t size,
+static enum nebula_status append(struct object_store *store, const char *key, const char *place, const struct object_range *range, const void *data,
                                  const atomic_bool *stop, struct nebula_error *error)
 {
-        struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = size, .stop = stop };
+        struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = range->size, .stop = stop };
         char position[24], sum[OBJECT_SUM_SIZE];
 
-        snprintf(position, sizeof position, "%" PRIu64, offset);
-        azure_crc64_text(data, size, sum);
+        snprintf(position, sizeof position, "%" PRIu64, range->offset);
+        azure_crc64_text(object_range_sum(range, data), sum);
         object_param(&call, "action", "append");
         object_param(&call, "position", position);
         object_header(&call, "x-ms-content-crc64", sum);
@@ -214,7 +214,7 @@ static enum nebula_status write_file(struct object_store *store, const char *key
         enum nebula_status status = create(store, key, place, id, error);
 
         if (!status && size)
-                status = append(store, key, place, 0, data, size, NULL, error);
+                status = append(store, key, place, &(struct object_range){ .size = size }, data, NULL, error);
         return status ? status : flush(store, key, place, size, error);
 }
 
@@ -274,10 +274,10 @@ static enum nebula_status begin(struct object_store *store, const struct store_u
         return object->place ? create(store, object->key, object->place, upload->id, error) : object_no_memory(store, error);
 }
 
-static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
-                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                    const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
-        return append(store, object->key, object->place, index * object->part_bytes, data, size, stop, error);
+        return append(store, object->key, object->place, range, data, stop, error);
 }
 
 static enum nebula_status end(struct object_store *store, const struct store_upload *upload, struct object_upload *object, struct nebula_error *error)

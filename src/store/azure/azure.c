@@ -23,7 +23,7 @@ static bool condition_failed(const struct http_response *response)
 
 static void add_object(const struct object_store *store, struct object_call *call, char sum[OBJECT_SUM_SIZE])
 {
-        azure_crc64_text(call->body, call->body_size, sum);
+        azure_crc64_text(object_body_sum(call), sum);
         object_header(call, "x-ms-blob-type", "BlockBlob");
         object_header(call, "x-ms-content-crc64", sum);
 }

@@ -84,9 +84,8 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
         return status;
 }
 
-uint64_t azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE])
+void azure_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
 {
-        uint64_t crc = sum_crc64(0, data, size);
         uint8_t bytes[8];
 
         for (size_t i = 0; i < sizeof bytes; i++)

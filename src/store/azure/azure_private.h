@@ -77,8 +77,7 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
                               struct nebula_error *error);
 /* The URL of a blob, with its SAS if `with_sas` is set and there is one. NULL: no memory. */
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas);
-/* Returns the sum, too. */
-uint64_t azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE]);
+void azure_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);
 
 /* Finds the credential, unless it was found before. */
 enum nebula_status azure_find_credential(struct azure_store *azure, struct nebula_error *error);

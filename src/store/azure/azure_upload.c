@@ -111,17 +111,18 @@ static enum nebula_status begin(struct object_store *store, const struct store_u
         return status || object->text ? status : object_no_memory(store, error);
 }
 
-static enum nebula_status put_block(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
-                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status put_block(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                    const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
-        struct object_call call = { .method = "PUT", .key = object->key, .body = data, .body_size = size, .stop = stop };
+        struct object_call call = { .method = "PUT", .key = object->key, .body = data, .body_size = range->size, .stop = stop };
         char id[ID_SIZE], crc64[OBJECT_SUM_SIZE];
         struct http_response response;
         enum nebula_status status;
 
         (void)upload;
-        object->parts[index].sum = azure_crc64_text(data, size, crc64);
-        block_id(object, index, object->parts[index].sum, id);
+        object->parts[range->index].sum = object_range_sum(range, data);
+        block_id(object, range->index, object->parts[range->index].sum, id);
+        azure_crc64_text(object->parts[range->index].sum, crc64);
         object_param(&call, "comp", "block");
         object_param(&call, "blockid", id);
         object_header(&call, "x-ms-content-crc64", crc64);
@@ -146,8 +147,9 @@ static enum nebula_status put_block_from(struct object_store *store, const struc
         if (status)
                 return status;
         snprintf(bytes, sizeof bytes, "bytes=%" PRIu64 "-%" PRIu64, range->offset, range->offset + range->size - 1);
-        object->parts[range->index].sum = azure_crc64_text(data, range->size, crc64);
+        object->parts[range->index].sum = object_range_sum(range, data);
         block_id(object, range->index, object->parts[range->index].sum, id);
+        azure_crc64_text(object->parts[range->index].sum, crc64);
         object_param(&call, "comp", "block");
         object_param(&call, "blockid", id);
         object_header(&call, "x-ms-copy-source", url);
@@ -213,7 +215,7 @@ static enum nebula_status publish(struct object_store *store, const struct store
                 return object_no_memory(store, error);
         call.body = list;
         call.body_size = size;
-        azure_crc64_text(list, size, crc64);
+        azure_crc64_text(object_body_sum(&call), crc64);
         object_param(&call, "comp", "blocklist");
         object_header(&call, "x-ms-content-crc64", crc64);
         object_header(&call, AZURE_METADATA, object->id);

@@ -21,10 +21,10 @@ static enum nebula_status begin(struct object_store *store, const struct store_u
         return s3_multipart_begin(store, object->place, upload->id, &object->upload_id, error);
 }
 
-static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
-                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                    const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
-        return s3_multipart_send(store, object->place, object->upload_id, index, data, size, &object->parts[index], stop, error);
+        return s3_multipart_send(store, object->place, object->upload_id, range, data, &object->parts[range->index], stop, error);
 }
 
 /* Completes the upload of the temporary object. If an answer was lost, the upload is gone and the object has its id. */

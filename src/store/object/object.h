@@ -5,6 +5,7 @@
  *      object_list.c     listings in XML
  *      object_read.c     ranges
  *      object_parts.c    the parts of an upload: their sizes and their order
+ *      object_sum.c      checksums of bodies
  *      object_touch.c    keeps the temporary objects of an upload young
  *      object_refer.c    the parts of an object that has bytes of another one
  *      object_resume.c   the parts that an interrupted upload left in the service
@@ -64,6 +65,7 @@ struct object_call {
         size_t header_count;
         const void *body;
         uint64_t body_size;
+        const uint64_t *body_sum; /* the CRC-64 of the body; NULL: it was not computed yet */
         void *into;
         uint64_t into_size;
         uint64_t *into_sums; /* http.h */
@@ -95,15 +97,17 @@ struct object_upload;
 typedef enum nebula_status object_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                        struct nebula_error *error);
 /* Sends one part of one object; may run on several threads. */
-typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                            uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
-                                            struct nebula_error *error);
-/* Makes a part from a range of the object's source, if the source still has object->source_stamp. `data` holds the same bytes. After any
- * failure the part is sent. May run on several threads. */
 struct object_range {
         uint64_t index, offset, size; /* index: of the part */
         bool refers;                  /* the source has these bytes */
+        bool has_sum;                 /* the producer of the bytes told their CRC-64 */
+        uint64_t sum;
 };
+typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                            const struct object_range *range, const void *data, const atomic_bool *stop,
+                                            struct nebula_error *error);
+/* Makes a part from a range of the object's source, if the source still has object->source_stamp. `data` holds the same bytes. After any
+ * failure the part is sent. May run on several threads. */
 typedef enum nebula_status object_refer_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                              const struct object_range *range, const void *data, const atomic_bool *stop,
                                              struct nebula_error *error);
@@ -321,6 +325,14 @@ enum nebula_status object_read_bulk(struct store *store, const char *key, void *
                                     void *argument, struct nebula_error *error);
 enum nebula_status object_read_chunks(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t count,
                                       uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error);
+
+/* object_sum.c */
+/* The CRC-64 of the call's body. */
+uint64_t object_body_sum(const struct object_call *call);
+/* The CRC-64 of the bytes of a part. */
+uint64_t object_range_sum(const struct object_range *range, const void *data);
+/* Takes over the sum of a part that is about to be sent, if the producer told those of all its pieces. */
+void object_take_sum(const struct object_upload *object, struct object_range *range);
 
 /* object_parts.c */
 struct object_part {

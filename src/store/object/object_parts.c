@@ -218,10 +218,10 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
                 return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", sending->store->store.root, object->key);
         if (result)
                 return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
+        object_take_sum(object, &range);
         if (object_take_found(object, &range) || object_refer(sending->store, sending->upload, object, &range, stop))
                 return NEBULA_OK;
-        return sending->store->service->steps->send(sending->store, sending->upload, object, range.index, object->data + range.offset, range.size,
-                                                    stop, error);
+        return sending->store->service->steps->send(sending->store, sending->upload, object, &range, object->data + range.offset, stop, error);
 }
 
 static enum nebula_status send_parts(struct object_store *store, struct store_upload *upload, struct nebula_error *error)

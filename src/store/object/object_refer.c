@@ -108,7 +108,7 @@ bool object_next_range(struct object_upload *object, struct object_range *ret_ra
 
         if (!measure_run(object, begin, &size))
                 return false;
-        ret_range->refers = size != 0;
+        *ret_range = (struct object_range){ .refers = size != 0 };
         if (!size && !measure_sent(object, begin, &size))
                 return false;
         ret_range->index = object->taken++;

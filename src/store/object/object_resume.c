@@ -5,7 +5,6 @@
 
 #include "store/http/crypt.h"
 #include "store/object/object.h"
-#include "sum/sum.h"
 
 bool object_may_resume(const struct object_store *store, const struct object_upload *object)
 {
@@ -38,7 +37,7 @@ bool object_take_found(struct object_upload *object, const struct object_range *
 
         if (!found || !found->size || found->size != range->size)
                 return false;
-        sum = sum_crc64(0, data, (size_t)range->size);
+        sum = object_range_sum(range, data);
         if (found->has_sum ? found->sum != sum : !has_md5(data, (size_t)range->size, found->etag.text))
                 return false;
         object->parts[range->index] = *found;

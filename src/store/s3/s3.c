@@ -8,7 +8,6 @@
 #include "base/conf.h"
 #include "base/error.h"
 #include "store/s3/s3_private.h"
-#include "sum/sum.h"
 
 struct object_limits s3_limits = {
         .part_bytes = 8u << 20,
@@ -32,7 +31,7 @@ static void add_object(const struct object_store *store, struct object_call *cal
 
         if (!s3->has_sums)
                 return;
-        s3_crc64_text(sum_crc64(0, call->body, call->body_size), sum);
+        s3_crc64_text(object_body_sum(call), sum);
         object_header(call, "x-amz-checksum-crc64nvme", sum);
 }
 

@@ -86,7 +86,7 @@ static enum nebula_status copy_part(struct s3_store *s3, const char *source, con
 
         copying.size = entry->size - copying.first < COPY_PART_BYTES ? entry->size - copying.first : COPY_PART_BYTES;
         if (!copying.size) /* an empty range cannot be copied */
-                return s3_multipart_send(&s3->object, to, upload_id, index, "", 0, ret_part, NULL, error);
+                return s3_multipart_send(&s3->object, to, upload_id, &(struct object_range){ .index = index }, "", ret_part, NULL, error);
         return copy_range(s3, &copying, ret_part, error);
 }
 
@@ -107,7 +107,7 @@ enum nebula_status s3_refer(struct object_store *store, const struct store_uploa
         copying.source = source;
         status = copy_range(s3, &copying, part, error);
         part->size = range->size;
-        part->sum = s3->has_sums ? sum_crc64(0, data, range->size) : 0;
+        part->sum = s3->has_sums ? object_range_sum(range, data) : 0;
         free(source);
         return status;
 }

@@ -63,20 +63,22 @@ enum nebula_status s3_multipart_begin(struct object_store *store, const char *ke
         return status;
 }
 
-enum nebula_status s3_multipart_send(struct object_store *store, const char *key, const char *upload_id, uint64_t index, const void *data,
-                                     uint64_t size, struct object_part *ret_part, const atomic_bool *stop, struct nebula_error *error)
+enum nebula_status s3_multipart_send(struct object_store *store, const char *key, const char *upload_id,
+                                     const struct object_range *range, const void *data, struct object_part *ret_part, const atomic_bool *stop,
+                                     struct nebula_error *error)
 {
-        struct object_call call = { .method = "PUT", .key = key, .body = data, .body_size = size, .stop = stop };
+        struct object_call call = { .method = "PUT", .key = key, .body = data, .body_size = range->size,
+                                    .body_sum = range->has_sum ? &range->sum : NULL, .stop = stop };
         char number[24], sum[OBJECT_SUM_SIZE];
         struct http_response response;
         enum nebula_status status;
 
-        snprintf(number, sizeof number, "%" PRIu64, index + 1);
+        snprintf(number, sizeof number, "%" PRIu64, range->index + 1);
         object_param(&call, "partNumber", number);
         object_param(&call, "uploadId", upload_id);
         store->service->add_object(store, &call, sum);
         ret_part->sum = has_sums(store) ? s3_crc64_of(sum) : 0;
-        ret_part->size = size;
+        ret_part->size = range->size;
         status = store->service->send(store, &call, &response, error);
         if (status)
                 return status;
@@ -230,10 +232,10 @@ static enum nebula_status begin(struct object_store *store, const struct store_u
         return status ? status : s3_resume_describe(store, object, error);
 }
 
-static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
-                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                    const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
-        return s3_multipart_send(store, object->key, object->upload_id, index, data, size, &object->parts[index], stop, error);
+        return s3_multipart_send(store, object->key, object->upload_id, range, data, &object->parts[range->index], stop, error);
 }
 
 static uint64_t whole_sum(const struct object_upload *object)

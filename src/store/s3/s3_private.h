@@ -96,8 +96,9 @@ enum nebula_status s3_explain(const struct object_store *store, enum object_deed
 
 /* s3_multipart.c: the requests of an upload; the driver of Google uses them, too. `id`: of the write, for the metadata. */
 enum nebula_status s3_multipart_begin(struct object_store *store, const char *key, const char *id, char **ret_upload_id, struct nebula_error *error);
-enum nebula_status s3_multipart_send(struct object_store *store, const char *key, const char *upload_id, uint64_t index, const void *data,
-                                     uint64_t size, struct object_part *ret_part, const atomic_bool *stop, struct nebula_error *error);
+enum nebula_status s3_multipart_send(struct object_store *store, const char *key, const char *upload_id,
+                                     const struct object_range *range, const void *data, struct object_part *ret_part, const atomic_bool *stop,
+                                     struct nebula_error *error);
 /* The list of the parts for the completion. NULL: no memory. */
 char *s3_multipart_list(const struct object_part *parts, uint64_t count, size_t *ret_size);
 /* NEBULA_OK: the server answered. */

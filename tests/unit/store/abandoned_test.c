@@ -20,7 +20,7 @@ static struct begun begin(const char *key, unsigned parts)
 
         CHECK(s3_multipart_begin((struct object_store *)store, key, "0123456789abcdef", &begun.id, &error) == NEBULA_OK);
         for (unsigned i = 0; i < parts; i++)
-                CHECK(s3_multipart_send((struct object_store *)store, key, begun.id, i, "bytes", 5, &part, NULL, &error) == NEBULA_OK);
+                CHECK(s3_multipart_send((struct object_store *)store, key, begun.id, &(struct object_range){ .index = i, .size = 5 }, "bytes", &part, NULL, &error) == NEBULA_OK);
         return begun;
 }
 

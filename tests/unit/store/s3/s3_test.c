@@ -628,7 +628,7 @@ static void a_part_of_an_upload_that_was_ended_can_be_tried_again_later(void)
         struct object_part part;
 
         begin(NULL, NULL);
-        CHECK(s3_multipart_send((struct object_store *)store, "m.pt", "up-99", 0, "bytes", 5, &part, NULL, &error) == NEBULA_STORAGE);
+        CHECK(s3_multipart_send((struct object_store *)store, "m.pt", "up-99", &(struct object_range){ .size = 5 }, "bytes", &part, NULL, &error) == NEBULA_STORAGE);
         CHECK(strstr(error.message, "has ended its upload") && store_class(&error) == STORE_LATER);
         end();
 }
