@@ -3,6 +3,7 @@
  *
  *      sink.c          connections, requests, limits and counts
  *      sink_objects.c  what S3 and Azure Blob answer
+ *      sink_uploads.c  the same for objects that come in parts
  */
 #ifndef NB_BENCH_SINK_H
 #define NB_BENCH_SINK_H

@@ -1,40 +1,14 @@
-/* The answers of S3 and Azure Blob to transfers and to requests for Nebula's documents. One lock guards all objects; no body is sent or received under it. */
-#include "sink.h"
+/* The answers of S3 and Azure Blob to transfers and to requests for Nebula's documents. */
+#include "sink_objects.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define KEPT_MAX (1u << 20) /* bytes of a body that is kept in any case */
-#define UPLOADS_MAX 256u
-#define PARTS_MAX 10000u
 
-struct bytes { /* an object's body; the last owner frees it */
-        unsigned owners;
-        uint64_t size;
-        char *data; /* NULL: the pattern */
-};
-struct object {
-        struct object *next; /* by key */
-        char *key;           /* "/bucket/name" */
-        struct bytes *bytes;
-        unsigned etag;
-        time_t time;
-        char writer[64];
-};
-struct upload {
-        unsigned id;
-        char writer[64];
-        struct bytes *parts[PARTS_MAX]; /* of Azure: in the order in which they came */
-        char path[1100];
-        unsigned count;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects;
-static struct upload *uploads[UPLOADS_MAX];
-static unsigned last_etag, last_upload;
+static unsigned last_etag;
 static bool keeps_all;
 
 void objects_init(bool keeps)
@@ -43,7 +17,7 @@ void objects_init(bool keeps)
 }
 
 /* Lock held. NULL is fine. */
-static void drop(struct bytes *bytes)
+void objects_drop(struct bytes *bytes)
 {
         if (!bytes || --bytes->owners)
                 return;
@@ -51,7 +25,7 @@ static void drop(struct bytes *bytes)
         free(bytes);
 }
 
-static struct object *find(const char *key)
+struct object *objects_find(const char *key)
 {
         struct object *object = objects;
 
@@ -73,7 +47,7 @@ static struct object *set(const char *key, const char *writer, struct bytes *byt
                 object->next = *at;
                 *at = object;
         }
-        drop(object->bytes);
+        objects_drop(object->bytes);
         object->bytes = bytes;
         object->etag = ++last_etag;
         object->time = time(NULL);
@@ -91,13 +65,13 @@ static void forget(const char *key)
         if (!object || strcmp(object->key, key))
                 return;
         *at = object->next;
-        drop(object->bytes);
+        objects_drop(object->bytes);
         free(object->key);
         free(object);
 }
 
 /* The body of a request. NULL: the connection has ended. */
-static struct bytes *receive(struct call *call)
+struct bytes *objects_receive(struct call *call)
 {
         struct bytes *bytes = calloc(1, sizeof *bytes);
 
@@ -111,43 +85,22 @@ static struct bytes *receive(struct call *call)
         return NULL;
 }
 
-static struct bytes *join(struct upload *upload)
-{
-        struct bytes *whole = calloc(1, sizeof *whole);
-        bool has_all = true;
-        uint64_t at = 0;
-
-        whole->owners = 1;
-        for (unsigned i = 0; i < upload->count; i++) {
-                whole->size += upload->parts[i] ? upload->parts[i]->size : 0;
-                has_all = has_all && (!upload->parts[i] || upload->parts[i]->data);
-        }
-        whole->data = has_all ? malloc(whole->size + 1) : NULL;
-        for (unsigned i = 0; i < upload->count; i++) {
-                if (has_all && upload->parts[i])
-                        memcpy(whole->data + at, upload->parts[i]->data, upload->parts[i]->size);
-                at += upload->parts[i] ? upload->parts[i]->size : 0;
-                drop(upload->parts[i]);
-        }
-        return whole;
-}
-
-static void say(struct call *call, int status, const char *fields, const char *text)
+void objects_say(struct call *call, int status, const char *fields, const char *text)
 {
         sink_answer(call, status, fields, text, strlen(text));
 }
 
-static void refuse(struct call *call, int status, const char *code)
+void objects_refuse(struct call *call, int status, const char *code)
 {
         char text[300], fields[100];
 
         snprintf(fields, sizeof fields, "x-ms-error-code: %s\r\nContent-Type: application/xml\r\n", code);
         snprintf(text, sizeof text, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>no</Message></Error>", code);
-        say(call, status, fields, text);
+        objects_say(call, status, fields, text);
 }
 
 /* Lock held. */
-static bool holds(const struct call *call, const struct object *object)
+bool objects_holds(const struct call *call, const struct object *object)
 {
         char match[64], none[64], etag[32];
 
@@ -168,7 +121,7 @@ static void describe(const struct object *object, char *fields, size_t size)
                  *object->writer ? "x-amz-meta-nebula: " : "", object->writer, *object->writer ? "\r\n" : "");
 }
 
-static const char *writer_of(const struct call *call, char writer[64])
+const char *objects_writer(const struct call *call, char writer[64])
 {
         if (!*sink_field(call, "x-amz-meta-nebula", writer, 64))
                 sink_field(call, "x-ms-meta-nebula", writer, 64);
@@ -176,143 +129,22 @@ static const char *writer_of(const struct call *call, char writer[64])
 }
 
 /* Makes the object, if the condition holds, and takes `bytes`. */
-static void make(struct call *call, const char *writer, struct bytes *bytes, int status, const char *text)
+void objects_make(struct call *call, const char *writer, struct bytes *bytes, int status, const char *text)
 {
         struct object *object;
         char fields[512];
 
-        pthread_mutex_lock(&lock);
-        object = find(call->path);
-        if (!holds(call, object)) {
-                drop(bytes);
-                pthread_mutex_unlock(&lock);
-                refuse(call, 412, "PreconditionFailed");
+        pthread_mutex_lock(&objects_lock);
+        object = objects_find(call->path);
+        if (!objects_holds(call, object)) {
+                objects_drop(bytes);
+                pthread_mutex_unlock(&objects_lock);
+                objects_refuse(call, 412, "PreconditionFailed");
                 return;
         }
         describe(set(call->path, writer, bytes), fields, sizeof fields);
-        pthread_mutex_unlock(&lock);
-        say(call, status, fields, text);
-}
-
-/* Lock held. `id` 0: a new one. */
-static struct upload *upload_of(unsigned id, const char *path)
-{
-        for (unsigned i = 0; id && i < UPLOADS_MAX; i++)
-                if (uploads[i] && uploads[i]->id == id)
-                        return uploads[i];
-        for (unsigned i = 0; !id && i < UPLOADS_MAX; i++)
-                if (!uploads[i]) {
-                        uploads[i] = calloc(1, sizeof **uploads);
-                        uploads[i]->id = ++last_upload;
-                        snprintf(uploads[i]->path, sizeof uploads[i]->path, "%s", path);
-                        return uploads[i];
-                }
-        return NULL;
-}
-
-/* Lock held. */
-static void end_upload(struct upload *upload, bool drops)
-{
-        for (unsigned i = 0; drops && i < upload->count; i++)
-                drop(upload->parts[i]);
-        for (unsigned i = 0; i < UPLOADS_MAX; i++)
-                if (uploads[i] == upload)
-                        uploads[i] = NULL;
-        free(upload);
-}
-
-static void begin_upload(struct call *call)
-{
-        struct upload *upload;
-        unsigned id;
-        char text[400];
-
-        pthread_mutex_lock(&lock);
-        upload = upload_of(0, call->path);
-        if (!upload)
-                abort();
-        writer_of(call, upload->writer);
-        id = upload->id;
-        pthread_mutex_unlock(&lock);
-        snprintf(text, sizeof text,
-                 "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<InitiateMultipartUploadResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">"
-                 "<Bucket>b</Bucket><Key>k</Key><UploadId>%u</UploadId></InitiateMultipartUploadResult>", id);
-        say(call, 200, "Content-Type: application/xml\r\n", text);
-}
-
-/* NULL: there is none. */
-static struct bytes *copy_range(const struct call *call, const char *source)
-{
-        unsigned long long first = 0, last = 0;
-        struct bytes *bytes = NULL;
-        struct object *from;
-        char range[64];
-
-        pthread_mutex_lock(&lock);
-        from = find(source);
-        if (from && sscanf(sink_field(call, "x-amz-copy-source-range", range, sizeof range), "bytes=%llu-%llu", &first, &last) == 2 &&
-            last < from->bytes->size) {
-                bytes = calloc(1, sizeof *bytes);
-                bytes->owners = 1;
-                bytes->size = last + 1 - first;
-                if (from->bytes->data)
-                        bytes->data = memcpy(malloc(bytes->size + 1), from->bytes->data + first, bytes->size);
-        } else if (from) {
-                (bytes = from->bytes)->owners++;
-        }
-        pthread_mutex_unlock(&lock);
-        return bytes;
-}
-
-static void put_part(struct call *call, unsigned id, unsigned number)
-{
-        char source[1100], text[200];
-        struct upload *upload;
-        struct bytes *bytes;
-
-        if (*sink_field(call, "x-amz-copy-source", source, sizeof source)) {
-                bytes = copy_range(call, source);
-        } else {
-                bytes = receive(call);
-                if (!bytes)
-                        return;
-        }
-        pthread_mutex_lock(&lock);
-        upload = upload_of(id, call->path);
-        if (upload && bytes && number >= 1 && number <= PARTS_MAX) {
-                drop(upload->parts[number - 1]);
-                upload->parts[number - 1] = bytes;
-                upload->count = number > upload->count ? number : upload->count;
-        }
-        pthread_mutex_unlock(&lock);
-        snprintf(text, sizeof text, "<CopyPartResult><ETag>&quot;p%u&quot;</ETag></CopyPartResult>", number);
-        snprintf(source, sizeof source, "ETag: \"p%u\"\r\n", number);
-        if (upload && bytes)
-                say(call, 200, source, text);
-        else
-                refuse(call, 404, upload ? "NoSuchKey" : "NoSuchUpload");
-}
-
-static void complete(struct call *call, unsigned id)
-{
-        struct bytes *whole = NULL;
-        struct upload *upload;
-        char writer[64] = "", *list = sink_take(call);
-
-        free(list);
-        pthread_mutex_lock(&lock);
-        upload = upload_of(id, call->path);
-        if (upload && holds(call, find(call->path))) {
-                whole = join(upload);
-                memcpy(writer, upload->writer, sizeof writer);
-                end_upload(upload, false);
-        }
-        pthread_mutex_unlock(&lock);
-        if (whole)
-                make(call, writer, whole, 200, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<CompleteMultipartUploadResult><Bucket>b</Bucket><Key>k</Key>"
-                                               "<ETag>&quot;whole&quot;</ETag></CompleteMultipartUploadResult>");
-        else
-                refuse(call, upload ? 412 : 404, upload ? "PreconditionFailed" : "NoSuchUpload");
+        pthread_mutex_unlock(&objects_lock);
+        objects_say(call, status, fields, text);
 }
 
 static void copy(struct call *call, const char *source)
@@ -321,49 +153,15 @@ static void copy(struct call *call, const char *source)
         struct object *from;
         char writer[64];
 
-        pthread_mutex_lock(&lock);
-        from = find(source);
+        pthread_mutex_lock(&objects_lock);
+        from = objects_find(source);
         if (from)
                 (bytes = from->bytes)->owners++;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&objects_lock);
         if (bytes)
-                make(call, writer_of(call, writer), bytes, 200, "<CopyObjectResult><ETag>&quot;copy&quot;</ETag></CopyObjectResult>");
+                objects_make(call, objects_writer(call, writer), bytes, 200, "<CopyObjectResult><ETag>&quot;copy&quot;</ETag></CopyObjectResult>");
         else
-                refuse(call, 404, "NoSuchKey");
-}
-
-/* Blocks of one blob wait under its path; the list takes all of them. */
-static struct upload *waiting_blocks(const char *path)
-{
-        for (unsigned i = 0; i < UPLOADS_MAX; i++)
-                if (uploads[i] && !strcmp(uploads[i]->path, path))
-                        return uploads[i];
-        return upload_of(0, path);
-}
-
-static void put_azure(struct call *call, const char *comp)
-{
-        bool is_list = !strcmp(comp, "blocklist");
-        struct bytes *bytes = receive(call), *whole;
-        struct upload *upload;
-        char writer[64];
-
-        if (!bytes)
-                return;
-        pthread_mutex_lock(&lock);
-        upload = waiting_blocks(call->path);
-        if (!is_list)
-                upload->parts[upload->count++] = bytes;
-        else
-                drop(bytes);
-        whole = is_list ? join(upload) : NULL;
-        if (is_list)
-                end_upload(upload, false);
-        pthread_mutex_unlock(&lock);
-        if (is_list)
-                make(call, writer_of(call, writer), whole, 201, "");
-        else
-                say(call, 201, "x-ms-request-server-encrypted: true\r\n", "");
+                objects_refuse(call, 404, "NoSuchKey");
 }
 
 static void put(struct call *call)
@@ -372,14 +170,14 @@ static void put(struct call *call)
         struct bytes *bytes;
 
         if (sink_param(call, "uploadId", id, sizeof id) && sink_param(call, "partNumber", number, sizeof number)) {
-                put_part(call, (unsigned)atoi(id), (unsigned)atoi(number));
+                uploads_put_part(call, (unsigned)atoi(id), (unsigned)atoi(number));
         } else if (sink_param(call, "comp", comp, sizeof comp)) {
-                put_azure(call, comp);
+                uploads_put_block(call, !strcmp(comp, "blocklist"));
         } else if (*sink_field(call, "x-amz-copy-source", source, sizeof source)) {
                 copy(call, source);
-        } else if ((bytes = receive(call)) != NULL) {
+        } else if ((bytes = objects_receive(call)) != NULL) {
                 sink_field(call, "x-ms-version", version, sizeof version);
-                make(call, writer_of(call, writer), bytes, *version ? 201 : 200, "");
+                objects_make(call, objects_writer(call, writer), bytes, *version ? 201 : 200, "");
         }
 }
 
@@ -394,7 +192,7 @@ static void get_range(struct call *call, struct bytes *bytes, char *fields, size
                 sink_field(call, "range", range, sizeof range);
         is_range = sscanf(range, "bytes=%llu-%llu", &first, &last) >= 1;
         if (is_range && first >= bytes->size) {
-                refuse(call, 416, "InvalidRange");
+                objects_refuse(call, 416, "InvalidRange");
                 return;
         }
         if (last >= bytes->size)
@@ -414,24 +212,24 @@ static void get(struct call *call)
         char fields[1024];
         bool is_met = true;
 
-        pthread_mutex_lock(&lock);
-        object = find(call->path);
+        pthread_mutex_lock(&objects_lock);
+        object = objects_find(call->path);
         if (!object && strstr(call->path, "/pattern-") && sscanf(strstr(call->path, "/pattern-"), "/pattern-%lu", &none.size) == 1)
                 object = &pattern;
-        if (object && (is_met = holds(call, object))) {
+        if (object && (is_met = objects_holds(call, object))) {
                 bytes = object->bytes;
                 bytes->owners++;
                 describe(object, fields, sizeof fields);
         }
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&objects_lock);
         if (bytes)
                 get_range(call, bytes, fields, sizeof fields);
         else
-                refuse(call, is_met ? 404 : 412, is_met ? (strstr(call->head, "x-ms-version") ? "BlobNotFound" : "NoSuchKey") : "PreconditionFailed");
-        pthread_mutex_lock(&lock);
+                objects_refuse(call, is_met ? 404 : 412, is_met ? (strstr(call->head, "x-ms-version") ? "BlobNotFound" : "NoSuchKey") : "PreconditionFailed");
+        pthread_mutex_lock(&objects_lock);
         if (bytes && bytes != &none)
-                drop(bytes);
-        pthread_mutex_unlock(&lock);
+                objects_drop(bytes);
+        pthread_mutex_unlock(&objects_lock);
 }
 
 /* Lock held. One object of a listing, or the prefix that it is folded into. */
@@ -466,11 +264,11 @@ static void list(struct call *call)
         sink_param(call, "prefix", prefix, sizeof prefix);
         sink_param(call, "delimiter", delimiter, sizeof delimiter);
         fprintf(file, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult><IsTruncated>false</IsTruncated>");
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&objects_lock);
         for (struct object *object = objects; object; object = object->next)
                 if (!strncmp(object->key, bucket, length) && !strncmp(object->key + length, prefix, strlen(prefix)))
                         list_one(file, object, object->key + length, prefix, delimiter, folded, sizeof folded);
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&objects_lock);
         fprintf(file, "</ListBucketResult>");
         fclose(file);
         sink_answer(call, 200, "Content-Type: application/xml\r\n", text, size);
@@ -479,26 +277,19 @@ static void list(struct call *call)
 
 static void forget_one(struct call *call)
 {
-        char id[32];
         struct object *object;
         bool is_met;
 
-        pthread_mutex_lock(&lock);
-        object = find(call->path);
-        is_met = !object || holds(call, object);
-        if (sink_param(call, "uploadId", id, sizeof id)) {
-                struct upload *upload = upload_of((unsigned)atoi(id), call->path);
-
-                if (upload)
-                        end_upload(upload, true);
-        } else if (is_met) {
-                forget(call->path);
-        }
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_lock(&objects_lock);
+        object = objects_find(call->path);
+        is_met = !object || objects_holds(call, object);
         if (is_met)
-                say(call, 204, "", "");
+                forget(call->path);
+        pthread_mutex_unlock(&objects_lock);
+        if (is_met)
+                objects_say(call, 204, "", "");
         else
-                refuse(call, 412, "PreconditionFailed");
+                objects_refuse(call, 412, "PreconditionFailed");
 }
 
 void objects_serve(struct call *call)
@@ -506,11 +297,13 @@ void objects_serve(struct call *call)
         char id[32];
 
         if (!strcmp(call->method, "POST") && sink_param(call, "uploads", id, sizeof id))
-                begin_upload(call);
+                uploads_begin(call);
         else if (!strcmp(call->method, "POST") && sink_param(call, "uploadId", id, sizeof id))
-                complete(call, (unsigned)atoi(id));
+                uploads_complete(call, (unsigned)atoi(id));
         else if (!strcmp(call->method, "PUT"))
                 put(call);
+        else if (!strcmp(call->method, "DELETE") && sink_param(call, "uploadId", id, sizeof id))
+                uploads_abort(call, (unsigned)atoi(id));
         else if (!strcmp(call->method, "DELETE"))
                 forget_one(call);
         else if (!strcmp(call->method, "GET") && sink_param(call, "list-type", id, sizeof id))
