@@ -13,6 +13,7 @@
 #define TOKEN_PATH "/computeMetadata/v1/instance/service-accounts/default/token"
 #define TOKEN_URL "https://oauth2.googleapis.com/token"
 #define FILE_MAX (64u << 10)
+#define SCOPE "https://www.googleapis.com/auth/devstorage.read_write"
 
 static enum nebula_status fetch_given(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
@@ -74,6 +75,38 @@ static struct object_token *find_user(const json_t *body)
         return object_oauth_find(&oauth);
 }
 
+static char *copy_of(const json_t *body, const char *name)
+{
+        const char *text = json_string_value(json_object_get(body, name));
+
+        return text ? strdup(text) : NULL;
+}
+
+/* The token of a service account: a token that its key has signed is exchanged for it. NULL with error: the file lacks a member. */
+static struct object_token *find_service(const json_t *body, const char *path, struct nebula_error *error)
+{
+        struct object_oauth oauth = { .missing = "", .jwt = calloc(1, sizeof *oauth.jwt) };
+        const char *url = conf_env("GOOGLE_TOKEN_URL");
+        struct buf buf = { 0 };
+
+        if (!oauth.jwt)
+                return NULL;
+        *oauth.jwt = (struct object_jwt){ copy_of(body, "private_key"), copy_of(body, "private_key_id"), copy_of(body, "client_email"),
+                                          copy_of(body, "token_uri"), SCOPE };
+        if (!oauth.jwt->audience)
+                oauth.jwt->audience = strdup(TOKEN_URL);
+        if (!oauth.jwt->key || !oauth.jwt->issuer || !oauth.jwt->audience) {
+                object_jwt_free(oauth.jwt);
+                error_set(error, NEBULA_INVALID, 0, "%.200s lacks client_email or private_key", path);
+                return NULL;
+        }
+        object_oauth_pair(&buf, "", "grant_type", "urn:ietf:params:oauth:grant-type:jwt-bearer");
+        oauth.form = object_take(&buf);
+        oauth.name = strdup("the service account of GOOGLE_APPLICATION_CREDENTIALS");
+        oauth.url = strdup(url ? url : oauth.jwt->audience);
+        return object_oauth_find(&oauth);
+}
+
 /* The path of the file of application default credentials. False: none. */
 static bool file_path(char *path, size_t size)
 {
@@ -103,11 +136,16 @@ static struct object_token *find_file(bool *ret_is_there, char ret_source[S3_SOU
         body = json_loadb(text, size, 0, NULL);
         object_forget_bytes(text, size);
         type = json_string_value(json_object_get(body, "type"));
+        error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a token");
         snprintf(ret_source, S3_SOURCE_MAX, "the login of gcloud");
-        if (!type || strcmp(type, "authorized_user"))
-                error_set(error, NEBULA_INVALID, 0, "%.200s is of the type \"%.40s\", which is not supported: use an HMAC key of the service account", path, type ? type : "");
-        else if (!(token = find_user(body)))
-                error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a token");
+        if (type && !strcmp(type, "service_account")) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the service account of GOOGLE_APPLICATION_CREDENTIALS");
+                token = find_service(body, path, error);
+        } else if (type && !strcmp(type, "authorized_user")) {
+                token = find_user(body);
+        } else {
+                error_set(error, NEBULA_INVALID, 0, "%.200s is of the type \"%.40s\", which is not supported: use the key file or an HMAC key of a service account", path, type ? type : "");
+        }
         object_forget_json(body);
         return token;
 }

@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/pem.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -31,6 +32,30 @@ bool crypt_md5(const void *data, size_t size, char ret_text[CRYPT_MD5_SIZE])
         for (unsigned i = 0; i < length; i++)
                 snprintf(ret_text + 2 * i, 3, "%02x", digest[i]);
         return true;
+}
+
+/* OpenSSL would ask a person for it on the terminal. */
+static int no_password(char *to, int size, int is_written, void *argument)
+{
+        return -1;
+}
+
+bool crypt_sign_rs256(const char *pem, const void *data, size_t size, uint8_t ret_signature[CRYPT_RSA_MAX], size_t *ret_size)
+{
+        size_t length = strlen(pem);
+        BIO *text = length <= INT_MAX ? BIO_new_mem_buf(pem, (int)length) : NULL;
+        EVP_PKEY *key = text ? PEM_read_bio_PrivateKey(text, NULL, no_password, NULL) : NULL;
+        EVP_MD_CTX *context = EVP_MD_CTX_new();
+        bool is_signed = false;
+
+        *ret_size = CRYPT_RSA_MAX;
+        if (key && context && EVP_PKEY_base_id(key) == EVP_PKEY_RSA && EVP_PKEY_size(key) <= CRYPT_RSA_MAX)
+                is_signed = EVP_DigestSignInit(context, NULL, EVP_sha256(), NULL, key) == 1 &&
+                            EVP_DigestSign(context, ret_signature, ret_size, data, size) == 1;
+        EVP_MD_CTX_free(context);
+        EVP_PKEY_free(key);
+        BIO_free(text);
+        return is_signed;
 }
 
 static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -15,6 +15,7 @@
  *      object_fail.c     messages about answers that are not a success
  *      object_token.c    secrets that expire, shared by the process
  *      object_sigv4.c    signatures of S3 and of Google
+ *      object_jwt.c      signed tokens that services take in exchange for bearer tokens
  *      object_oauth.c    bearer tokens of services that speak OAuth
  *
  * A driver describes its service in a struct object_service. An object of key `k` has the name PREFIX + encoded `k` in the service.
@@ -241,11 +242,23 @@ void object_token_forget_all(void); /* for tests: no request may be running */
 enum nebula_status object_token_sign(struct object_token *token, uint64_t *serial, bool was_refused, struct http_fields *fields,
                                      struct nebula_error *error);
 
+/* object_jwt.c: a signed token that says who asks. It owns the texts but the scope. */
+struct object_jwt {
+        char *key;    /* the RSA key in PEM */
+        char *key_id; /* NULL: not sent */
+        char *issuer, *audience;
+        const char *scope;
+};
+/* Signs one that begins now. The caller passes *ret_text to object_forget. NEBULA_INVALID: the key cannot be used. */
+enum nebula_status object_jwt_sign(const struct object_jwt *jwt, char **ret_text, struct nebula_error *error);
+void object_jwt_free(struct object_jwt *jwt); /* NULL is fine */
+
 /* object_oauth.c: how to request a token from a service. It owns the texts. */
 struct object_oauth {
         char *name;            /* for messages */
         char *url, *form;      /* form: the body of a POST; NULL: the request is a GET */
         char *assertion;       /* the file whose text follows the form; NULL: none */
+        struct object_jwt *jwt; /* its signed text follows the form; NULL: none */
         char *header, *secret; /* a header that the service requires; NULL: none */
         const char *missing;   /* the settings that are missing, for the error if the machine's own service does not answer */
         bool is_machine;       /* the service of the machine itself: it answers quickly or does not exist */

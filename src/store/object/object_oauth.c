@@ -57,6 +57,19 @@ static enum nebula_status read_answer(const struct object_oauth *oauth, const st
         return NEBULA_OK;
 }
 
+/* Adds the JSON web token of the caller. */
+static enum nebula_status add_jwt(struct buf *buf, const struct object_oauth *oauth, struct nebula_error *error)
+{
+        char *text;
+        enum nebula_status status = object_jwt_sign(oauth->jwt, &text, error);
+
+        if (status)
+                return status;
+        object_oauth_pair(buf, "&", "assertion", text);
+        object_forget(text);
+        return NEBULA_OK;
+}
+
 /* Makes the body of the POST; NULL with *ret_status NEBULA_OK: the request is a GET. */
 static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret_status, struct nebula_error *error)
 {
@@ -79,6 +92,10 @@ static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret
                 text[strcspn(text, "\r\n")] = 0;
                 object_oauth_pair(&buf, "&", "client_assertion", text);
                 object_forget_bytes(text, size);
+        }
+        if (oauth->jwt && (*ret_status = add_jwt(&buf, oauth, error)) != NEBULA_OK) {
+                buf_done(&buf);
+                return NULL;
         }
         text = object_take(&buf);
         if (!text)
@@ -151,6 +168,7 @@ static void done(void *source)
         free(oauth->url);
         free(oauth->assertion);
         free(oauth->header);
+        object_jwt_free(oauth->jwt);
         free(oauth);
 }
 
@@ -165,8 +183,9 @@ struct object_token *object_oauth_find(struct object_oauth *texts)
                 return NULL;
         *oauth = *texts;
         *texts = (struct object_oauth){ 0 };
-        for (size_t i = 0; i < 4; i++) {
-                const char *part = i == 0 ? oauth->url : i == 1 ? oauth->form : i == 2 ? oauth->assertion : oauth->secret;
+        for (size_t i = 0; i < 5; i++) {
+                const char *part = i == 0 ? oauth->url : i == 1 ? oauth->form : i == 2 ? oauth->assertion : i == 3 ? oauth->secret :
+                                   oauth->jwt ? oauth->jwt->key : NULL;
 
                 buf_add_text(&buf, part ? part : "");
                 buf_add_byte(&buf, '\n');

@@ -1,9 +1,14 @@
 /* The requests of the Google driver, and its credentials. */
+#include <jansson.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rsa.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "os/os.h"
 #include "store/gs/gs_private.h"
+#include "store/http/crypt.h"
 #include "store/http/server.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -166,14 +171,139 @@ static void the_login_of_gcloud_is_exchanged_for_a_token(void)
         server_stop(service);
 }
 
+static EVP_PKEY *make_key(void)
+{
+        EVP_PKEY_CTX *context = EVP_PKEY_CTX_new_id(EVP_PKEY_RSA, NULL);
+        EVP_PKEY *key = NULL;
+
+        if (EVP_PKEY_keygen_init(context) != 1 || EVP_PKEY_CTX_set_rsa_keygen_bits(context, 2048) != 1 || EVP_PKEY_keygen(context, &key) != 1)
+                abort();
+        EVP_PKEY_CTX_free(context);
+        return key;
+}
+
+/* A key file as Google's console writes it. `password`: NULL, or of the key. */
+static void write_key_file(EVP_PKEY *key, const char *url, const char *password)
+{
+        BIO *memory = BIO_new(BIO_s_mem());
+        char path[300], *pem, *text;
+        json_t *body;
+        long size;
+
+        PEM_write_bio_PKCS8PrivateKey(memory, key, password ? EVP_aes_256_cbc() : NULL, password, password ? (int)strlen(password) : 0, NULL, NULL);
+        size = BIO_get_mem_data(memory, &pem);
+        body = json_pack("{s:s, s:s, s:s%, s:s, s:s}", "type", "service_account", "private_key_id", "k1", "private_key", pem, (size_t)size,
+                         "client_email", "me@project.iam.gserviceaccount.com", "token_uri", url);
+        text = json_dumps(body, 0);
+        write_file(path, text);
+        setenv("GOOGLE_APPLICATION_CREDENTIALS", path, 1);
+        free(text);
+        json_decref(body);
+        BIO_free(memory);
+}
+
+/* Decodes base64 for URLs, which has no padding; NUL-terminated. */
+static size_t decode(const char *from, size_t size, char *ret_data, size_t room)
+{
+        char text[2000];
+        size_t length = 0;
+
+        if (size + 4 >= sizeof text)
+                abort();
+        for (; length < size; length++)
+                text[length] = from[length] == '-' ? '+' : from[length] == '_' ? '/' : from[length];
+        while (length % 4)
+                text[length++] = '=';
+        text[length] = 0;
+        CHECK(crypt_base64_decode(text, ret_data, room - 1, &size));
+        ret_data[size] = 0;
+        return size;
+}
+
+/* The header and the claims of the assertion; checks its signature. */
+static json_t *read_assertion(EVP_PKEY *key, const char *token_text, json_t **ret_claims)
+{
+        const char *first = strchr(token_text, '.'), *second = first ? strchr(first + 1, '.') : NULL;
+        EVP_MD_CTX *context = EVP_MD_CTX_new();
+        char head[500] = "", claims[1000] = "", signature[600];
+        size_t size;
+
+        if (!second)
+                abort();
+        decode(token_text, (size_t)(first - token_text), head, sizeof head);
+        decode(first + 1, (size_t)(second - first - 1), claims, sizeof claims);
+        size = decode(second + 1, strlen(second + 1), signature, sizeof signature);
+        CHECK(EVP_DigestVerifyInit(context, NULL, EVP_sha256(), NULL, key) == 1);
+        CHECK(EVP_DigestVerify(context, (unsigned char *)signature, size, (const unsigned char *)token_text, (size_t)(second - token_text)) == 1);
+        EVP_MD_CTX_free(context);
+        *ret_claims = json_loads(claims, 0, NULL);
+        return json_loads(head, 0, NULL);
+}
+
+static const char *text_of(const json_t *object, const char *name)
+{
+        const char *text = json_string_value(json_object_get(object, name));
+
+        return text ? text : "";
+}
+
+static void the_key_of_a_service_account_signs_for_a_token(void)
+{
+        static const char before[] = "grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Ajwt-bearer&assertion=";
+        struct server *service = server_start(issue, NULL, false);
+        EVP_PKEY *key = make_key();
+        json_t *head, *claims;
+        char url[64];
+
+        begin();
+        tokens = 0;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/token", server_port(service));
+        write_key_file(key, url, NULL);
+        strcpy(token, "Bearer SECRET1");
+        REQUIRE(put() == NEBULA_OK && put() == NEBULA_OK && tokens == 1 && !strncmp(service_body, before, sizeof before - 1));
+        head = read_assertion(key, service_body + sizeof before - 1, &claims);
+        CHECK(!strcmp(text_of(head, "alg"), "RS256") && !strcmp(text_of(head, "kid"), "k1") && !strcmp(text_of(head, "typ"), "JWT"));
+        CHECK(!strcmp(text_of(claims, "iss"), "me@project.iam.gserviceaccount.com") && !strcmp(text_of(claims, "aud"), url));
+        CHECK(!strcmp(text_of(claims, "scope"), "https://www.googleapis.com/auth/devstorage.read_write"));
+        CHECK(json_integer_value(json_object_get(claims, "exp")) - json_integer_value(json_object_get(claims, "iat")) == 3600);
+        CHECK(llabs(json_integer_value(json_object_get(claims, "iat")) - os->wall_ns() / 1000000000) < 300);
+        strcpy(token, "Bearer SECRET2"); /* the first one ended */
+        CHECK(put() == NEBULA_OK && tokens == 2);
+        json_decref(head);
+        json_decref(claims);
+        EVP_PKEY_free(key);
+        end();
+        server_stop(service);
+}
+
+static void a_key_file_that_cannot_be_used_is_refused_without_its_key(void)
+{
+        EVP_PKEY *key = make_key();
+        char path[300];
+
+        begin();
+        write_key_file(key, "http://127.0.0.1:1/token", "password"); /* nobody is asked for it */
+        CHECK(put() == NEBULA_INVALID && strstr(error.message, "me@project") && !strstr(error.message, "BEGIN"));
+        store_close(store);
+        store_gs.open("gs://data/run", &store, &error);
+        write_file(path, "{\"type\":\"service_account\",\"private_key\":\"SECRET\",\"client_email\":\"me\"}");
+        CHECK(put() == NEBULA_INVALID && strstr(error.message, "no RSA key") && !strstr(error.message, "SECRET"));
+        store_close(store);
+        store_gs.open("gs://data/run", &store, &error);
+        write_file(path, "{\"type\":\"service_account\",\"private_key\":\"SECRET\"}");
+        CHECK(put() == NEBULA_INVALID && strstr(error.message, "client_email") && !strstr(error.message, "SECRET"));
+        EVP_PKEY_free(key);
+        end();
+}
+
 static void a_refusal_says_what_to_do(void)
 {
         char path[300];
 
         begin();
-        write_file(path, "{\"type\":\"service_account\",\"private_key\":\"SECRET\"}");
+        write_file(path, "{\"type\":\"external_account\",\"private_key\":\"SECRET\"}");
         setenv("GOOGLE_APPLICATION_CREDENTIALS", path, 1);
-        CHECK(put() == NEBULA_INVALID && strstr(error.message, "service_account") && strstr(error.message, "HMAC key") && !strstr(error.message, "SECRET"));
+        CHECK(put() == NEBULA_INVALID && strstr(error.message, "external_account") && strstr(error.message, "HMAC key") && !strstr(error.message, "SECRET"));
         unsetenv("GOOGLE_APPLICATION_CREDENTIALS");
         setenv("GCE_METADATA_HOST", "127.0.0.1:1", 1);
         CHECK(put() == NEBULA_UNAVAILABLE && strstr(error.message, "the environment holds no key"));
@@ -192,4 +322,5 @@ static void a_refusal_says_what_to_do(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_machines_token_is_asked_for_once_and_replaced_when_it_is_refused),
-         TEST(the_login_of_gcloud_is_exchanged_for_a_token), TEST(a_refusal_says_what_to_do))
+         TEST(the_login_of_gcloud_is_exchanged_for_a_token), TEST(the_key_of_a_service_account_signs_for_a_token),
+         TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(a_refusal_says_what_to_do))
