@@ -108,7 +108,7 @@ enum outcome write_float(struct writer *writer, PyObject *number);
 /* pickle_plain.c */
 enum outcome plain_write(struct writer *writer, PyObject *object);
 
-/* pickle_plain_leaf.c: of an object that is no container, number, text or tensor */
+/* pickle_plain_leaf.c: writes an object that is not a container, number, text or tensor */
 enum outcome write_leaf(struct writer *writer, PyObject *object);
 
 /* pickle_plain_tensor.c */
@@ -119,7 +119,7 @@ enum outcome check_dtypes(struct writer *writer);
 /* torch_abi.c */
 /* Fetches objects of torch, once; false with a Python error. */
 bool plain_load(void);
-/* Prefetch what an ordinary tensor points to, and later what that points to. */
+/* Prefetch the object that an ordinary tensor points to, and later the one that this object points to. */
 void tensor_fetch(PyObject *key, PyObject *value);
 void tensor_fetch_storage(PyObject *key, PyObject *value);
 

@@ -11,7 +11,7 @@
 
 static struct {
         bool is_ready;
-        PyObject *types[5];  /* that are asked; not their subclasses */
+        PyObject *types[5];  /* whose __reduce_ex__ is called; not their subclasses */
         PyObject *enum_type; /* with its subclasses */
         PyObject *dispatch, *extensions; /* of copyreg */
         PyObject *old_modules, *old_names; /* of protocol 2, by those of today */
@@ -51,7 +51,7 @@ static bool is_asked(const PyTypeObject *type)
                (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE) && !strncmp(type->tp_name, "numpy.", 6));
 }
 
-/* TorchPickler says what is wrong, if it is. Only what is no Exception, as Ctrl-C, ends both. */
+/* TorchPickler reports the error, if it is one. Only an exception that is not an Exception, like Ctrl-C, ends both. */
 static enum outcome given_up(void)
 {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
@@ -60,7 +60,7 @@ static enum outcome given_up(void)
         return NOT_PLAIN;
 }
 
-/* The name that protocol 2 has for a module; NULL: such names are left to TorchPickler. */
+/* The name of a module in protocol 2. NULL: TorchPickler handles this name. */
 static const char *old_module(PyObject *module, PyObject *name)
 {
         PyObject *pair = PyTuple_Pack(2, module, name);
@@ -100,7 +100,7 @@ static enum outcome write_named(struct writer *writer, PyObject *object, PyObjec
                 outcome = FAILED;
                 if (room(writer, strlen(module_text) + strlen(name_text) + 3)) {
                         writer->at += sprintf(writer->at, "c%s\n%s", module_text, name_text);
-                        put(writer, '\n'); /* where sprintf left its zero */
+                        put(writer, '\n'); /* over sprintf's NUL */
                         outcome = memoize(writer, object);
                 }
         }
@@ -126,7 +126,7 @@ static enum outcome write_op(struct writer *writer, int op)
         return WRITTEN;
 }
 
-/* function(*arguments), then the state; `object` is what that makes. */
+/* Writes function(*arguments), then the state. `object` is the object that this call makes. */
 static enum outcome write_call(struct writer *writer, PyObject *object, PyObject *function, PyObject *arguments, PyObject *state)
 {
         enum outcome outcome;

@@ -99,7 +99,7 @@ static PyObject *ranges_put_on(PyObject *object, PyObject *arguments)
         Py_RETURN_NONE;
 }
 
-/* Of few devices. */
+/* For a small number of devices. */
 static PyObject *ranges_devices(PyObject *object, PyObject *unused)
 {
         const struct ranges *self = (struct ranges *)object;
@@ -149,7 +149,7 @@ static size_t piece_count(const struct ranges *self, size_t index, int device, u
         return self->sources[index].device == device && size >= least && size <= most ? (size + piece - 1) / piece : 0;
 }
 
-/* Packed device_piece. */
+/* Returns packed device_piece structs. */
 static PyObject *ranges_pieces(PyObject *object, PyObject *arguments)
 {
         const struct ranges *self = (struct ranges *)object;

@@ -42,7 +42,7 @@ int ranges_add_type(PyObject *module);
 struct ranges *ranges_new(void);
 /* Takes a reference to `owner`; false with a Python error. */
 bool ranges_add(struct ranges *ranges, int device, const void *address, uint64_t size, PyObject *owner);
-/* Wherever it lies. */
+/* The address of a range, on the host or on a device. */
 static inline const void *ranges_address(const struct ranges *ranges, size_t index)
 {
         return ranges->ranges[index].data ? ranges->ranges[index].data : ranges->sources[index].address;

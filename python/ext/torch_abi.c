@@ -11,7 +11,7 @@
 struct torch_known known;
 struct torch_shim shim;
 
-/* The number in a call's result; -1 with PyErr_Occurred(): it is none. Takes `value` over. */
+/* The number in a call's result. -1 with PyErr_Occurred(): it is not a number. Takes over `value`. */
 static int64_t number_of(PyObject *value)
 {
         int64_t number = value ? PyLong_AsLongLong(value) : -1;

@@ -253,7 +253,7 @@ class Checkpoint:
     def _lost(self, name: str, save: object, failure: BaseException) -> None:
         """Notes that the bytes of a save that had returned could not be copied. Any thread may call it."""
         if self._newest.get(name) is not save:
-            log.info("nebula: a save of %r that a later one has replaced failed: %s", name, failure)
+            log.info("nebula: a save of %r failed, and a later save has replaced it: %s", name, failure)
             return
         what = f"file {name!r} of checkpoint {self._tag!r}"
         log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
@@ -360,7 +360,7 @@ class Checkpoint:
         try:
             self._known().fail(reason)
         except NebulaError as failure:
-            log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
+            log.warning("nebula: could not mark checkpoint %r as failed: %s", self._tag, failure)
 
     def _begin_block(self) -> None:
         """Makes the handle of a block in a job of one process stay open until the block ends.
@@ -467,7 +467,7 @@ class Checkpoint:
         if self._engine.settings().on_error == "raise":
             raise failure
         if not self._is_silent:
-            log.error("nebula: no agent can say what became of checkpoint %r: %s. Training goes on.", self._tag, failure)
+            log.error("nebula: the state of checkpoint %r is unknown, because no agent answers: %s. Training goes on.", self._tag, failure)
         self._is_silent = True
 
     def _report(self) -> dict[str, Any]:
@@ -536,7 +536,7 @@ class Checkpoint:
         try:
             self.wait("durable")
         except NebulaError as failure:
-            return f"; storage does not have those of other nodes: {failure}"
+            return f"; storage does not have the files of other nodes: {failure}"
         return ""
 
     def _lies_elsewhere(self) -> bool:

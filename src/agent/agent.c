@@ -183,7 +183,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
-                log_event(LOG_LEVEL_WARN, "images are memfds, which do not survive this agent: %s", why);
+                log_event(LOG_LEVEL_WARN, "the agent keeps images in memfds, which end with it: %s", why);
         survival_log_adopt_all(&agent->catalogue);
         publish_adopt_all(&agent->catalogue);
         os->unlink(place->socket); /* left by a killed agent: the lock shows that none is alive */
@@ -194,7 +194,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         }
         /* Before the threads that use it. */
         if (replica_start(&agent->catalogue, error))
-                log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
+                log_event(LOG_LEVEL_WARN, "the agent makes no copies on other nodes: %s", error ? error->message : "");
         if (start_threads(agent, error))
                 goto undo_replica;
         log_event(LOG_LEVEL_INFO, "agent %u is ready: version %s, memory budget %" PRIu64 " MiB in %s", os->pid(), NEBULA_VERSION,
@@ -392,7 +392,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "
                                           "another directory", os->uid(), place->directory, conf_env("XDG_RUNTIME_DIR"));
         if (agent_start(place, false, &agent, &error)) {
-                log_event(LOG_LEVEL_WARN, "no start: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "the agent cannot start: %s", error.message);
                 if (ready_fd >= 0)
                         os_daemon_ready(ready_fd, error.message);
                 else

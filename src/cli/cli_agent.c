@@ -10,7 +10,7 @@
 #include "os/os.h"
 #include "os/process.h"
 
-#define GREETING_MS 5000 /* an agent answers a greeting at once, whatever its storage does */
+#define GREETING_MS 5000 /* an agent answers a greeting at once, even if its storage hangs */
 
 struct cli_agent {
         int fd;

@@ -150,7 +150,7 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
         return status;
 }
 
-/* Keeps pinned versions, whatever the rules are. If --tag names one, refuses. */
+/* Keeps pinned versions against all rules. If --tag names one, refuses. */
 static enum nebula_status spare_pinned(struct store *store, const char *tag, const struct manifest_scan *scan, bool *drop, struct pins *ret_pins,
                                        struct nebula_error *error)
 {

@@ -25,7 +25,7 @@
 
 static enum nebula_status misses(const char *name, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_INVALID, 0, "the request has no sound \"%s\"", name);
+        return error_set(error, NEBULA_INVALID, 0, "the request has no valid \"%s\"", name);
 }
 
 static enum nebula_status no_memory(struct nebula_error *error)
@@ -58,7 +58,7 @@ static enum nebula_status answer_get(struct store *store, const json_t *request,
         if (status)
                 return status;
         if (!text_is_utf8(text, size))
-                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s is no text", store->root, key);
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s is not text", store->root, key);
         else if (json_object_set_new(answer, "value", json_stringn(text, size)) ||
                  json_object_set_new(answer, "stamp", json_string(stamp.text)))
                 status = no_memory(error);

@@ -19,7 +19,7 @@ enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped,
         result = os->fstat(fd, &stat);
         if (!result && stat.kind != OS_KIND_FILE) {
                 os->close(fd);
-                return error_set(error, NEBULA_INVALID, 0, "%s is no file", path);
+                return error_set(error, NEBULA_INVALID, 0, "%s is not a regular file", path);
         }
         if (!result && stat.size)
                 result = os->map(fd, 0, stat.size, OS_MAP_READ, &mapped.data);

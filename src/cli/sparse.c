@@ -129,7 +129,7 @@ enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *
         enum nebula_status status;
 
         if (!sparse->size)
-                return error_set(error, NEBULA_INVALID, 0, "an empty file is no file of torch.save");
+                return error_set(error, NEBULA_INVALID, 0, "an empty file is not a file of torch.save");
         status = sparse_need(sparse, sparse->size - tail, tail, error);
         if (!status)
                 status = zip_find_directory(sparse->data, sparse->size, &directory, error);

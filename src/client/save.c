@@ -73,7 +73,7 @@ static enum nebula_status check_ranges(const struct plan *plan, const struct neb
         bool may_lack = plan->keep && plan->keep->fill;
 
         if (count > 0 && !ranges)
-                return error_set(error, NEBULA_INVALID, 0, "%zu ranges were promised, none given", count);
+                return error_set(error, NEBULA_INVALID, 0, "the count of ranges is %zu, but the pointer to them is NULL", count);
         for (size_t i = 0; i < count; i++) {
                 if (ranges[i].size > 0 && !ranges[i].data && !may_lack)
                         return error_set(error, NEBULA_INVALID, 0, "range %zu has %llu bytes, but no address", i,
@@ -85,9 +85,9 @@ static enum nebula_status check_ranges(const struct plan *plan, const struct neb
 static enum nebula_status plan_keep(struct plan *plan, const struct nebula_keep *keep, struct nebula_error *error)
 {
         if (keep && !keep->release)
-                return error_set(error, NEBULA_INVALID, 0, "memory that is kept needs a function that releases it");
+                return error_set(error, NEBULA_INVALID, 0, "nebula_keep needs the function `release`");
         if (keep && !keep->fill != !keep->filled)
-                return error_set(error, NEBULA_INVALID, 0, "fill and filled come together");
+                return error_set(error, NEBULA_INVALID, 0, "nebula_keep needs both `fill` and `filled`, or neither");
         plan->keep = keep;
         return NEBULA_OK;
 }
@@ -524,7 +524,7 @@ enum nebula_status nebula_checkpoint_save_tensors(nebula_checkpoint *checkpoint,
         enum nebula_status status;
 
         if (count > 0 && !tensors)
-                return error_set(ret_error, NEBULA_INVALID, 0, "%zu tensors were promised, none given", count);
+                return error_set(ret_error, NEBULA_INVALID, 0, "the count of tensors is %zu, but the pointer to them is NULL", count);
         status = pickle_flat_dict(tensors, count, &pickle, &pickle_size, ret_error);
         if (status != NEBULA_OK)
                 return status;

@@ -122,7 +122,7 @@ enum nebula_status nebula_session_open(const struct nebula_options *options, neb
                 goto free_session;
         result = os->random(&session->settings.hello.session_nonce, sizeof session->settings.hello.session_nonce);
         if (result < 0) {
-                status = error_set(ret_error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
+                status = error_set(ret_error, NEBULA_UNAVAILABLE, -result, "the system gives no random number");
                 goto free_session;
         }
         list_add(session);
@@ -177,7 +177,7 @@ static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello
         int result = os->random(&number, sizeof number);
 
         if (result < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "the system gives no random number");
         hello->pid = os->pid();
         hello->session_nonce = IPC_NONCE_FAMILY(hello->session_nonce) | (number & ~IPC_NONCE_FAMILY(UINT64_MAX));
         client_wire_close(&session->wire);

@@ -58,7 +58,7 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
         if (result < 0) {
                 lock_done(&watch->lock);
                 free(watch);
-                return error_set(ret_error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
+                return error_set(ret_error, NEBULA_UNAVAILABLE, -result, "the system gives no random number");
         }
         *ret_watch = watch;
         return NEBULA_OK;

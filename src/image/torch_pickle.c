@@ -142,7 +142,7 @@ static enum nebula_status find_pickle(const struct zip_entry *entries, size_t co
                         return NEBULA_OK;
                 }
         }
-        return error_set(error, NEBULA_INVALID, 0, "it is no file of torch.save: there is no data.pkl");
+        return error_set(error, NEBULA_INVALID, 0, "it is not a file of torch.save: there is no data.pkl");
 }
 
 enum nebula_status torch_tensors_find(const void *data, uint64_t size, struct torch_tensors *ret_tensors, struct nebula_error *error)

@@ -96,7 +96,7 @@ enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebul
                 return error_set(error, NEBULA_INVALID, 0, "a request of type %u has %u bytes instead of %zu", type,
                                  frame->header.size, rules[type].request_size);
         if (frame->header.has_fd)
-                return error_set(error, NEBULA_INVALID, 0, "a request of type %u came with a file descriptor, which no request has", type);
+                return error_set(error, NEBULA_INVALID, 0, "a request of type %u came with a file descriptor: requests have none", type);
         for (size_t i = 0; i < TEXT_COUNT_MAX && rules[type].texts[i].size > 0; i++) {
                 const struct text *text = &rules[type].texts[i];
 

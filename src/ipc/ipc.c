@@ -271,7 +271,7 @@ static int fill(int fd, struct ipc_inbox *inbox, size_t size, int *passed_fd)
 
 static enum nebula_status request_with_fd(struct nebula_error *error)
 {
-        return error_set(error, NEBULA_INVALID, 0, "a request came with a file descriptor, which no request has");
+        return error_set(error, NEBULA_INVALID, 0, "a request came with a file descriptor: requests have none");
 }
 
 enum nebula_status ipc_inbox_fill(int fd, struct ipc_inbox *inbox, struct nebula_error *error)

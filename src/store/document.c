@@ -106,7 +106,7 @@ static enum nebula_status version_check(const json_t *body, const char *kind, st
         unsigned long major;
 
         if (!found_kind || strcmp(found_kind, kind))
-                return error_set(error, NEBULA_CORRUPT, 0, "this is no %s: \"nebula\" is \"%.40s\"", kind,
+                return error_set(error, NEBULA_CORRUPT, 0, "this is not a %s: \"nebula\" is \"%.40s\"", kind,
                                  found_kind ? found_kind : "");
         if (!version || version[0] < '0' || version[0] > '9')
                 return error_set(error, NEBULA_CORRUPT, 0, "the %s has no version", kind);
@@ -128,10 +128,10 @@ enum nebula_status document_parse(const char *text, size_t size, const char *kin
                 return status;
         body = json_loadb(text, size, JSON_REJECT_DUPLICATES, &problem);
         if (!body)
-                return error_set(error, NEBULA_CORRUPT, 0, "the %s is no JSON: %s at byte %d", kind, problem.text,
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s is not JSON: %s at byte %d", kind, problem.text,
                                  problem.position);
         status = json_is_object(body) ? version_check(body, kind, error) :
-                                        error_set(error, NEBULA_CORRUPT, 0, "the %s is no JSON object", kind);
+                                        error_set(error, NEBULA_CORRUPT, 0, "the %s is not a JSON object", kind);
         if (status) {
                 json_decref(body);
                 return status;
@@ -143,7 +143,7 @@ enum nebula_status document_parse(const char *text, size_t size, const char *kin
 void document_wrong(struct document_reader *reader, const char *key, const char *what)
 {
         if (!reader->status)
-                reader->status = error_set(reader->error, NEBULA_CORRUPT, 0, "the %s is not sound: \"%s\" %s",
+                reader->status = error_set(reader->error, NEBULA_CORRUPT, 0, "the %s is not valid: \"%s\" %s",
                                            reader->kind, key, what);
 }
 
@@ -239,7 +239,7 @@ double document_time(struct document_reader *reader, const json_t *object, const
         if (reader->status)
                 return 0;
         if (!json_is_number(value) || !(time >= 0 && time <= DOCUMENT_TIME_MAX)) {
-                document_wrong(reader, key, "is missing, or no time since 1970");
+                document_wrong(reader, key, "is missing, or is not a time since 1970");
                 return 0;
         }
         return time;

@@ -184,7 +184,7 @@ static enum nebula_status load_entry(struct store *store, const struct index_ent
                 manifest_done(&manifest);
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
                 return status;
-        return error_set(error, NEBULA_BUSY, 0, "the index of %s is not what \"%.200s\" holds", store->root, entry->tag);
+        return error_set(error, NEBULA_BUSY, 0, "the index of %s and the log of \"%.200s\" differ", store->root, entry->tag);
 }
 
 enum nebula_status index_newest(struct store *store, const char *job, struct manifest *ret_manifest, struct nebula_error *error)

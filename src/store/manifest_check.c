@@ -82,7 +82,7 @@ static enum nebula_status check_sweeps(const struct checking *checking, struct n
                 const char *name = manifest_behind_private(object->key, checking->directory);
 
                 if (name && manifest_entry(name).kind == ENTRY_SWEEP && object->time_ns >= checking->written_ns)
-                        return error_set(error, NEBULA_BUSY, 0, "%s/%s: another program removes what it takes for debris",
+                        return error_set(error, NEBULA_BUSY, 0, "%s/%s: another program removes files of this writing, because it found no entry for it",
                                          checking->store->root, object->key);
         }
         return NEBULA_OK;

@@ -51,11 +51,11 @@ static enum nebula_status check_record(const struct manifest *manifest, const st
         if (status)
                 return status;
         if (sum_crc64(0, text, size) != entry->crc64)
-                status = error_set(error, NEBULA_CORRUPT, 0, "the record is not the one that the manifest was made from");
+                status = error_set(error, NEBULA_CORRUPT, 0, "the record has changed since the manifest was made from it");
         else if (record.ranks[0].rank != entry->rank || record.generation != entry->generation || strcmp(record.writing, entry->writing) ||
                  strcmp(record.tag, manifest->tag))
                 status = error_set(error, NEBULA_CORRUPT, 0,
-                                   "the record is of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\": not of its name",
+                                   "the record is of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\", and its name says otherwise",
                                    record.ranks[0].rank, record.generation, record.tag);
         if (status) {
                 record_done(&record);

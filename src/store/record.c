@@ -150,7 +150,7 @@ static void parse_ranks(struct document_reader *reader, const json_t *ranks, str
 
                 *to = (struct record_rank){ (uint32_t)rank, time_of(json_array_get(one, 1)), time_of(json_array_get(one, 2)) };
                 if (rank < 0 || rank >= record->world || to->begun < 0 || to->captured < 0 || (i && to->rank <= record->ranks[i - 1].rank)) {
-                        document_wrong(reader, "ranks", "has a rank that is out of range or out of order, or no time since 1970");
+                        document_wrong(reader, "ranks", "has a rank that is out of range or out of order, or its time is not one since 1970");
                         return;
                 }
         }

@@ -13,7 +13,7 @@ enum nebula_status file_path(const struct store *store, const char *key, char re
                              struct nebula_error *error)
 {
         if (*key && !store_key_sound(key))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of a stored object", key);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a key of a stored object", key);
         if (snprintf(ret_path, STORE_PATH_MAX, "%s%s%s", store->root, *key ? "/" : "", key) >= STORE_PATH_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "the path of \"%.200s\" in %.200s is too long", key, store->root);
         return NEBULA_OK;
@@ -27,7 +27,7 @@ enum nebula_status file_error(const struct store *store, const char *what, const
         /* A link's target is not part of the store, so it is not read. A write can succeed after the user has moved the link away. */
         if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find")))
                 return error_set(error, NEBULA_CORRUPT, ELOOP,
-                                 "can't %s %.300s: a part of it is a symbolic link, and none is followed below %.300s: put there what it leads to",
+                                 "can't %s %.300s: a part of it is a symbolic link, and Nebula follows none below %.300s: replace the link by its target",
                                  what, path, store->root);
         if (result == -ELOOP && !strcmp(what, "list") && file_obstacle(path, result, text, sizeof text))
                 return error_set(error, NEBULA_CORRUPT, ELOOP, "can't list %.200s: %s", path, text);

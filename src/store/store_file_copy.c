@@ -102,7 +102,7 @@ static enum nebula_status copy_from(struct store *store, const char *key, int fr
         int result = os->fstat(from, &found);
 
         if (!result && found.kind != OS_KIND_FILE)
-                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: is no file", store->root, key);
+                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: is not a regular file", store->root, key);
         if (!result)
                 result = copy_to_temp(store, key, from, found.size, to, temp, &placing.made);
         if (!result) {
@@ -126,7 +126,7 @@ enum nebula_status file_copy(struct store *store, const char *from, const char *
         int fd;
 
         if (!status && (condition == STORE_IF_SAME || !*to || !*from))
-                status = error_set(error, NEBULA_INVALID, 0, "%s: no place for a copy", path);
+                status = error_set(error, NEBULA_INVALID, 0, "%s: a copy needs the keys of both objects, and its only condition is STORE_IF_ABSENT", path);
         if (!status)
                 status = file_path(store, from, path, error);
         if (status)

@@ -219,7 +219,7 @@ enum nebula_status file_list(struct store *store, const char *prefix, bool deep,
         int result;
 
         if (!store_prefix_sound(prefix))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, store->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, store->root);
         walk = calloc(1, sizeof *walk);
         if (!walk)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %.400s", store->root);

@@ -16,7 +16,7 @@ static bool describe(const char *path, struct os_stat *found, bool is_last, int 
         struct os_stat target;
 
         if (found->kind == OS_KIND_LINK && result == -ELOOP)
-                return snprintf(text, size, "%s is a symbolic link, and none is followed below a storage path: move it away", path) > 0;
+                return snprintf(text, size, "%s is a symbolic link, and Nebula follows none below a storage path: move it away", path) > 0;
         if (found->kind == OS_KIND_LINK && os->stat(path, true, &target))
                 return snprintf(text, size, "%s is a symbolic link that leads nowhere: move it away", path) > 0;
         if (found->kind == OS_KIND_LINK)

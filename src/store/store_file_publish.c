@@ -67,7 +67,7 @@ enum nebula_status file_put(struct store *store, const char *key, const void *da
 
         (void)seen;
         if (condition == STORE_IF_SAME)
-                return error_set(error, NEBULA_INVALID, 0, "can't write %s/%s: files are not replaced by their stamp", store->root, key);
+                return error_set(error, NEBULA_INVALID, 0, "can't write %s/%s: this driver does not support STORE_IF_SAME", store->root, key);
         status = file_upload(store, &object, 1, &upload, error);
         if (status)
                 return status;

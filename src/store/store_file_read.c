@@ -89,7 +89,7 @@ static enum nebula_status get_from(const char *path, const struct store *store, 
         int result;
 
         if (found->kind != OS_KIND_FILE)
-                return error_set(error, NEBULA_CORRUPT, 0, "%s: is no file", path);
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: is not a regular file", path);
         if (found->size > limit)
                 return error_set(error, NEBULA_CORRUPT, 0, "%s: has more than the %zu bytes that are allowed", path, limit);
         text = malloc(found->size + 1);

@@ -171,7 +171,7 @@ static void be_slow(const struct file_writing *writings, size_t count, int64_t b
         int64_t left_ms;
 
         if (text && conf_parse_number("NEBULA_STORE_MBPS", text, &rate, &error))
-                log_event(LOG_LEVEL_WARN, "%s: storage is as fast as it is", error.message);
+                log_event(LOG_LEVEL_WARN, "%s: the agent does not slow storage down", error.message);
         if (!(rate > 0))
                 return;
         for (size_t i = 0; i < count; i++)

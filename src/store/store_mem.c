@@ -44,7 +44,7 @@ static unsigned mem_features(struct store *store)
 static enum nebula_status begin(struct store *store, const char *key, struct nebula_error *error)
 {
         if (!store_key_sound(key))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of an object of %s", key, store->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a key of an object of %s", key, store->root);
         return mem_begin(store, key, error);
 }
 
@@ -65,7 +65,7 @@ static enum nebula_status write_locked(struct store *store, const char *key, cha
         struct mem_volume *volume = mem_volume_of(store);
 
         if (!holds(mem_find(volume, key), condition, seen))
-                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_ABSENT ? "%s/%s is there already" : "%s/%s is another object by now",
+                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_ABSENT ? "%s/%s is there already" : "%s/%s has been replaced",
                                  store->root, key);
         if (!mem_set(volume, key, *data, size, ret_stamp))
                 return mem_no_memory(store, error);
@@ -98,7 +98,7 @@ static enum nebula_status mem_put(struct store *store, const char *key, const vo
         char *copy;
 
         if (condition == STORE_IF_SAME && !seen)
-                return error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", store->root, key);
+                return error_set(error, NEBULA_INVALID, 0, "%s/%s: the condition STORE_IF_SAME needs a stamp", store->root, key);
         copy = malloc(size + 1);
         if (!copy)
                 return mem_no_memory(store, error);

@@ -105,7 +105,7 @@ enum nebula_status mem_list(struct store *store, const char *prefix, bool deep, 
         enum nebula_status status;
 
         if (!store_prefix_sound(prefix) || (from && strlen(from) >= STORE_KEY_MAX))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, store->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, store->root);
         status = mem_begin(store, prefix, error);
         if (status)
                 return status;

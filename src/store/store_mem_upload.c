@@ -68,9 +68,9 @@ static enum nebula_status upload_one(struct store *store, const struct store_obj
         if (status)
                 return status;
         if (!store_key_sound(object->key))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of an object of %s", object->key, store->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a key of an object of %s", object->key, store->root);
         if (object->feed && !bulk_feed_wait(object->feed))
-                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", store->root, object->key);
+                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s: its writer has abandoned the upload", store->root, object->key);
         *uploaded = (struct mem_object){ .key = strdup(object->key), .data = malloc(object->size + 1), .size = object->size };
         if (!uploaded->key || !uploaded->data)
                 return mem_no_memory(store, error);

@@ -7,7 +7,7 @@
 #ifdef SUM_X86
 #include <immintrin.h>
 
-/* Not memcpy: a sanitizer would check who owns the memory. */
+/* Not memcpy: a sanitizer would check the ownership of the memory. */
 SUM_ANY_MEMORY static void copy_64(uint8_t *to, const uint8_t *from)
 {
         for (int k = 0; k < 4; k++)

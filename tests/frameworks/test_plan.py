@@ -122,7 +122,7 @@ def test_the_parameters_of_a_config_json_are_those_of_its_model(tmp_path):
 
 
 def test_a_config_json_that_describes_no_model_is_refused_by_name(tmp_path):
-    for content, why in (("{", "cannot be read"), ("[]", "model_type"), ('{"model_type": "no-such-model"}', "makes no model")):
+    for content, why in (("{", "cannot be read"), ("[]", "model_type"), ('{"model_type": "no-such-model"}', "cannot make a model")):
         (tmp_path / "config.json").write_text(content)
         done = subprocess.run(
             [interpreter("hf"), "-W", "ignore", "-m", "nebulaml", "plan", "--config", tmp_path], capture_output=True, text=True, timeout=240

@@ -341,7 +341,7 @@ def test_verify_takes_paths_of_a_file_a_version_and_a_storage(run, make, tmp_pat
     assert one["files"] == 1 and one["versions"][0]["files"][0]["name"] == "sub/model.pt"
     assert json.loads(run("verify", "a%2Fb/other.pt", "--json", cwd=store).stdout)["files"] == 1
     flip(store / "a%2Fb/other.pt", 30)
-    assert run("verify", store / "a%2Fb/sub%2Fmodel.pt").returncode == 0  # only what was asked for
+    assert run("verify", store / "a%2Fb/sub%2Fmodel.pt").returncode == 0  # only the requested file
     assert run("verify", store / "a%2Fb/other.pt").returncode == 1
     assert run("verify", tmp_path / "absent").returncode == 3
     assert run("verify", "absent", "--path", store).returncode == 3
@@ -624,7 +624,7 @@ def test_a_fifo_in_the_place_of_a_file_is_damage_and_holds_nobody_up(run, make):
     listed = run("list", "--path", store)
     assert listed.returncode == 1 and "global_step1/.nebula/manifest-1.json" in listed.stderr
     assert run("verify", "global_step2", "--path", store).returncode == 1
-    assert "is no file" in run("inspect", "global_step2", "model.pt", "--path", store).stderr
+    assert "is not a regular file" in run("inspect", "global_step2", "model.pt", "--path", store).stderr
 
 
 def test_errors_are_one_harmless_line_and_json_whatever_was_asked_for(run, make, tmp_path):

@@ -160,7 +160,7 @@ def test_an_entity_that_another_program_has_written_is_corrupt(environment, colu
     table = TableServiceClient.from_connection_string(environment).get_table_client(table_cells.TABLE)
     table.upsert_entity({"PartitionKey": job, "RowKey": "state", "columns": columns})
     begun = time.monotonic()
-    with pytest.raises(RendezvousStateError, match="none that Nebula has written"):
+    with pytest.raises(RendezvousStateError, match="was not written by Nebula"):
         backend.get_state()
     assert time.monotonic() - begun < 5
 

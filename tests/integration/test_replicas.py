@@ -389,7 +389,7 @@ def through(world: World, b: Node, deed: str, after: int) -> tuple[Node, Tamper]
 @pytest.mark.parametrize(
     ("deed", "line"),
     [
-        ("flip", "turned the peer at .* away: .*what came is not what a peer sent"),
+        ("flip", "turned the peer at .* away: .*the data that came is not the data that the peer sent"),
         ("cut", "in the middle of a copy|closed the connection"),
     ],
 )

@@ -47,7 +47,7 @@ def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, m
 
 def test_keep_every_is_refused_where_it_would_keep_nothing_from_going(place):
     nebulaml.init(keep_last=2, keep_every=4)
-    with pytest.raises(NebulaConfigError, match=r"keep_every=4 .* nothing without.*keep_last=1"):
+    with pytest.raises(NebulaConfigError, match=r"keep_every=4 .* no effect without.*keep_last=1"):
         nebulaml.init(keep_last=0)
     assert (engine.settings().keep_last, engine.settings().keep_every) == (2, 4)
     nebulaml.init(keep_last=0, keep_every=0)
@@ -248,7 +248,7 @@ def test_a_save_that_fails_in_a_checkpoint_that_is_complete_already_stops_nothin
         patch.setattr(engine.default, "session", lambda: (_ for _ in ()).throw(NebulaUnavailable("no agent")))
         patch.setattr(checkpoint, "_handle", None)
         assert checkpoint.save("b.pt", 2) is False
-    assert checkpoint.commit() is False and "is complete and cannot be failed" in caplog.text
+    assert checkpoint.commit() is False and "is complete and cannot be marked as failed" in caplog.text
     assert list(nm.get_checkpoint("counted").files) == ["a.pt"]
 
 
@@ -469,7 +469,7 @@ def test_nothing_there_gives_none(nm, place):
 
 def test_the_directory_of_one_checkpoint_is_no_path_without_any(nm, place):
     save("global_step1").wait("durable", 30)
-    with pytest.raises(NebulaConfigError, match=f"is one checkpoint, .*: give {place.storage}$"):
+    with pytest.raises(NebulaConfigError, match=f"is a checkpoint, .*: give {place.storage}$"):
         nm.get_latest_checkpoint(str(place.storage / "global_step1"))
 
 

@@ -84,7 +84,7 @@ def test_doctor_says_that_a_read_only_memory_directory_is_not_used(is_there, pla
         assert "memfds" in tier["found"] and "survive even" not in tier["found"] and "Read-only" in tier["found"]
         nebulaml.init(str(place.storage), 0, 2, on_error="raise")
         save(1).wait("durable", 30)
-        assert "images are memfds" in (place.runtime / "agent.log").read_text()  # as it said
+        assert "keeps images in memfds" in (place.runtime / "agent.log").read_text()  # as it said
     finally:
         nebulaml._shutdown()
         for pid in place.agents():
@@ -316,12 +316,12 @@ def test_with_no_agent_to_be_had_looking_at_a_checkpoint_raises_nothing_and_says
     with nebulaml.Checkpoint("global_step3") as checkpoint:
         assert checkpoint.save("m.pt", torch.ones(4)) is False
     found = [checkpoint, kept, stored, nebulaml.Checkpoint()]
-    assert [one.state for one in found] == ["failed", "failed", "durable", "failed"]  # what is in storage stays there
+    assert [one.state for one in found] == ["failed", "failed", "durable", "failed"]  # stored versions stay in storage
     for one in found:
         assert "nebula-copy" in one.error and one.files == one.all_files() == {}
         assert one.publish("m.pt", place.root / "published.pt") is False and one.commit() is False
     assert [one.step for one in found] == [3, 2, 1, 1]
-    told = [record.message for record in caplog.records if "what became of checkpoint" in record.message]
+    told = [record.message for record in caplog.records if "the state of checkpoint" in record.message]
     assert len(told) == 3  # once for each that was begun
     for load in (lambda: kept.load("m.pt"), nebulaml.get_latest_checkpoint, lambda: nebulaml.get_latest_checkpoint_path("m.pt")):
         with pytest.raises(NebulaError, match="nebula-copy"):

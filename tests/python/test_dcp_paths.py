@@ -110,7 +110,7 @@ class Evil:
 ])  # fmt: skip
 def test_metadata_builds_nothing_but_metadata(module, name):
     text = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
-    with pytest.raises(nm.NebulaCorrupt, match="no torch writer puts there"):
+    with pytest.raises(nm.NebulaCorrupt, match="torch's writers never put there"):
         dcp_reader._MetadataUnpickler(io.BytesIO(text)).load()
     with pytest.raises(nm.NebulaCorrupt):
         dcp_reader._MetadataUnpickler(io.BytesIO(pickle.dumps(Evil()))).load()
@@ -133,7 +133,7 @@ def test_a_save_that_failed_is_no_success(place, monkeypatch):
     with pytest.raises(CheckpointException, match="no agent"):
         save(place.storage / "step1", 1)
     place.root.joinpath("file").write_text("")
-    with pytest.raises(CheckpointException, match="is no directory"):
+    with pytest.raises(CheckpointException, match="is not a directory"):
         save(place.root / "file" / "step1", 1)
 
 

@@ -35,7 +35,7 @@ def line_from(process):
 
 def test_a_checkpoint_is_there_when_every_rank_has_committed_and_not_before(place):
     ranks = [place.trainer(RANK, place.storage, rank, stdin=True) for rank in (0, 1)]
-    assert line_from(ranks[1]) == "True True"  # it waits for nobody
+    assert line_from(ranks[1]) == "True True"  # it waits for no other rank
     assert line_from(ranks[0]) == "True False"
     for process in ranks:
         assert line_from(process) == "global_step1 shard0.pt shard1.pt 0.0 1.0"
@@ -201,7 +201,7 @@ def test_an_agent_inside_the_trainer_makes_the_newest_version_durable_at_the_end
 
 def test_an_agent_inside_the_trainer_that_cannot_do_so_says_it_in_time(place):
     place.storage.write_text("in the way")
-    assert place.run(INLINE, place.storage, 500).count("its agent with it, before all that it saved is durable") == 1
+    assert place.run(INLINE, place.storage, 500).count("and its agent with it, before all its checkpoints are durable") == 1
 
 
 def test_a_wait_can_be_interrupted(place):
@@ -286,7 +286,7 @@ def test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace(place, 
     assert ranks[outside].stdout.readline() == "True\n" and ranks[outside].wait(60) == 0
     monkeypatch.setenv("RANK", str(outside))
     nebulaml.init(str(place.storage), 3600, 2)
-    assert nebulaml.get_latest_checkpoint() is None  # the other rank goes on with it
+    assert nebulaml.get_latest_checkpoint() is None  # the other rank uses it
     ranks[inside].stdin.write("\n")
     ranks[inside].stdin.flush()
     assert ranks[inside].stdout.readline() == "True\n" and ranks[inside].wait(60) == 0

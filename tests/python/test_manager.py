@@ -66,7 +66,7 @@ def test_a_run_goes_on_bit_for_bit_in_another_process(place):
 def test_nothing_there_is_none_and_a_missing_step_is_named(manager):
     assert manager.restore({"model": made()[0]}) is None and manager.latest_step() is None and manager.all_steps() == []
     save(manager, 5)
-    with pytest.raises(nm.NebulaNotFound, match=r"no checkpoint of step 7 in .*; there are: 5"):
+    with pytest.raises(nm.NebulaNotFound, match=r"no checkpoint of step 7 in .*; it has the steps: 5"):
         manager.restore({"model": {"w": torch.zeros(8)}}, step=7)
 
 
@@ -228,7 +228,7 @@ def test_some_items_some_keys_and_what_does_not_fit(manager, caplog):
     assert "item 'missing' is not in the checkpoint" in caplog.text and "shape (3, 8) expected" in caplog.text
     with pytest.raises(nm.NebulaNotFound, match="has no item 'missing'; it has: model, optimizer"):
         manager.restore({"missing": {"a": 1}})
-    with pytest.raises(nm.NebulaConfigError, match="begins with none of the items"):
+    with pytest.raises(nm.NebulaConfigError, match="begins with the name of none of the items"):
         manager.restore({"model": other}, keys=["encoder.*"])
 
 

@@ -308,7 +308,7 @@ def test_a_file_that_torch_cannot_load_is_named(nm, weights_only):
     checkpoint.save_bytes("vocabulary.txt", [b"hello " * 10])
     assert checkpoint.commit()
     for load in (checkpoint.load, lambda name, **more: checkpoint.load_into(name, {}, **more)):
-        with pytest.raises(pickle.UnpicklingError, match=r"'vocabulary\.txt' is no file that torch\.load reads; read_bytes"):
+        with pytest.raises(pickle.UnpicklingError, match=r"'vocabulary\.txt' is not a file that torch\.load reads; read_bytes"):
             load("vocabulary.txt", weights_only=weights_only)
 
 

@@ -58,9 +58,9 @@ def test_storage_that_fails_is_a_warning_and_what_it_loses_an_error(place, caplo
     place.storage.write_text("a file")
     save(1)
     (warning,) = lines(caplog, logging.WARNING)
-    assert "storage fails, and is tried again: " in warning and str(place.storage) in warning
+    assert "storage fails, the agent tries again: " in warning and str(place.storage) in warning
     (error,) = lines(caplog, logging.ERROR)
-    assert "checkpoint 'global_step1' is not durable, and will not be: given up after 2 s" in error
+    assert "checkpoint 'global_step1' is not durable, and will not be: the agent gave up after 2 s" in error
     place.storage.unlink()
     save(2)
     assert "'global_step2' is durable" in lines(caplog, logging.INFO)[0]
@@ -211,7 +211,7 @@ def of_two(monkeypatch, place, seconds="1", path=True):
 def test_a_checkpoint_that_waits_for_ranks_that_never_save_is_a_warning_that_names_them(place, caplog, monkeypatch):
     of_two(monkeypatch, place)
     (warning,) = lines(caplog, logging.WARNING)
-    assert "checkpoint 'global_step1' waits for rank 1 of 2: it is not stored" in warning and "world=1" in warning
+    assert "checkpoint 'global_step1' waits for rank 1 of 2: until then it is neither stored" in warning and "world=1" in warning
 
 
 @pytest.mark.parametrize("path", [True, False])
@@ -234,8 +234,8 @@ def test_a_wait_that_lasts_says_in_the_log_what_for_and_goes_on(place, caplog, m
         with contextlib.suppress(nebulaml.NebulaTimeout):
             assert wait() is False
         assert 0.99 <= time.monotonic() - begun < 20  # an agent's clock ends a slice a little early
-        (warning,) = [record.getMessage() for record in caplog.records if "still waited for" in record.getMessage()]
-        assert "'global_step1' is still waited for" in warning and "waits for rank 1 of 2" in warning
+        (warning,) = [record.getMessage() for record in caplog.records if "still waiting for" in record.getMessage()]
+        assert "'global_step1'" in warning and "waits for rank 1 of 2" in warning
         caplog.clear()
 
 

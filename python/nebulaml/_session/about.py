@@ -49,7 +49,7 @@ def decode(content: bytes) -> About:
         items = {str(name): bool(each) for name, each in document.get("items", {}).items()}
         return About(metrics, dict(document["metadata"]), items, int(document.get("world", 1)))
     except (ValueError, KeyError, TypeError, AttributeError) as failure:
-        raise NebulaCorrupt(f"{FILE} is none that Nebula has written: {failure!r}") from failure
+        raise NebulaCorrupt(f"{FILE} was not written by Nebula: {failure!r}") from failure
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -69,4 +69,4 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(dict(metadata), allow_nan=False)))
     except (TypeError, ValueError) as failure:
-        raise NebulaConfigError(f"metadata are what JSON can hold, dicts, lists, strings and numbers: {failure}") from failure
+        raise NebulaConfigError(f"metadata must be JSON values (dicts, lists, strings and numbers): {failure}") from failure

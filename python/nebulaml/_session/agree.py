@@ -254,7 +254,7 @@ def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[st
     run = engine.settings().run or ranks.run(place)
     if not run:
         raise NebulaConfigError(
-            "the ranks of several nodes cannot be told from those of an earlier run: call this after "
+            "Nebula cannot tell the ranks of several nodes from the ranks of an earlier run: call this after "
             "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
         )
     mark = hashlib.sha256(f"{engine.settings().job}\0{run}\0{turn}".encode()).hexdigest()[:16]

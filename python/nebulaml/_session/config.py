@@ -202,12 +202,12 @@ def resolve(
         changes["job"] = check_text("job", job)
     if world is not None:
         if world not in (0, 1) or isinstance(world, bool):
-            raise NebulaConfigError(f"world={world!r}: 1 is a process that uses Nebula alone, 0 takes that back; the launcher says the rest")
+            raise NebulaConfigError(f"world={world!r}: give 1 for a process that uses Nebula alone, or 0 for the launcher's world")
         changes["alone"] = world == 1
     chosen = dataclasses.replace(current or _defaults(), **changes)
     if chosen.keep_every and not chosen.keep_last:
         raise NebulaConfigError(
-            f"keep_every={chosen.keep_every} spares versions from keep_last, and does nothing without: every version stays. Give "
+            f"keep_every={chosen.keep_every} excepts versions from keep_last, and has no effect without keep_last: every version stays. Give "
             f"keep_last=1, say, to keep the newest and the multiples of {chosen.keep_every}"
         )
     return chosen

@@ -250,7 +250,7 @@ class Engine:
         try:
             interruptible(self._session.flush, None, LEAVE_MS)
         except NebulaError as failure:
-            log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
+            log.error("nebula: the process ends, and its agent with it, before all its checkpoints are durable: %s", failure)
 
     def say_what_is_missing(self) -> None:
         """Waits shortly for the other ranks' commits at the end of the process, and logs a warning if some are missing."""

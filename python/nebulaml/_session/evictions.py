@@ -34,7 +34,7 @@ class Watch(threading.Thread):
 
     def __init__(self, cloud: str, tell: Callable[[str, float], object]) -> None:
         if cloud not in CLOUDS:
-            raise NebulaConfigError(f"evictions={cloud!r}: the clouds are {', '.join(map(repr, CLOUDS))}")
+            raise NebulaConfigError(f"evictions={cloud!r}: give one of {', '.join(map(repr, CLOUDS))}")
         super().__init__(name="nebula-evictions", daemon=True)
         self._cloud, self._tell = cloud, tell
         self._ended = threading.Event()
@@ -51,7 +51,7 @@ class Watch(threading.Thread):
                 self._kept.clear()
                 failures += 1
                 if failures == WARN_AFTER:
-                    log.warning("nebula: the metadata service of %s does not answer, so no eviction is noticed: %s", self._cloud, failure)
+                    log.warning("nebula: the metadata service of %s does not answer, so Nebula notices no eviction: %s", self._cloud, failure)
             if found is not None:
                 self._tell(*found)
                 return

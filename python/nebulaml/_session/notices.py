@@ -42,7 +42,7 @@ def ask_to_save(persist_path: str | None) -> None:
     """Makes a job that saves with a Manager save at its next step. Raises NebulaConfigError without a storage directory."""
     path = _wish(persist_path)
     if path is None:
-        raise NebulaConfigError(f"a job is asked to save through its storage directory, and this is {persist_path or 'memory only'}")
+        raise NebulaConfigError(f"a job gets a request to save through its storage directory, and this job has {persist_path or 'memory only'}")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{os.getpid()}.tmp"

@@ -42,8 +42,8 @@ def refuse_within_save() -> None:
     """Raises NebulaUnavailable in such a signal handler."""
     if _in_save and threading.get_ident() in _in_save:  # each save asks several times: a thread-local would be slower
         raise NebulaUnavailable(
-            "this signal handler has interrupted a save that waits, for a device or for memory, and that one is to end first: "
-            "leave the work to the program, for example by a flag that it looks at after each step"
+            "this signal handler has interrupted a save that waits for a device or for memory, so it cannot use Nebula: "
+            "set a flag in the handler, and let the program check it after each step"
         )
 
 
@@ -87,6 +87,6 @@ def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:
         except NebulaTimeout as failure:
             if time.monotonic() - begun < 0.9 * SAY_AFTER_MS / 1000:  # the agent has given up; its clock ends a slice a little early
                 raise
-            log.warning("nebula: %s is still waited for: %s", what, failure)
+            log.warning("nebula: still waiting for %s: %s", what, failure)
         limit_ms = max(limit_ms - SAY_AFTER_MS, -1) if limit_ms > 0 else -1
     return interruptible(call, limit_ms)

@@ -55,20 +55,20 @@ class Watcher(threading.Thread):
             log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.", tag, text)
         elif kind == _nebula.EVENT_LATE:
             log.warning(
-                "nebula: checkpoint %r %s: it is not stored before that, and not loaded either. Each rank is to commit, with or without "
+                "nebula: checkpoint %r %s: until then it is neither stored nor loaded. Each rank must commit, with or without "
                 "files; if one rank alone saves, give init() world=1 there.",
                 tag,
                 text,
             )
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(
-                "nebula: another agent of this user (%s) has checkpoints of this path in memory, and they are not found here: "
+                "nebula: another agent of this user (%s) has checkpoints of this path in memory, and this process cannot find them: "
                 "use one NEBULA_RUNTIME_DIR, or end that agent by `nebula stop` where it was started",
                 text,
             )
         elif text != self.storage_error:
             self.storage_error = text
-            log.warning("nebula: storage fails, and is tried again: %s", text)
+            log.warning("nebula: storage fails, the agent tries again: %s", text)
 
 
 def _bytes(size: int) -> str:

@@ -372,7 +372,7 @@ def _save_as_before(state: STATE_DICT_TYPE, path: Any, writer: NebulaStorageWrit
         planner.set_up_planner(state, writer.storage_meta(), rank == 0)
         known, parts = _recall(group, planner)
     except Exception as failure:  # the new planning reports the failure to every rank
-        log.debug("nebula: no plan of an earlier save is used: %s", failure)
+        log.debug("nebula: the plan of an earlier save cannot be used again: %s", failure)
     if not _all_know(known, group):
         return None
     assert known is not None

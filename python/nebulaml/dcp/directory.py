@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint that appear as a directory at a path which a framework chose."""
+"""Publishes checkpoints of torch.distributed.checkpoint as directories at the paths that a framework chose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGING = "-staging"
 
 
 class _DirectoryWriter(NebulaStorageWriter):
-    """The coordinator also saves plain files, and asks for the directory."""
+    """A writer whose coordinator also saves plain files, and asks the agent to publish the directory."""
 
     def __init__(self, path: str, target: str, files: dict[str, Any]) -> None:
         super().__init__(path)
@@ -42,7 +42,10 @@ class _DirectoryWriter(NebulaStorageWriter):
 
 
 def publish(checkpoint: Any, target: str) -> bool:
-    """The checkpoint appears as that directory when it is durable. To be called before the commit, on one rank."""
+    """Asks the agent to publish the checkpoint as directory `target` when it is durable. Call it before the commit, on one rank.
+
+    Returns False if the request failed.
+    """
     parent, name = os.path.split(target)
     if os.path.isfile(target):
         os.unlink(target)
@@ -53,12 +56,16 @@ def publish(checkpoint: Any, target: str) -> bool:
 
 
 def save_directory(state: STATE_DICT_TYPE, target: str, tag: str, files: dict[str, Any]) -> bool:
-    """Saves `state` with all ranks; it appears as directory `target`, with `files` {name: object} in it, when it is durable.
+    """Saves `state` in the background, as directory `target`. Call it on every rank. The values are fixed when it returns.
 
-    The values are fixed on return. `files` are those of rank 0. False: it failed on some rank, which is logged, and on_error is "warn".
+    target: the directory, which appears by one rename when the checkpoint is durable.
+    tag: the tag of the checkpoint.
+    files: plain objects by file name, which the directory also holds. Only those of rank 0 count.
+
+    Returns False if the save failed on some rank and on_error is "warn"; the failure is logged. Raises NebulaError with on_error="raise".
     """
     persist = api.persist_path()
-    assert persist is not None  # each caller has named one
+    assert persist is not None  # each caller has set a storage path
     path = join(persist, tag)
     try:
         async_save(state, checkpoint_id=path, storage_writer=_DirectoryWriter(path, target, files))
@@ -72,7 +79,7 @@ def save_directory(state: STATE_DICT_TYPE, target: str, tag: str, files: dict[st
 
 
 class NebulaDirectory:
-    """A checkpoint that was saved as a directory, in memory or in storage."""
+    """A checkpoint that save_directory() has saved, in memory or in storage."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -81,25 +88,25 @@ class NebulaDirectory:
         self._path = join(persist, tag)
 
     def reader(self) -> NebulaStorageReader:
-        """A new one for each load."""
+        """Returns a new reader. Each load needs its own."""
         return NebulaStorageReader(self._path)
 
     def load(self, state: STATE_DICT_TYPE) -> None:
-        """Fills `state` in place, as ``dcp.load``: to be called on all ranks."""
+        """Fills `state` in place, as ``dcp.load`` does. Call it on every rank."""
         dcp.load(state, storage_reader=self.reader())
 
     def load_file(self, name: str, **options: Any) -> Any:
-        """A plain file of it, as ``Checkpoint.load``."""
+        """Returns the object of a plain file, as ``Checkpoint.load`` does. Raises NebulaError if the checkpoint was removed meanwhile."""
         checkpoint = api.get_checkpoint(self.tag)
         if checkpoint is None:
-            raise NebulaError(f"checkpoint {self.tag!r} went away while it was loaded")
+            raise NebulaError(f"checkpoint {self.tag!r} was removed while it was loaded")
         return checkpoint.load(name, **options)
 
 
 def find_directory(target: str, broadcast: Callable[[Any], Any]) -> NebulaDirectory | None:
-    """What was saved as that directory, by this run or one before it; None: Nebula knows of nothing there.
+    """Returns the checkpoint that this run or an earlier one has saved as directory `target`. None: Nebula knows of no such checkpoint.
 
-    To be called on all ranks. Rank 0's node knows what was saved, `broadcast` tells the others.
+    Call it on every rank: only the node of rank 0 knows the checkpoint, and `broadcast` sends its tag to the other ranks.
     """
     tag = None
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -64,7 +64,7 @@ def join(persist: str, tag: str) -> str:
 def session_for(persist: str) -> Session:
     """Returns the session of the package's functions if it has this path or none yet, else one of this path with the same settings."""
     if os.path.exists(persist) and not os.path.isdir(persist):
-        raise NebulaConfigError(f"{persist} is no directory: no checkpoint can be saved in it")
+        raise NebulaConfigError(f"{persist} is not a directory: no checkpoint can be saved in it")
     if not api.is_initialized():
         api.init(persistent_storage_path=persist, persistent_time_interval=0)
     elif api.persist_path() is None:

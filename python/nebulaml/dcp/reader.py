@@ -52,7 +52,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             return _enum_member
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
         if not is_dtype and (module, name) not in _NAMES:
-            raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which no torch writer puts there: not loaded")
+            raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which torch's writers never put there: it is not loaded")
         return super().find_class(module, name)
 
 
@@ -60,7 +60,7 @@ def _enum_member(owner: Any, name: str) -> Any:
     """Returns an enum's member: old pickles name it by getattr. Raises NebulaCorrupt for other objects."""
     if isinstance(owner, type) and issubclass(owner, enum.Enum):
         return owner[name]
-    raise NebulaCorrupt("checkpoint metadata asks for an attribute of something that is no enum: not loaded")
+    raise NebulaCorrupt("checkpoint metadata asks for an attribute of a class that is not an enum: it is not loaded")
 
 
 class _NebulaFiles:

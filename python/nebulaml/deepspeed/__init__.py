@@ -111,7 +111,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
             state = torch.load(path, map_location=map_location, weights_only=False)
             if isinstance(state, str):
                 raise NebulaNotFound(
-                    f"checkpoint {tag!r} has no complete copy in memory or in storage, and {path} only stands for "
+                    f"checkpoint {tag!r} has no complete copy in memory or in storage, and {path} is only a placeholder for "
                     f"its file {name!r}; load another tag, or give the directory that Nebula persisted to"
                 )
             return state

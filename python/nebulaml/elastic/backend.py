@@ -165,7 +165,7 @@ class Backend(RendezvousBackend):
             self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
             if self._ahead_s:
                 _LOGGER.warning(
-                    "the clock of this machine differs from the storage's by %.0f s; the rendezvous makes allowance for it",
+                    "the clock of this machine differs from the storage's by %.0f s; the rendezvous corrects for that",
                     -ahead,
                 )
         return self._ahead_s

@@ -60,7 +60,7 @@ class Cells(ABC):
 
     @abstractmethod
     def read(self, cell: Cell) -> tuple[str, str] | None:
-        """Returns the text and a token of this writing. None: there is none. Raises ``CellCorrupt`` if it is no text."""
+        """Returns the text and a token of this writing. None: the cell does not exist. Raises ``CellCorrupt`` if the content is not text."""
 
     @abstractmethod
     def swap(self, cell: Cell, text: str, token: str | None) -> str | None:
@@ -109,9 +109,9 @@ class Documents:
         try:
             document = json.loads(text)
         except ValueError as failure:
-            raise CellCorrupt(f"{cell.job}/{cell.name} is no JSON: {failure}") from failure
+            raise CellCorrupt(f"{cell.job}/{cell.name} is not JSON: {failure}") from failure
         if not isinstance(document, dict):
-            raise CellCorrupt(f"{cell.job}/{cell.name} is no JSON object")
+            raise CellCorrupt(f"{cell.job}/{cell.name} is not a JSON object")
         return document, token
 
     def swap(self, cell: Cell, document: dict[str, Any], token: str | None) -> str | None:

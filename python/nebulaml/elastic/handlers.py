@@ -64,7 +64,7 @@ def _remove_at_end(handler: Any, backend: Any) -> None:
                 handler._this_node, settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
             )
         except Exception as failure:  # the job itself has ended well
-            _LOGGER.warning("what the rendezvous has in storage is not removed: %s", failure)
+            _LOGGER.warning("the rendezvous could not remove its state from storage: %s", failure)
         backend.close()
         return closed
 

@@ -75,7 +75,7 @@ def _job_id(environment: MutableMapping[str, str]) -> str:
     if environment.get("DEBUG"):  # the wrapper's variable for a test on one machine
         return uuid.uuid4().hex
     raise NebulaConfigError(
-        "the job has no id, by which its nodes find each other: give --rdzv-id, the same on all nodes"
+        "the job has no id, and its nodes find each other by that id: give --rdzv-id, the same on all nodes"
     )
 
 

@@ -80,7 +80,7 @@ class ElasticSampler:
         drop_last: bool = False,
     ) -> None:
         if (rank is None) != (world_size is None):
-            raise NebulaConfigError("rank and world_size are given together, or neither is")
+            raise NebulaConfigError("give both rank and world_size, or neither")
         if rank is None or world_size is None:
             here = ranks.current()
             rank, world_size = here.rank, here.world
@@ -113,7 +113,7 @@ class ElasticSampler:
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, start) for batches() after ``step`` global steps from the begin of the first epoch."""
         if not len(self):
-            raise NebulaConfigError(f"{self.n} samples make no step of {self.global_batch}")
+            raise NebulaConfigError(f"{self.n} samples are too few for a step of {self.global_batch}")
         return divmod(step, len(self))
 
     def sample_seed(self, epoch: int, index: int) -> int:

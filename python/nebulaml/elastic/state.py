@@ -1,8 +1,8 @@
 """The state of torch's rendezvous as JSON.
 
-A reader of a table must not unpickle what any writer of that table may have put there. torch pickles its ``_RendezvousState`` before it
-gives it to a backend, and unpickles what it gets back. Both pickles are made in this process. The stored state is JSON, of plain numbers
-and texts. Its times are by the store's clock, so that the clocks of nodes may differ.
+Every writer of a table can store any bytes there, so a reader must not unpickle them. torch pickles its ``_RendezvousState`` before it
+gives it to a backend, and unpickles the bytes that the backend returns. This process makes both pickles. The stored state is JSON, with
+plain numbers and texts. Its times are by the store's clock, so that the clocks of nodes may differ.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
 
 
 def decode(document: Any, ahead_s: float, view: View | None = None) -> bytes:
-    """Converts JSON values to torch's bytes. Raises ``RendezvousStateError`` if they are no state."""
+    """Converts JSON values to torch's bytes. Raises ``RendezvousStateError`` if they are not a state."""
     try:
         if "bytes" in document:
             return _opaque(document["bytes"])
@@ -151,5 +151,5 @@ def _moment(number: Any, ahead_s: float) -> Any:
     if number is None:
         return None
     if type(number) not in (int, float):
-        raise TypeError(f"{number!r:.80} is no time")
+        raise TypeError(f"{number!r:.80} is not a time")
     return _EPOCH + timedelta(seconds=number - ahead_s)

@@ -49,7 +49,8 @@ class StoreProcess:
                 self._end()
                 raise CellUnreachable(f"`nebula store` for {request['do']}: {failure}") from failure
             except BaseException:
-                # For example a signal handler raised. The answer comes later, and the next request would take it for its own.
+                # The request was interrupted, for example by a signal handler that raised. Its answer comes later, and the next request would
+        # read it as its own.
                 self._end()
                 raise
         error = answer.get("error")
@@ -272,7 +273,7 @@ class LogCells(_StoreCells):
             if cell.name == STATE:
                 self._prune(log)
             return text, str(number)
-        raise CellUnreachable(f"{_key(cell)}: entries are listed and are not there")
+        raise CellUnreachable(f"{_key(cell)}: storage lists entries that it then does not have")
 
     def _entry_text(self, cell: Cell, number: int) -> str | None:
         known = self._texts.get(cell)

@@ -149,7 +149,7 @@ class TableCells(Cells):
             return b"".join(entity.get(f"d{i}") for i in range(columns)).decode(), entity.metadata["etag"]
         except (TypeError, ValueError) as failure:
             raise CellCorrupt(
-                f"the entity {cell.job}, {cell.name} is none that Nebula has written: {failure}"
+                f"the entity {cell.job}, {cell.name} was not written by Nebula: {failure}"
             ) from failure
 
     def swap(self, cell: Cell, text: str, token: str | None) -> str | None:

@@ -1,7 +1,8 @@
-"""axolotl: ``plugins: [nebulaml.integrations.axolotl.NebulaPlugin]`` in the YAML file makes its trainer save through Nebula.
+"""axolotl: a plugin that makes its trainer save through Nebula.
 
-The keys of a section ``nebula:`` are the arguments of ``nebulaml.init``, and ``sync_on_save`` and ``overlap`` as ``nebulaml.attach`` has them.
-Without the section the environment decides, and without that checkpoints are persisted beside ``output_dir``.
+The YAML file names it: ``plugins: [nebulaml.integrations.axolotl.NebulaPlugin]``. The keys of an optional section ``nebula:`` are the
+arguments of ``nebulaml.init``, and ``sync_on_save`` and ``overlap`` of ``nebulaml.attach``. Without the section, Nebula's environment
+variables apply. If they name no storage path either, checkpoints are persisted beside ``output_dir``.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ ATTACHED = ("sync_on_save", "overlap")
 
 
 class NebulaArgs(BaseModel):
-    """What axolotl takes in the YAML file on top of its own keys."""
+    """The keys that axolotl accepts in the YAML file in addition to its own."""
 
     nebula: dict[str, Any] | None = None
 
 
 class NebulaPlugin(BasePlugin):  # type: ignore[misc]
-    """Attaches Nebula to the trainer, of whatever kind, when axolotl has made it."""
+    """Attaches Nebula to axolotl's trainer. It works with every kind of trainer that axolotl makes."""
 
     def get_input_args(self) -> str:
-        """The class with the keys of this plugin."""
+        """Returns the name of the class with the keys of this plugin."""
         return f"{__name__}.NebulaArgs"
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        """Called by axolotl on every rank, before training."""
+        """axolotl calls this on every rank, before training. Raises NebulaConfigError for wrong keys in the section."""
         section = dict(cfg.get("nebula") or {})
         options = {name: section.pop(name) for name in ATTACHED if name in section}
         if section:

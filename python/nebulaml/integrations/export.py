@@ -61,7 +61,7 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
                 os.write(_started().stdin.fileno(), line)  # type: ignore[union-attr]
                 return True
             except BlockingIOError:
-                log.error("nebula: %s is not exported: more exports are waiting than can be kept", checkpoint.tag)
+                log.error("nebula: %s is not exported: too many exports are waiting", checkpoint.tag)
                 return False
             except OSError as failure:
                 _forget()
@@ -171,7 +171,7 @@ def _write(checkpoint: Any, request: dict[str, Any]) -> None:
 
     names = [request["name"]] if request["name"] else [name for name in checkpoint._all_files() if name != about.FILE]
     if len(names) != 1:
-        raise NebulaConfigError(f"it has the files {names}: say which one is to be exported")
+        raise NebulaConfigError(f"it has the files {names}: name the one to export")
     state, left_out = without_ties(weights_of(engine.part("loading").load_tensors(checkpoint._map(names[0]), names[0]), request["key"]))
     temporary = f"{request['path']}.{os.getpid()}.tmp"
     os.makedirs(os.path.dirname(temporary), exist_ok=True)
@@ -199,7 +199,7 @@ def _serve(request: dict[str, Any]) -> None:
         time.sleep(POLL_S)
     checkpoint = api.get_checkpoint(request["tag"], request["storage"])
     if checkpoint is None:
-        raise NebulaError("it gave way to a newer one before it was durable")
+        raise NebulaError("a newer checkpoint took its memory before it was durable")
     _write(checkpoint, request)
 
 

@@ -52,7 +52,7 @@ def check_framework() -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Warns at a new checkpoint of Lightning's DeepSpeedStrategy, which calls all of them "checkpoint", so only the newest is kept."""
+    """Warns about Lightning's DeepSpeedStrategy: it gives every checkpoint the tag "checkpoint", so only the newest is kept."""
     global _warned_strategy
     if tag != "checkpoint" or _warned_strategy or not _stock_deepspeed():
         return
@@ -78,23 +78,23 @@ def check_path(root: str | None) -> None:
     """Checks a path without checkpoints. Raises if it is itself a checkpoint: the program would start from nothing."""
     folder = (root or "").removeprefix("file://").rstrip("/")
     if folder and has_manifest(folder):
-        raise NebulaConfigError(f"{root} is one checkpoint, and not where checkpoints lie: give {os.path.dirname(folder)}")
+        raise NebulaConfigError(f"{root} is a checkpoint, not a directory of checkpoints: give {os.path.dirname(folder)}")
     if folder and folder not in _named and "://" not in folder:
         warning = _without_manifests(folder)
         if warning:
             _named.add(folder)
-            log.warning("nebula: no checkpoint is found, and training begins anew: %s", warning)
+            log.warning("nebula: found no checkpoint, so training begins anew: %s", warning)
 
 
 def has_manifest(folder: str) -> bool:
-    """Returns True if a folder is that of a checkpoint."""
+    """Returns True if a folder holds a checkpoint."""
     with contextlib.suppress(OSError), os.scandir(os.path.join(folder, ".nebula")) as entries:
         return any(one.name.startswith("manifest-") for one in entries)
     return False
 
 
 def _is_foreign(folder: str) -> bool:
-    """Returns True if a folder is not that of a checkpoint, complete or not, but may contain checkpoints."""
+    """Returns True if a folder holds no checkpoint of its own, complete or not, but its sub-folders may."""
     inside = os.path.join(folder, ".nebula")
     return not os.path.exists(inside) or os.path.exists(os.path.join(inside, "index"))
 

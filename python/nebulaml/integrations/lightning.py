@@ -137,10 +137,10 @@ class NebulaCheckpointIO:
         options = storage_options if isinstance(storage_options, dict) else {}
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
-            log.warning("storage_options of a checkpoint: %s mean nothing to Nebula", ", ".join(map(repr, unknown)))
+            log.warning("storage_options of a checkpoint: %s are not supported by Nebula", ", ".join(map(repr, unknown)))
         if _is_remote(path):
             log.warning(
-                "nebula: %s is no path of this machine: it is saved by Lightning's way, which training waits for. Give Lightning a directory, "
+                "nebula: %s is not a path of this machine: Lightning saves it itself, and training waits for that. Give Lightning a directory, "
                 "and the remote one to a tool that uploads it", path,
             )  # fmt: skip
             (self._other or _stock_io()).save_checkpoint(checkpoint, path)
@@ -236,7 +236,7 @@ class NebulaCheckpointIO:
         except NebulaError as failure:
             if not os.path.exists(target):
                 raise
-            log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
+            log.warning("nebula: %s is loaded from its file, because its checkpoint cannot be loaded otherwise: %s", target, failure)
         finally:
             if not initialized:
                 api._shutdown()  # forget the settings: the first save of this program decides where it saves
@@ -416,8 +416,8 @@ def _others_io(strategy: Any) -> Any:
     if io is None or type(io) in (module.TorchCheckpointIO for module in _modules("plugins.io", fabric=True)):
         return None
     log.warning(
-        "nebula: NebulaCallback takes the place of the plugin %s: checkpoints are saved by Nebula, and the plugin is asked only for remote "
-        "paths and for files that are no torch files. To save by it, use ModelCheckpoint in place of NebulaCallback", type(io).__name__,
+        "nebula: NebulaCallback takes the place of the plugin %s: Nebula saves the checkpoints, and the plugin only handles remote paths and "
+        "files that are not torch files. To save with the plugin, use ModelCheckpoint in place of NebulaCallback", type(io).__name__,
     )  # fmt: skip
     return io
 
@@ -445,7 +445,7 @@ def _warn_about(strategy: Any) -> None:
             )
         return
     log.warning(
-        "%s writes its checkpoints past CheckpointIO: they are saved as without Nebula. Use strategy=nebulaml.Nebula%s(...), "
+        "%s writes its checkpoints without CheckpointIO, so Nebula does not save them. Use strategy=nebulaml.Nebula%s(...), "
         "which takes the same arguments",
         type(strategy).__name__,
         type(strategy).__name__,
@@ -468,7 +468,7 @@ def _make_strategy() -> type:
         def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             filepath = self.broadcast(filepath)
             if storage_options is not None and self.is_global_zero:
-                log.warning("storage_options mean nothing to NebulaDeepspeedStrategy, which has no CheckpointIO: %r", storage_options)
+                log.warning("storage_options are not supported by NebulaDeepspeedStrategy, which has no CheckpointIO: %r", storage_options)
             exclude = ["state_dict", "optimizer_states"]
             state = {key: value for key, value in checkpoint.items() if key not in exclude}
             self.deepspeed_engine.save_checkpoint(
@@ -520,7 +520,7 @@ def _look_into(path: Any) -> tuple[str | None, str]:
             return os.path.basename(max(tags, key=os.path.getmtime)), ""
     except OSError as failure:
         return None, f"there is no DeepSpeed checkpoint {folder}: {failure.strerror}"
-    return None, f"{folder} is no DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
+    return None, f"{folder} is not a DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
 
 
 # Lightning adds a number to the name of a file that exists already, for example from another run.

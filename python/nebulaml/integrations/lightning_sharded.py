@@ -1,7 +1,7 @@
-"""Lightning's FSDP and ModelParallel strategies, of the Trainer and of Fabric: sharded checkpoints that do not hold training up.
+"""Lightning's FSDP and ModelParallel strategies, for the Trainer and for Fabric, with sharded checkpoints in the background.
 
-Each class is Lightning's own with save_checkpoint and load_checkpoint through Nebula. The directory at the path has the files that
-Lightning's own would write, and appears by one rename when it is durable. Full checkpoints, one file, are saved as with other strategies.
+Each class derives from Lightning's class and replaces save_checkpoint and load_checkpoint. The directory at the path has the same files
+as without Nebula, and appears by one rename when it is durable. Full checkpoints, which are one file, are saved as with other strategies.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .lightning import NebulaCheckpointIO, _init_for, _is_remote, _key, _modules
 
 __all__ = ["NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy", "NebulaModelParallelStrategy"]
 
-META = "meta.pt"  # Lightning's name for all but model and optimizers
+META = "meta.pt"  # Lightning's name for the file with all state except model and optimizers
 
 
 class _Sharded:
-    """What the four have in common. `_nebula_io` removes what was saved, and keeps what must not go yet."""
+    """The base of the four strategies. `_nebula_io` removes old checkpoints, and keeps an old one until a newer one is durable."""
 
     _nebula_io: NebulaCheckpointIO
 
@@ -32,7 +32,7 @@ class _Sharded:
         io._end(save_directory(state, path, tag, {META: rest}), path)
 
     def _nebula_find(self, path: Any) -> Any:
-        """The directory of this path where Nebula saved it; None: Lightning's own load finds what is there."""
+        """Returns the directory that Nebula saved at this path. None: Nebula did not save it, so Lightning's own load reads the path."""
         from ..dcp.directory import find_directory
 
         path = self.broadcast(os.fspath(path))  # type: ignore[attr-defined]
@@ -41,17 +41,17 @@ class _Sharded:
         _init_for(os.path.dirname(_key(path)))
         found = find_directory(_key(path), self.broadcast)  # type: ignore[attr-defined]
         if found is None and not os.path.exists(path):
-            api.flush_persistence()  # a full checkpoint that is still on its way
+            api.flush_persistence()  # the file of a full checkpoint appears when the checkpoint is durable
         return found
 
     def _nebula_target(self, path: Any) -> str | None:
-        """Where a sharded checkpoint goes on all ranks; None: that is no path of this machine."""
+        """Returns the path of a sharded checkpoint, the same on all ranks. None: the path is remote, so Lightning saves to it."""
         path = self.broadcast(os.fspath(path))  # type: ignore[attr-defined]
         return None if _is_remote(path) else _key(path)
 
 
 def _split(state: dict[str, Any], is_model: Any) -> tuple[str, Any, dict[str, Any]]:
-    """The model's key, the model, and the optimizers of what Lightning loads into."""
+    """Returns the key of the model, the model, and the optimizers by key. Raises ValueError unless there is exactly one model."""
     from torch.optim import Optimizer
 
     models = {key: value for key, value in state.items() if is_model(value)}
@@ -70,7 +70,7 @@ def _load_fsdp(found: Any, key: str, model: Any, optimizers: dict[str, Any], str
         found.load(weights)
         model.load_state_dict(weights[key], strict=strict)
         for name, optimizer in optimizers.items():
-            # The other ways to load an optimizer need its state first, which a new one has not.
+            # The other ways to load an optimizer need existing state, and a new optimizer has none.
             moments = load_sharded_optimizer_state_dict(weights[key], name, found.reader())[name]
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model=model, optim=optimizer, optim_state_dict=moments))
 
@@ -109,7 +109,7 @@ def _converted_dtensors(state: dict[str, Any], model: Any) -> tuple[dict[str, An
 
 
 def _converted(state: dict[str, Any], of_model: Any, of_optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of Fabric's state is sharded, and the rest, as Lightning sorts it."""
+    """Divides Fabric's state into the sharded part (model, optimizers) and the rest, as Lightning does."""
     import torch
 
     sharded: dict[str, Any] = {}
@@ -149,14 +149,14 @@ def _for_trainer(name: str, is_sharded: Any, model_key: str, load: Any) -> type:
         def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
             found = self._nebula_find(checkpoint_path)
             if found is None:
-                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 takes none
+                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 has no such argument
                 return super().load_checkpoint(checkpoint_path, **given)  # type: ignore[no-any-return]
             optimizers = self.optimizers if self.lightning_module.trainer.state.fn == "fit" else []
             load(found, model_key, self.model, {f"optimizer_{index}": one for index, one in enumerate(optimizers)},
                  self.lightning_module.strict_loading)  # fmt: skip
             return found.load_file(META, weights_only=weights_only)  # type: ignore[no-any-return]
 
-    return _named(Strategy, f"Nebula{name}", base, "saved in the background; all its arguments")
+    return _named(Strategy, f"Nebula{name}", base, "with checkpoints in the background. It takes the same arguments")
 
 
 def _for_fabric(name: str, is_sharded: Any, is_model: Any, convert: Any, load: Any) -> type:
@@ -189,10 +189,10 @@ def _for_fabric(name: str, is_sharded: Any, is_model: Any, convert: Any, load: A
                 if wanted in rest:
                     state[wanted] = rest.pop(wanted)
                 elif strict:
-                    raise KeyError(f"{path} has no {wanted!r}; strict=False loads what is there")
+                    raise KeyError(f"{path} has no {wanted!r}; strict=False loads the rest")
             return rest
 
-    return _named(Strategy, f"NebulaFabric{name}", base, "of Fabric, saved in the background; all its arguments")
+    return _named(Strategy, f"NebulaFabric{name}", base, "of Fabric with checkpoints in the background. It takes the same arguments")
 
 
 def _named(kind: type, name: str, base: type, doc: str) -> type:

@@ -1,11 +1,11 @@
-"""Megatron-Core: sharded checkpoints (``torch_dist``) whose asynchronous save needs no copy for a second process.
+"""Megatron-Core: sharded checkpoints (``torch_dist``) whose asynchronous save copies nothing to a second process.
 
     from nebulaml.integrations.megatron import NebulaSaveStrategy, use
-    use()                                                             # dist_checkpointing.save() without a strategy takes Nebula's
-    dist_checkpointing.save(state, folder, NebulaSaveStrategy(), async_sharded_save=True)      # or name it
+    use()                                                             # dist_checkpointing.save() then uses Nebula's strategy by default
+    dist_checkpointing.save(state, folder, NebulaSaveStrategy(), async_sharded_save=True)      # or give the strategy
 
-The folder has the files of ``torch_dist``, and Megatron's own load reads them. ``metadata.json``, and the tracker of Megatron-LM, are written
-by Megatron's own finalization, when all ranks' files are durable.
+The folder gets the files of ``torch_dist``, and Megatron's own load reads them. When the files of all ranks are durable, Megatron's own
+finalization writes ``metadata.json`` and the tracker of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ POLL_S = 0.05
 
 
 class NebulaSaveStrategy(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
-    """Megatron's own, which saves through Nebula: the values are fixed when async_save returns.
+    """Megatron's strategy for sharded saves, through Nebula. The values are fixed when async_save returns.
 
-    thread_count, cached_metadata and separation_hint have no meaning here.
+    It ignores thread_count, cached_metadata and separation_hint.
     """
 
     def __init__(self, backend: str = BACKEND, version: int = VERSION, keep_only_main_replica: bool = True, **own: Any) -> None:
         super().__init__(backend, version, keep_only_main_replica, **own)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
-        """The request is done when the checkpoint is durable, or failed; its finalization raises what made it fail."""
+        """Returns a request that is done when the checkpoint is durable or has failed.
+
+        The request's finalization raises CheckpointException or NebulaError if the checkpoint has failed.
+        """
         state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         planner = torch_dist.MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         future = async_save(
@@ -64,12 +67,12 @@ def _make(path: str) -> None:
 
 
 def _until(marker: str) -> None:
-    """What Megatron runs in a process of its own, which has no session: it ends when the save of the process above has, or that process."""
+    """Waits until the save or the trainer has ended. Megatron runs it in a child process, which has no session."""
     parent = os.getppid()
     while not os.path.exists(marker) and os.getppid() == parent:
         time.sleep(POLL_S)
 
 
 def use() -> None:
-    """Makes Nebula's strategy what ``dist_checkpointing.save`` takes for ``torch_dist`` where it is given none."""
+    """Makes Nebula's strategy the default of ``dist_checkpointing.save`` for ``torch_dist``."""
     register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, VERSION, NebulaSaveStrategy())

@@ -1,13 +1,13 @@
-"""Ray Train: checkpoints that workers save in memory, and that Ray registers when they are durable.
+"""Ray Train: workers save checkpoints in memory, and Ray registers each one when it is durable.
 
     from nebulaml.integrations import ray_train       # in the training function, on every worker
 
-    found = ray_train.latest()                        # a nebulaml.Checkpoint, from memory if a worker was restarted; None: begin
+    found = ray_train.latest()                        # a nebulaml.Checkpoint, from memory after a worker's restart; None: there is none
     checkpoint = ray_train.checkpoint(f"step-{step}")
     checkpoint.save(f"model-{rank}.pt", model.state_dict())
     ray_train.report({"loss": loss}, checkpoint)      # as ray.train.report; returns before anything is stored
 
-The storage path is the directory of Ray's run, and a tag is the name of a checkpoint's directory in it: nothing is copied for Ray.
+The storage path is the directory of Ray's run, and a tag is the name of a checkpoint's directory in it, so Ray needs no copy.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ __all__ = ["checkpoint", "init", "latest", "report"]
 
 def _run_directory() -> str:
     storage = ray.train.get_context().get_storage()
-    # Ray may have wrapped a local file system, whose type_name is then still "local".
+    # Ray may have wrapped a local file system. The wrapper's type_name is then still "local".
     if not isinstance(storage.storage_filesystem, LocalFileSystem) and storage.storage_filesystem.type_name != "local":
         raise NebulaConfigError(
-            f"the run's storage {storage.experiment_fs_path} is no directory that this machine mounts: give RunConfig a storage_path of "
+            f"the run's storage {storage.experiment_fs_path} is not a directory that this machine mounts: give RunConfig a storage_path of "
             "that kind"
         )
     return str(storage.experiment_fs_path)
 
 
 def init(**settings: Any) -> None:
-    """As ``nebulaml.init``, with the directory of Ray's run as storage path. Without this call the first of the others makes it."""
+    """Calls ``nebulaml.init`` with the directory of Ray's run as storage path. The other functions call it if the program did not.
+
+    settings: other arguments of ``nebulaml.init``. Raises NebulaConfigError if Ray's storage is not a mounted directory.
+    """
     api.init(_run_directory(), **{"persistent_time_interval": 0, **settings})
 
 
@@ -47,24 +50,28 @@ def _ready() -> None:
 
 
 def checkpoint(tag: str) -> api.Checkpoint:
-    """A checkpoint to save files in, the same tag on every worker: the name of a directory that the run does not have yet."""
+    """Returns a checkpoint to save files in. Call it on every worker with the same tag.
+
+    tag: the name of a directory that Ray's run does not have yet.
+    """
     _ready()
     return api.Checkpoint(tag)
 
 
 def latest() -> api.Checkpoint | None:
-    """The newest complete checkpoint of this run, in memory or storage; None: there is none. To be called on every worker.
+    """Returns the newest complete checkpoint of this run, from memory or storage. None: there is none. Call it on every worker.
 
-    It may be newer than what ``ray.train.get_checkpoint()`` names, which is durable.
+    It may be newer than ``ray.train.get_checkpoint()``, which returns the newest durable one.
     """
     _ready()
     return api.get_latest_checkpoint()
 
 
 def report(metrics: dict[str, Any], checkpoint: api.Checkpoint | None = None, **options: Any) -> None:
-    """``ray.train.report`` on every worker: commits the checkpoint, which Ray registers when all workers' files are durable.
+    """Commits the checkpoint and calls ``ray.train.report``. Ray registers the checkpoint when the files of all workers are durable.
 
-    options: others of ``ray.train.report``. Raises what makes the commit fail; what fails later ends the worker, as with Ray's own upload.
+    Call it on every worker. options: other arguments of ``ray.train.report``. Raises NebulaError if the commit fails. A failure after that
+    ends the worker, as with Ray's own upload.
     """
     given = None
     if checkpoint is not None:
@@ -76,13 +83,13 @@ def report(metrics: dict[str, Any], checkpoint: api.Checkpoint | None = None, **
             checkpoint_upload_fn=_Durable(checkpoint),
             delete_local_checkpoint_after_upload=False,
         )
-        if ray.train.get_context().get_world_rank() == 0:  # what all have saved is one directory
+        if ray.train.get_context().get_world_rank() == 0:  # the files of all workers are in one directory, so one worker reports it
             given = ray.train.Checkpoint(os.path.join(_run_directory(), checkpoint.tag))
     ray.train.report(metrics, checkpoint=given, **options)
 
 
 class _Durable:
-    """An upload function: the checkpoint is where it belongs as soon as it is durable."""
+    """An upload function for Ray. It only waits until the checkpoint is durable: the agent writes it to its place in storage."""
 
     def __init__(self, checkpoint: api.Checkpoint) -> None:
         self._checkpoint = checkpoint

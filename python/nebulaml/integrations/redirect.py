@@ -27,7 +27,7 @@ SAFETENSORS_DTYPES = {
 
 
 def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> list[Any]:
-    """Returns a safetensors file as [header, tensor, tensor, ...], to be written one behind the other.
+    """Returns the parts of a safetensors file, in the order of the file: [header, tensor, tensor, ...].
 
     Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for tensors that
     share memory or are not contiguous, and NebulaConfigError for tensors whose values are not plain bytes in memory.

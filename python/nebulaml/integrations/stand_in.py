@@ -23,10 +23,10 @@ def text_for(tag: str, name: str, persist_path: str | None) -> str:
     """Returns the text of a stand-in file. ``persist_path``: the storage path of the real file; None: it is in memory only."""
     if persist_path is None:
         return (
-            f"this file only stands for {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
+            f"this file is only a placeholder for {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
             "nebulaml.init a persistent_storage_path, and read that directory"
         )
     return (
-        f"this file only stands for {name!r} of checkpoint {tag!r}: its values are under {persist_path}, from the moment when the "
+        f"this file is only a placeholder for {name!r} of checkpoint {tag!r}: its values are under {persist_path}, from the moment when the "
         f"checkpoint is durable (nebulaml.flush_persistence waits for that). Read that directory instead, with tag={tag!r}"
     )

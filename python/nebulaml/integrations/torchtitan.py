@@ -1,7 +1,7 @@
-"""torchtitan: ``config.checkpoint = NebulaCheckpointManager.Config(enable=True, interval=...)``.
+"""torchtitan: its checkpoint manager, with saves and loads through Nebula.
 
-Its own checkpoint manager with saves and loads through Nebula. The folder is the storage path, and ``step-<n>`` a checkpoint in it, with the
-files that torchtitan itself would write.
+Use ``config.checkpoint = NebulaCheckpointManager.Config(enable=True, interval=...)``. The checkpoint folder is the storage path. Each
+``step-<n>`` in it is one checkpoint, with the same files as without Nebula.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ log = logging.getLogger("nebulaml")
 
 
 class NebulaCheckpointManager(CheckpointManager):  # type: ignore[misc]
-    """A save returns when the values are fixed; what is loaded comes from memory while it is there.
+    """torchtitan's CheckpointManager. A save returns when the values are fixed, and a load reads from memory if the checkpoint is there.
 
-    ``keep_latest_k`` holds in storage, as ``keep_last`` of ``nebulaml.init``. A last checkpoint in Hugging Face's format is written as without
-    Nebula.
+    ``keep_latest_k`` limits the checkpoints in storage, like ``keep_last`` of ``nebulaml.init``. torchtitan itself writes a last checkpoint
+    in Hugging Face's format. Raises NebulaConfigError if ``async_mode`` is set.
     """
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):  # type: ignore[misc]
-        """torchtitan's own, of which ``async_mode`` must be left out."""
+        """torchtitan's settings, without ``async_mode``: saves with Nebula never wait."""
 
         overlap: bool = False
-        """Whether a save returns while the device still copies; the next optimizer step waits on the device."""
+        """True: a save returns while the device still copies, and on the device the next optimizer step waits for these copies."""
 
     def __init__(self, config: Config, **parts: Any) -> None:
         if config.enable and config.async_mode != "disabled":
-            raise NebulaConfigError(f"async_mode={config.async_mode!r} is of torchtitan's own saves: leave it out, those of Nebula never wait")
+            raise NebulaConfigError(
+                f"async_mode={config.async_mode!r} belongs to torchtitan's own saves: leave it out, because saves with Nebula never wait"
+            )
         super().__init__(dataclasses.replace(config, keep_latest_k=0), **parts)  # its thread would remove what the agent removes
         if not self.enable:
             return
@@ -59,7 +61,7 @@ class NebulaCheckpointManager(CheckpointManager):  # type: ignore[misc]
     def dcp_save(
         self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode, *args: Any, to_hf: bool = False, **kwargs: Any
     ) -> Any:
-        """Called by torchtitan for each checkpoint."""
+        """torchtitan calls this for each checkpoint. A failure is logged, and raised with on_error="raise"."""
         if to_hf:
             return super().dcp_save(state_dict, checkpoint_id, async_mode, *args, to_hf=to_hf, **kwargs)
         try:
@@ -72,30 +74,30 @@ class NebulaCheckpointManager(CheckpointManager):  # type: ignore[misc]
         return None
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
-        """Called by torchtitan for what it loads: also for directories that Nebula did not write."""
+        """torchtitan calls this for each load, also of directories that Nebula did not write."""
         if from_hf or (filesystem.is_remote(checkpoint_id) and not NebulaStorageReader.validate_checkpoint_id(checkpoint_id)):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         dcp.load(state_dict, storage_reader=NebulaStorageReader(checkpoint_id))
-        if MODEL in self.states:  # the model's names are among those of the other states
+        if MODEL in self.states:  # the flat dict holds the model's names beside those of the other states
             self.states[MODEL].load_state_dict(state_dict)
 
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
-        """The newest step that is complete, in memory or storage, which may have no directory yet."""
+        """Loads a step, or the newest complete one, from memory or storage. Its directory may not exist yet. Returns False if there is none."""
         found = self._nebula.get_latest_checkpoint() if step == -1 else self._nebula.get_checkpoint(f"step-{step}")
-        if found is None or (step == -1 and self._find_load_step() > (found.step or 0)):  # a run without Nebula went on here
+        if found is None or (step == -1 and self._find_load_step() > (found.step or 0)):  # a run without Nebula has continued in this folder
             return bool(super()._load(step))
         log.info("nebula: loading %s", found.tag)
         self.dcp_load(self._states_to_load(model_only=found.step == 0), self._create_checkpoint_id(found.step or 0), False, False)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
-        """Called before the optimizer's step: the device, and not the host, waits for its copies."""
+        """torchtitan calls this before the optimizer's step. The device waits for its copies; the host does not."""
         device.gate()
 
     def _close(self) -> None:
-        """The end of training: all that was saved becomes durable."""
+        """torchtitan calls this at the end of training. Waits until all checkpoints are durable."""
         super()._close()
         if hasattr(self, "_nebula"):
             self._nebula.flush_persistence()

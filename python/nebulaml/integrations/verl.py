@@ -1,8 +1,10 @@
-"""verl: checkpoints of FSDP workers in the background, with a tracker that names only what is durable.
+"""verl: checkpoints of FSDP workers in the background, with a tracker file that names only durable steps.
 
-verl loads this module in every worker (entry point ``verl.plugins``). With ``VERL_ENGINE_VENDOR=nebula`` in the environment its EngineRegistry
-gives the FSDP engines below, and ``trainer.checkpoint_callback_class=nebulaml.integrations.verl.NebulaCheckpointCallback`` writes
-``latest_checkpointed_iteration.txt``, which verl itself leaves out where ``async_save`` is set.
+verl loads this module in every worker (entry point ``verl.plugins``). Two settings turn it on:
+
+* ``VERL_ENGINE_VENDOR=nebula`` in the environment: verl's EngineRegistry then makes the FSDP engines of this module.
+* ``trainer.checkpoint_callback_class=nebulaml.integrations.verl.NebulaCheckpointCallback``: the callback writes
+  ``latest_checkpointed_iteration.txt``. verl itself does not write it if ``async_save`` is set.
 """
 
 from __future__ import annotations
@@ -23,20 +25,23 @@ log = logging.getLogger("nebulaml")
 
 VENDOR = "nebula"
 STAGING = "-staging"
-MARK = ".nebula.json"  # in each directory that has appeared
+MARK = ".nebula.json"  # the agent puts this file into each directory that it publishes
 TRACKER = "latest_checkpointed_iteration.txt"
 POLL_S = 0.2
-END_S = 600  # how long the end of the driver waits for the last checkpoint
+END_S = 600  # the driver waits this many seconds for the last checkpoint before it ends
 
 
 def make_manager() -> type:
-    """The class; it needs verl's, which is being imported when this module is."""
+    """Returns the class of the checkpoint manager.
+
+    It derives from verl's class, and verl is still being imported when it imports this module.
+    """
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
     from .redirect import Capture, captured
 
     class NebulaFSDPCheckpointManager(FSDPCheckpointManager):  # type: ignore[misc]
-        """verl's own, whose directory appears by one rename when it is durable; a save returns when the values are fixed."""
+        """verl's FSDP checkpoint manager. A save returns when the values are fixed; the directory appears by one rename when it is durable."""
 
         def save_checkpoint(
             self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
@@ -54,27 +59,27 @@ def make_manager() -> type:
                 places.make(os.path.dirname(target))
                 capture.checkpoint.publish_directory(staging, target)
             if capture.checkpoint.commit() and self.rank == 0:
-                super().register_checkpoint(target, max_ckpt_to_keep)  # older ones go
+                super().register_checkpoint(target, max_ckpt_to_keep)  # removes older checkpoints
 
         def register_checkpoint(self, new_path: str, max_ckpt_to_keep: int | None) -> None:
-            """verl's own save calls this for the staging directory, before anything is committed."""
+            """Does nothing: verl's own save calls it with the staging directory, before the commit."""
 
         def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
             if local_path is not None and not os.path.isdir(local_path):
                 run = os.path.dirname(os.path.dirname(os.path.abspath(local_path)))
                 api._persist_in(places.beside(run))
-                api.flush_persistence()  # it may be on its way, from a run that was killed
+                api.flush_persistence()  # an agent may still write the checkpoint of a run that was killed
             super().load_checkpoint(local_path, *args, **kwargs)
 
         def remove_previous_save_local_path(self, path: Any) -> None:
             for one in [path] if isinstance(path, str) else path:
-                api._remove(one)  # behind the saves made before, and what is stored of it goes, too
+                api._remove(one)  # removes the directory and the stored checkpoint, after all earlier saves
 
     return NebulaFSDPCheckpointManager
 
 
 def register() -> None:
-    """Registers FSDP engines with that manager as those of the vendor "nebula"."""
+    """Registers FSDP engines with Nebula's checkpoint manager at verl, as vendor "nebula"."""
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -95,7 +100,7 @@ def register() -> None:
 
 
 class NebulaCheckpointCallback:
-    """On the driver: writes the tracker when all directories of a step are there."""
+    """Runs on the driver. Writes the tracker file when all directories of a step are durable."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -105,9 +110,9 @@ class NebulaCheckpointCallback:
         self._thread: threading.Thread | None = None
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
-        """Called by verl after a save; returns at once."""
+        """verl calls this after each save. It returns at once."""
         if not async_save:
-            return  # verl has written the tracker
+            return  # verl itself has written the tracker file
         roles = ["actor", *(["critic"] if getattr(trainer, "use_critic", False) else [])]
         folder = os.path.abspath(checkpoint_dir)
         with self._lock:
@@ -118,7 +123,7 @@ class NebulaCheckpointCallback:
                 atexit.register(self.wait, END_S)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Returns when the tracker names the newest save; False when it does not after `timeout` seconds."""
+        """Waits until the tracker file names the newest save. Returns False if it does not after `timeout` seconds (None: no limit)."""
         with self._lock:
             done = self._lock.wait_for(lambda: not self._waited, timeout)
             if not done:
@@ -134,7 +139,7 @@ class NebulaCheckpointCallback:
                 step, run, _ = max(there)
                 _write_tracker(run, step)
                 with self._lock:
-                    self._waited = [one for one in self._waited if one[0] > step]  # an older one that failed is not waited for
+                    self._waited = [one for one in self._waited if one[0] > step]  # an older step may have failed, so its wait ends, too
                     self._written = step
                     self._lock.notify_all()
             time.sleep(POLL_S)

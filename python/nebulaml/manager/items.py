@@ -43,7 +43,7 @@ def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[s
     patterns = [keys] if isinstance(keys, str) else list(keys)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern.partition(".")[0]) for name in names):
-            raise NebulaConfigError(f"keys={pattern!r} begins with none of the items {', '.join(names)}: write item, or item.key")
+            raise NebulaConfigError(f"keys={pattern!r} begins with the name of none of the items {', '.join(names)}: write item, or item.key")
     return patterns
 
 
@@ -71,7 +71,7 @@ def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], boo
     part = None if select is True else select
     if not isinstance(target, torch.nn.Module) and callable(getattr(target, "load_state_dict", None)):
         if part is not None:
-            raise NebulaConfigError(f"{file}: a {type(target).__name__} is restored as a whole, or not at all")
+            raise NebulaConfigError(f"{file}: a {type(target).__name__} can only be restored as a whole")
         return _restore_stateful(checkpoint, file, target, strict, weights_only)
     if not isinstance(target, (torch.nn.Module, torch.Tensor, dict, list)):
         raise NebulaConfigError(

@@ -262,8 +262,8 @@ class Manager:
         place = self._engine.place()
         if said.items.get(name) and said.world != place.world:
             raise NebulaConfigError(
-                f"{checkpoint.tag}: each of {said.world} ranks has saved its own {name!r}, and here are {place.world}. What is the same on all "
-                f"ranks is given as Manager(..., replicated=[{name!r}]); nebulaml.dcp fits any number of ranks"
+                f"{checkpoint.tag}: each of {said.world} ranks has saved its own {name!r}, and this job has {place.world}. "
+                f"Give an item that is the same on all ranks as Manager(..., replicated=[{name!r}]); nebulaml.dcp fits any number of ranks"
             )
         file = _file(name, bool(said.items.get(name)), place.rank)
         if file in files:
@@ -303,7 +303,7 @@ class Manager:
         if metric is not None and (rule is None or metric != rule.metric or mode is not None):
             rule = Best(metric, mode or "min")
         if rule is None:
-            raise NebulaConfigError("best_step() by which metric? Give it, or keep_best to the manager")
+            raise NebulaConfigError("best_step() needs a metric: give it, or give keep_best to the manager")
         best = rule.order(self._metrics())
         return best[0] if best else None
 
@@ -326,7 +326,7 @@ class Manager:
         found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
         if found is None or storage_tool.was_removed(path, found.tag, found.state):
             known = ", ".join(map(str, self.all_steps())) or "none"
-            raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; there are: {known}")
+            raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; it has the steps: {known}")
         return found
 
     def checkpoints(self) -> Rows[Version]:

@@ -23,7 +23,7 @@ def remove(persist_path: str | None, tag: str, entry: int | None = None) -> None
     Raises NebulaConfigError for the newest version, for a pinned one, for one that was written again, and without a storage path.
     """
     if persist_path is None:
-        raise NebulaConfigError(f"{tag} is in memory only, where newer versions take its place")
+        raise NebulaConfigError(f"{tag} is in memory only, and newer versions take its memory")
     call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag, *(["--entry", str(entry)] if entry else []))
 
 

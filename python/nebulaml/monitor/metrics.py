@@ -1,7 +1,7 @@
-"""MetricsLog: the values of each step. A step is in it once, however often it was computed.
+"""MetricsLog: the values of each step. A step has one entry, even if it was computed several times.
 
-It is a file of JSON lines; each call adds one. A resume goes back to the step of its checkpoint: ``rewind`` adds a line for that, and
-readers then ignore earlier lines of later steps. A process that is killed leaves at most a part of a line, which is no JSON and is ignored.
+It is a file of JSON lines; each call adds one line. A resume goes back to the step of its checkpoint: ``rewind`` adds a line for that, and
+readers then ignore earlier lines of later steps. A killed process leaves at most one incomplete line, which readers ignore.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class MetricsLog:
         self._append({"step": step, "by": self._writer, "values": {name: plain(name, value) for name, value in values.items()}})
 
     def rewind(self, step: int) -> None:
-        """Records that training continues after this step. Lines of later steps count no more, and neither do later lines of another
-        process.
+        """Records that training continues after this step. Readers then ignore earlier lines of later steps, and all lines that another
+        process writes from now on.
         """
         _check_step(step)
         self._append({"rewind": step, "by": self._writer})
@@ -147,7 +147,7 @@ def plain(name: str, value: Any) -> Any:
     try:
         json.dumps(value)
     except (TypeError, ValueError) as failure:
-        raise NebulaConfigError(f"the value of {name!r} is what JSON can hold, not {value!r:.100} ({failure})") from failure
+        raise NebulaConfigError(f"the value of {name!r} must be a JSON value, not {value!r:.100} ({failure})") from failure
     return value
 
 

@@ -17,7 +17,7 @@ from ..errors import NebulaError
 
 __all__ = ["ProfilerTrack", "add_to_trace", "profiler_track"]
 
-PID = "nebula"  # Perfetto and chrome://tracing take a text as a process; no process of a machine has this one
+PID = "nebula"  # Perfetto and chrome://tracing accept a text as process id, and no real process has this one
 CATEGORY = "nebula"
 
 
@@ -56,13 +56,13 @@ class ProfilerTrack:
 def add_to_trace(path: str | os.PathLike[str], *, session: Any = None) -> int:
     """Adds Nebula's track to a trace that torch.profiler has exported, or replaces the one that is in it.
 
-    The track has the versions that this node's agent knows, and the program's own calls. Times are those of the machine's clock, by
-    which the profiler counts, too. Returns how many versions of the trace are not durable yet. Raises ValueError for another file.
+    The track has the versions that this node's agent knows, and the program's own calls. Its times are by the machine's clock, as the
+    profiler's are. Returns the number of versions in the trace that are not durable yet. Raises ValueError if the file is not such a trace.
     """
     file = Path(path)
     trace = json.loads(_unpacked(file.read_bytes()))
     if not isinstance(trace, dict) or "baseTimeNanoseconds" not in trace or not isinstance(trace.get("traceEvents"), list):
-        raise ValueError(f"{file} is no trace of torch.profiler: it has no baseTimeNanoseconds and traceEvents")
+        raise ValueError(f"{file} is not a trace of torch.profiler: it has no baseTimeNanoseconds and traceEvents")
     events = [event for event in trace["traceEvents"] if event.get("pid") != PID]
     base = int(trace["baseTimeNanoseconds"]) / 1e3  # microseconds
     times = [event["ts"] for event in events if event.get("ph") == "X"]
@@ -148,7 +148,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Readers see the trace before or the new one."""
+    """Replaces the trace by one rename: a reader sees the old trace or the new one."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "wb") as out:

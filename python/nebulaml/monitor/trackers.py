@@ -40,7 +40,7 @@ class _Tool(Protocol):
 
 
 def log_to(tool: str, *, metrics: MetricsLog | str | os.PathLike[str] | None = None, session: Any = None, **options: Any) -> Tracker:
-    """Returns a writer of metrics: ``log(step, loss=0.5)``. A step is recorded once, however often it was computed.
+    """Returns a writer of metrics: ``log(step, loss=0.5)``. A step is recorded once, even if it was computed several times.
 
     tool: "tensorboard", "wandb" or "mlflow". options: those of its SummaryWriter, init() or start_run(). Without options it writes to the
     run of W&B or MLflow that is active already, if there is one. metrics: a MetricsLog, or its path, that gets the same values.
@@ -62,7 +62,7 @@ class Tracker:
         self._session = getattr(chosen, "_session", chosen) or session.default
         self._has_warned = False
         self._begun = time.time()
-        self._told: dict[str, float] = {}  # tag -> when the version became durable that was logged last
+        self._told: dict[str, float] = {}  # tag -> the time at which its last logged version became durable
         self._tool: _Tool | None = None
         if ranks.current().rank == 0:
             self._tool = _TOOLS[name](options)
@@ -120,7 +120,7 @@ class Tracker:
             self._say_version(event, rows.get(event.tag, {}))
 
     def _say_unheard(self) -> None:
-        """Logs versions that are durable, although Nebula's thread has not heard of it yet."""
+        """Logs the durable versions of which Nebula's thread has not heard yet."""
         if self._tool is None or self._session.persist_path is None or not self._session._engine.has_session():
             return
         try:

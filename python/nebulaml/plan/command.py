@@ -83,7 +83,7 @@ def _whole(text: str) -> int:
     except ValueError:
         number = 0
     if not 1 <= number <= 10**6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to a million")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to a million")
     return number
 
 

@@ -19,7 +19,7 @@ def measure(path: str | None) -> dict[str, Any]:
     """Measures this machine and the storage path. Returns bytes per second, and None for what was not measured."""
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
-        raise NebulaUnavailable("the `nebula` command of this installation is not found, which measures the machine")
+        raise NebulaUnavailable("the `nebula` command, which measures the machine, is not found: install the package again")
     line = [command, "doctor", "--measure", "--json", *(["--path", path] if path else [])]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
@@ -47,7 +47,7 @@ def _limits(content: str, name: str) -> dict[str, Any]:
     try:
         found = json.loads(content)["limits"]
         if not isinstance(found, dict):
-            raise TypeError("limits is no object")
+            raise TypeError("limits is not an object")
     except (ValueError, KeyError, TypeError) as failure:
         raise NebulaConfigError(f"{name} holds no limits ({failure!r}); `nebula doctor --measure --json` writes them") from failure
     return found

@@ -50,7 +50,7 @@ def from_config(path: str) -> Model:
     except (OSError, ValueError) as failure:
         raise NebulaConfigError(f"{file} cannot be read as a config.json: {failure}") from failure
     if not isinstance(described, dict) or not isinstance(described.get("model_type"), str):
-        raise NebulaConfigError(f'{file} has no "model_type": it is no config.json of Hugging Face; --params N gives the number itself')
+        raise NebulaConfigError(f'{file} has no "model_type": it is not a config.json of Hugging Face; --params N gives the number itself')
     try:
         import torch
         import transformers
@@ -66,7 +66,7 @@ def from_config(path: str) -> Model:
         with torch.device("meta"):
             model = maker._from_config(config) if hasattr(maker, "_from_config") else maker.from_config(config)
     except Exception as failure:  # any error of a model's class for a wrong configuration
-        raise NebulaConfigError(f"transformers makes no model of {file}: {failure}; --params N gives the number itself") from failure
+        raise NebulaConfigError(f"transformers cannot make a model of {file}: {failure}; --params N gives the number itself") from failure
     layers = [sum(one.numel() for one in module.parameters(recurse=False)) for module in model.modules()]
     name = type(model).__name__
     return Model(sum(one.numel() for one in model.parameters()), max(layers), f"counted in {name} of {file}", f"counted in {name}")

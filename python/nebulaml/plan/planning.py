@@ -149,8 +149,8 @@ def _choose(job: Job) -> tuple[list[StageNeed], StageNeed, str]:
     for one in stages[seed:]:
         if one.fits:
             if one.stage == seed:
-                return stages, one, "the usual one for this size, and it fits"
-            return stages, one, f"the usual one for this size is {seed}, which does not fit"
+                return stages, one, "the usual stage for this size, and it fits"
+            return stages, one, f"the usual stage for this size is {seed}, which does not fit"
     for offload, what in (("optimizer", "optimizer"), ("all", "optimizer and weights")):
         one = _need(job, 3, offload)
         if one.fits:
@@ -188,7 +188,7 @@ def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume
             advice = "without replicas it fits: --replicas 0"
         found.append(Short("host memory of a node", job.host_memory.value, host, "bytes", advice))
     if stored > job.storage_space.value:
-        advice = f"it holds keep_last={job.keep_last} and the one being written"
+        advice = f"it holds keep_last={job.keep_last} and the version being written"
         found.append(Short("storage", job.storage_space.value, stored, "bytes", advice))
     if job.mtbf_s.value < resume_s:
         advice = "a resume from storage takes longer than the time to the next failure"
@@ -197,7 +197,7 @@ def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume
 
 
 def _plain_way(job: Job, durable_s: float, resume_s: float) -> Way:
-    """Models torch.save in the training loop at the full speed of storage: one tier, training stops until the version is durable."""
+    """Models torch.save in the training loop, at the full speed of storage: one tier, and training stops until the version is durable."""
     costs = interval.Costs(job.mtbf_s.value, 0.0, durable_s, 0.0, 0.0, 0.0, resume_s, resume_s)
     every = max(job.step_s, interval.daly(durable_s, job.mtbf_s.value))
     return Way("torch.save", costs, None, every, interval.one_tier(every, durable_s, 0.0, resume_s, job.mtbf_s.value))

@@ -144,7 +144,7 @@ def text(plan: Plan) -> str:
     head = f"{_count(job.model.parameters)} parameters on {job.gpus} GPUs, {job.nodes} node{'s' * (job.nodes != 1)} of {job.gpus_per_node}"
     chosen = plan.chosen
     stored, cost = bytes_text(plan.stored_bytes), f"${plan.cost_per_month:,.2f}"
-    storage = f"storage: {stored} for the newest {job.keep_last} and the one being written, {cost} a month"
+    storage = f"storage: {stored} for the newest {job.keep_last} and the version being written, {cost} a month"
     settings = f"settings: keep_last={job.keep_last}, replicas={job.replicas}"
     if math.isfinite(chosen.storage_interval_s):
         settings += f", persistent_time_interval={math.ceil(chosen.storage_interval_s)}"

@@ -1,4 +1,4 @@
-"""Keeps the document up to date, and knows its changes since a page saw it last."""
+"""Keeps the document up to date, and records its changes since each revision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger("nebulaml")
 METRICS_AT_ONCE = 50
 LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
-REST = 3.0  # a look that took one second is followed by so many seconds without one
+REST = 3.0  # after each look, the thread waits for this multiple of the time that the look took
 
 
 class Collector:
@@ -36,7 +36,7 @@ class Collector:
         self._wanted = threading.Event()
         self._ended = False
         self._watch = snapshot.Watch()
-        self._ledger: dict[str, Any] | None = None  # the ledger of so many lines of history
+        self._ledger: dict[str, Any] | None = None  # the answer of `nebula goodput`, and the number of lines of history that it is made from
         self._lines = 0
         self._epoch = f"{time.time_ns():x}"
         self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
@@ -85,7 +85,7 @@ class Collector:
             self._wanted.wait(max(self._every_s, REST * took))
 
     def _failed(self, text: str) -> dict[str, Any]:
-        """Returns the last document with this problem. The known rows stay: a moment without an answer removes no version."""
+        """Returns the last document, with this problem added. The known rows stay: a failed look does not mean that versions are gone."""
         with self._changed:
             rows = {key: row for key, (_, row) in self._rows.items()}
             return {**self._rest, "problems": [text], "rows": rows, "time": time.time()}

@@ -179,9 +179,9 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         asked = json.loads(content or b"{}")
     except ValueError as failure:
-        raise NebulaConfigError(f"the request is no JSON: {failure}") from failure
+        raise NebulaConfigError(f"the request is not JSON: {failure}") from failure
     if not isinstance(asked, dict):
-        raise NebulaConfigError("the request is no JSON object")
+        raise NebulaConfigError("the request is not a JSON object")
     return asked
 
 

@@ -17,7 +17,7 @@ __all__ = ["Watch", "build"]
 SHOWN_VERSIONS = 5000
 ADVICE_MTBF_S = 12 * 3600.0
 LOADABLE = ("captured", "committed", "replicated", "durable")
-RESTART_FACTOR = 5.0  # a gap between two saves that is longer than usual by this factor, per step, means that the job did not train
+RESTART_FACTOR = 5.0  # if the time per step between two saves is this many times the usual one, the job did not train in between
 
 # Settings that the agent and the command read from the environment, and their defaults.
 SETTINGS = {
@@ -43,7 +43,7 @@ class Watch:
     started: bool = False
 
     def look(self, status: dict[str, Any], now: float) -> None:
-        """Records the differences from the last look."""
+        """Records the differences from the previous look."""
         sessions = {one["pid"]: one for one in status.get("sessions", [])}
         pid = (status.get("agent") or {}).get("pid")
         if self.started:
@@ -129,7 +129,7 @@ def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Sets `inflation` of each row: the share by which the steps before it took longer than usual.
+    """Sets `inflation` of each row: the time per step before its save, divided by the usual one, minus 1.
 
     Returns events for the places where the job went back or paused.
     """
@@ -161,7 +161,7 @@ def _newest(rows: list[dict[str, Any]], places: tuple[str, ...]) -> dict[str, An
 
 
 def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the values of a row that the page needs. `at`: the loss of this row also loses everything after that time."""
+    """Returns the values of a row that the page needs. `at`: if this version is lost, all training after this time is lost, too."""
     if row is None:
         return None
     return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}

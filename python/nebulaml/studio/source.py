@@ -92,7 +92,7 @@ class Source:
     def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:
         """Returns the versions that `nebula prune` would remove by these rules, and those that stay."""
         if not keep_last and not abandoned:
-            raise NebulaConfigError("say how many of the newest versions stay, or that abandoned ones go")
+            raise NebulaConfigError("give keep_last, or ask to remove abandoned versions")
         rules = ["--keep-last", str(keep_last)] if keep_last else []
         rules += ["--abandoned"] if abandoned else []
         answer: dict[str, Any] = self.ask("prune", *rules, "--json")[1]

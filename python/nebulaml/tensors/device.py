@@ -342,7 +342,7 @@ class Filler:
             try:
                 self._backend.wait(place, self._backend.event(stream))
             except Exception:  # a device that reports errors writes no more
-                log.debug("nebula: a device failed while its copies were given up", exc_info=True)
+                log.debug("nebula: a device failed while Nebula cancelled its copies", exc_info=True)
 
     def _copy_staged(self, image: int, offsets: list[int]) -> None:
         """Copies through a little memory that the device may write to. All copies are done on return."""

@@ -43,7 +43,7 @@ def load(
             raise
         except Exception as failure:  # torch's own errors name neither the file nor the fault
             raise pickle.UnpicklingError(
-                f"{name!r} is no file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
+                f"{name!r} is not a file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
             ) from failure
     read = unpickling.read_weights if weights_only else unpickling.read
     return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
@@ -116,7 +116,7 @@ def load_part(
             state = source = source.state_dict()
     if select is not None:
         if not isinstance(source, dict) or not isinstance(target, dict):
-            raise NebulaConfigError(f"{name} is no dict of names: it is restored as a whole, or not at all")
+            raise NebulaConfigError(f"{name} is not a dict of names: it can only be restored as a whole")
         target = {key: value for key, value in target.items() if select(str(key))}
         state = source = {key: value for key, value in source.items() if select(str(key))}
     if isinstance(root, torch.nn.Module):

@@ -320,7 +320,7 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
         or torch._guards.detect_fake_mode(None) is not None
         or map_location in ("meta", torch.device("meta"))
     ):
-        raise _Unusual("what is wanted are no tensors with values")
+        raise _Unusual("the pickle holds no tensors with values")
     records = _Records(mapped, storage, is_whole)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")

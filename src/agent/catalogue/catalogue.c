@@ -165,7 +165,7 @@ static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
         return over;
 }
 
-/* Collects what was signalled, until nothing new comes: checking a waiter may signal work. */
+/* Collects the signalled conditions until no new one comes: the check of a waiter may signal more. */
 static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wakes)
 {
         struct waiter *over = take_waiters(catalogue, catalogue->wakes);

@@ -92,7 +92,7 @@ struct part {
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;
 };
-/* One writing of one tag. What a room alone needs of it lies in that room's struct. */
+/* One writing of one tag. State that only one room needs is in that room's struct. */
 struct version {
         struct version *next, *next_live;
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* kept here because loops over all versions compare them */
@@ -137,7 +137,7 @@ struct lane {
         struct lane *next;
         struct catalogue *catalogue;
         bool is_running;
-        bool waited_in_vain; /* a save of its jobs waited for memory in vain, and no version has become durable there since */
+        bool waited_in_vain; /* a save of its jobs waited for memory until its time limit, and no version has become durable there since */
 };
 /* The settings that the job's trainers sent. */
 struct job_settings {
@@ -204,7 +204,7 @@ struct catalogue {
         struct lock catalogue_lock;
         pthread_cond_t moved, work, clock, pages, copy, event;
         struct waiter *waiters;
-        uint32_t wakes; /* what was signalled while the lock is held */
+        uint32_t wakes; /* the conditions that were signalled while the lock is held */
         struct memory memory;
         struct job *jobs;
         struct lane *lanes;

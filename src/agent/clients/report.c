@@ -254,7 +254,7 @@ static json_t *passed_json(const struct passed *passed)
         return list;
 }
 
-#define CHECKED_FILES_MAX 4096 /* each file takes two looks at storage; for larger versions, only a load finds what is missing */
+#define CHECKED_FILES_MAX 4096 /* each file needs two requests to storage; for larger versions, only a load finds missing files */
 
 /* Leaves out versions that have lost files in storage, because ranks agree on a version that all of them can load. */
 static json_t *pass_over(struct store *store, const char *job, struct manifest_scan *scan)
@@ -363,7 +363,7 @@ static json_t *requests_json(const struct store_counts *counts)
         return requests;
 }
 
-/* What this agent has asked of storage, by kind of store. */
+/* The requests of this agent to storage, by kind of store. */
 static json_t *storage_json(void)
 {
         json_t *list = json_array();

@@ -43,12 +43,12 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
         if (!hello->session_nonce)
                 return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
         if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))
-                return error_set(error, NEBULA_INVALID, 0, "rank %u of world %u is impossible", hello->rank, hello->world);
+                return error_set(error, NEBULA_INVALID, 0, "rank %u does not exist in a world of %u: give a rank from 0 to world - 1", hello->rank, hello->world);
         if (hello->replica_count > REPLICA_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: at most %d are possible",
                                  hello->replica_count, REPLICA_MAX);
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
-                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: it is 0 to 10^9 s",
+                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is not allowed: give 0 to 10^9 s",
                                  hello->persist_interval_s);
         return check_path(hello->persist_path, error);
 }
@@ -265,7 +265,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 granted->generation = version->generation;
                 granted->capacity_bytes = loan->image->capacity;
                 list_live(catalogue, connection->session, granted);
-                /* A duplicate, because the image may be given up before the answer is sent. */
+                /* A duplicate, because the image may be freed before the answer is sent. */
                 status = memory_duplicate(loan->image, &answer->fd, error);
                 if (status)
                         commit_end_loan(catalogue, version, loan);
@@ -405,7 +405,7 @@ static enum nebula_status request_fail(struct connection *connection, const void
         else if (commit_open(version))
                 version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
         else if (version->life.state != NEBULA_STATE_FAILED)
-                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and cannot be failed", version->tag);
+                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and cannot be marked as failed", version->tag);
         catalogue_unlock(connection->catalogue);
         return status;
 }
@@ -441,7 +441,7 @@ static enum nebula_status request_find(struct connection *connection, const void
         return status;
 }
 
-/* Records that this run goes on from the version that it loads. */
+/* Records that this run continues from the version that it loads. */
 static void note_read(struct connection *connection, uint64_t version_id, enum ipc_source source)
 {
         const struct version *version;

@@ -91,7 +91,7 @@ static enum nebula_status waited_in_vain(const struct catalogue *catalogue, cons
 {
         enum nebula_status status = wait_timeout(version, error);
 
-        error_prefix(error, "given up, for %" PRIu64 " s nothing has been heard from other nodes", catalogue->give_up_s);
+        error_prefix(error, "the agent gave up, because other nodes have sent nothing for %" PRIu64 " s", catalogue->give_up_s);
         return status;
 }
 
@@ -566,7 +566,7 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
 
         catalogue_lock(catalogue);
         while (!status && !event_next(catalogue, connection->session->job, request->since, &answer->body.event)) {
-                status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "nothing has happened") :
+                status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "no event has come") :
                                    wait_slice(connection, &catalogue->event, until, &timeout, error);
         }
         catalogue_unlock(catalogue);

@@ -1,12 +1,14 @@
 /*
- * ancestry.h - which runs of a job its newest run came after: those of which it found a version, in memory or in storage, when it
- * began, or loaded one since. What such a run had committed by then is the newer run's to write again, and to carry files over
- * from; what any other run has written is not, also where clocks say that it is older.
+ * ancestry.h - the earlier runs of a job.
  *
- * A run that is not known to have come before, and of which a manifest has appeared since this run began, goes on somewhere: two
- * jobs write to one path. It is a rival, and retention leaves its versions alone.
+ * The newest run came after another run if it found a version of that run at its start, in memory or in storage, or has loaded one
+ * since. It may write the tags of such a run again, and carry over their files, if they were committed before. It may not do so with
+ * the versions of any other run, even if a clock says that they are older.
  *
- * All functions need the catalogue's lock, but for ancestry_check, which takes it.
+ * If a manifest of another run appears after this run began, and this run did not come after that one, both write to one path at the
+ * same time. The other run is a rival, and retention does not remove its versions.
+ *
+ * All functions except ancestry_check need the catalogue's lock. ancestry_check takes it.
  */
 #ifndef NB_AGENT_COMMIT_ANCESTRY_H
 #define NB_AGENT_COMMIT_ANCESTRY_H
@@ -17,7 +19,7 @@
 void ancestry_begin(struct job *job, const char *run);
 /* Whether a run begins with the trainer that has just said HELLO. `known`: its session was here before. */
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known);
-/* Call when an agent adopts what a run that began at `begun` left in memory. */
+/* Call when an agent adopts the versions in memory of a run that began at `begun`. */
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
 /* Call after storage was scanned for the newest run; job->storage.stored is the result. */
 void ancestry_looked(struct job *job);

@@ -1,6 +1,6 @@
 /*
- * carry_over.h - what a tag that is written again keeps of its writing before: the
- * files that the new one does not write, from memory or from storage.
+ * carry_over.h - adds to a tag that is written again the files of its previous writing
+ * that the new one does not write, from memory or from storage.
  *
  * All functions need the catalogue's lock.
  */

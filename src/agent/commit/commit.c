@@ -96,7 +96,7 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
         version = version_new(catalogue, job, tag, error);
         if (!version)
                 return NULL;
-        if (strcmp(version->run, session->run)) { /* the job may have a later run by now */
+        if (strcmp(version->run, session->run)) { /* the job may have a later run */
                 memcpy(version->run, session->run, sizeof version->run);
                 version->nodes.writing = 0; /* it is no writing before itself */
                 version->nodes.writing = world_next_writing(job, tag, version->run);

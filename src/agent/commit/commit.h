@@ -1,5 +1,5 @@
 /*
- * commit.h - when a version is complete. Nobody else commits.
+ * commit.h - decides when a version is complete. No other file commits a version on its node.
  *
  * A rank begins a tag, saves files, and closes its part; no rank waits for
  * another. A version is complete when nothing is still being copied and
@@ -10,9 +10,9 @@
  *
  * A tag that is saved again starts the next generation, a version of its own;
  * files that it does not write carry over from the generation before (carry_over.h) when it
- * becomes complete. A rank that has nothing to write may close the whole tag again
- * before another rank's first save has begun the next generation; that is
- * remembered (idle_parts), so that the new one does not wait for it for ever.
+ * becomes complete. A rank that has nothing to write may close the complete tag again
+ * before another rank's first save has begun the next generation. The version
+ * remembers that (idle_parts), so that the next generation does not wait for this rank.
  *
  * All functions need the catalogue's lock.
  */
@@ -67,8 +67,8 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
 /* Whether every part is closed or its rank still copies: the last copy may then complete the version. */
 bool commit_parts_end(const struct version *version);
 /*
- * The sequence of the next version of this job: the time, or one more than the last where the clock is behind that. What storage or
- * a peer says of a job moves on this job's sequences alone, and not beyond what a document may say (store/document.h).
+ * The sequence of the next version of this job: the time, or the last sequence plus one if the clock is behind that. A sequence from
+ * storage or from a peer moves only this job's sequences, and never beyond the largest number of a document (store/document.h).
  */
 uint64_t commit_next_sequence(struct job *job);
 void commit_saw_sequence(struct job *job, uint64_t sequence);

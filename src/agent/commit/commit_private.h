@@ -1,7 +1,7 @@
 /*
- * commit_private.h - what the files of commit.h share.
+ * commit_private.h - declarations that the files behind commit.h share.
  *
- *      commit.c       what a rank does: begin, save, close its part
+ *      commit.c       the requests of a rank: begin, save, close its part
  *      commit_rule.c  when a version is complete
  *      commit_end.c   ranks that leave
  *

@@ -83,7 +83,7 @@ static bool will_close(const struct version *version, const struct part *part)
         return closes;
 }
 
-/* rule_met, once what is being copied is whole. */
+/* Whether rule_met will hold when the running copies are complete. */
 static bool rule_will_be_met(const struct catalogue *catalogue, struct version *version)
 {
         uint64_t files = version->file_count;

@@ -1,5 +1,6 @@
 /*
- * commit_state.h - which run of a job came after which, and what the nodes of a version have told. The catalogue's lock guards it.
+ * commit_state.h - the order of a job's runs, and the documents that the nodes of a version have read and written. The catalogue's lock
+ * guards it.
  */
 #ifndef NB_AGENT_COMMIT_COMMIT_STATE_H
 #define NB_AGENT_COMMIT_COMMIT_STATE_H

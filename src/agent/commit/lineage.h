@@ -7,8 +7,8 @@
  *      its ranks have read a file of an older version since the newest was committed, or
  *      the newest is of another run, and they have not read a file of that one.
  *
- * Then a new line begins, after the step that they have read; where nothing tells that step, after the one before the
- * version's own. A run that saves its own steps in another order, or reads an old one and saves on, goes back to nothing.
+ * Then a new line begins after the step that they have read. If that step is not known, it begins after the step before the
+ * version's own. A run that only saves its own steps in another order, or reads an old step and saves later ones, does not go back.
  *
  * Called with the catalogue's lock held.
  */

@@ -138,7 +138,7 @@ void world_keep_committed(struct catalogue *catalogue, struct store *store, stru
         if (own.rank_count && (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)) /* a program that removed the tag has removed it */
                 status = put_committed(store, &own, status == NEBULA_NOT_FOUND, &error);
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY)
-                log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
+                log_event(LOG_LEVEL_WARN, "%s: the agent could not check whether storage still tells other nodes to persist it: %s", own.of.tag, error.message);
         committed_done(&own);
 }
 

@@ -188,7 +188,7 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
                         continue;
                 version_fail(catalogue, version, NEBULA_FAILED,
                              "checkpoint \"%.150s\" was committed without what rank %" PRIu32 " (process %" PRIu32
-                             ") saved to it: it came too late", version->tag, part->rank, part->pid);
+                             ") saved to it: the files came too late", version->tag, part->rank, part->pid);
                 return true;
         }
         return false;
@@ -228,7 +228,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         version->nodes.poll_at_ns = os->now_ns();
         job->spare_due = true;
         if (version->loans) {
-                log_event(LOG_LEVEL_WARN, "%s was committed without what was still being copied here", version->tag);
+                log_event(LOG_LEVEL_WARN, "%s was committed without the files that this node was still copying", version->tag);
                 version_drop_loans(catalogue, version);
         }
         if (version->life.state == NEBULA_STATE_CAPTURING)
@@ -472,7 +472,7 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
         if (!waits || (!open && version->persist.wanted && version->nodes.wanted_told && !world_is_given_up(version, now)))
                 return false;
         if (!open && world_is_given_up(version, now)) {
-                log_event(LOG_LEVEL_WARN, "%s is not made durable any more: another node let it go, and a newer one is durable", version->tag);
+                log_event(LOG_LEVEL_WARN, "%s will not become durable: another node has dropped it, and a newer checkpoint is durable", version->tag);
                 version_forget_memory(catalogue, version);
                 return true;
         }

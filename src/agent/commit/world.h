@@ -7,11 +7,10 @@
  * back-off, and commits when they cover the version. It looks only while
  * a version waits.
  *
- * A version that never becomes whole says which ranks are missing while it
- * waits, fails when a newer one is complete or its run has ended, and takes its
- * documents with it.
+ * While a version waits, its state names the missing ranks. It fails when a newer
+ * version is complete or its run has ended. Its documents are then removed.
  *
- * All functions need the catalogue's lock; world_work gives it up while it
+ * All functions need the catalogue's lock. world_work releases it while it
  * reads and writes.
  */
 #ifndef NB_AGENT_COMMIT_WORLD_H

@@ -32,7 +32,7 @@ bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int
         else if (!version->nodes.behind_ns)
                 version->nodes.behind_ns = now;
         if (newer && now - version->nodes.behind_ns >= BEHIND_NS) {
-                version_fail(catalogue, version, NEBULA_FAILED, "never became complete (%s), and \"%.150s\" has by now",
+                version_fail(catalogue, version, NEBULA_FAILED, "the checkpoint did not become complete (%s), and the newer \"%.150s\" did",
                              missing, newer->tag);
                 return true;
         }

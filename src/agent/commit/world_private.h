@@ -1,5 +1,5 @@
 /*
- * world_private.h - what the files of world.h share.
+ * world_private.h - declarations that the files behind world.h share.
  *
  *      world.c            the rule: announce, look, commit
  *      node_documents.c   the documents by which nodes tell each other of a version

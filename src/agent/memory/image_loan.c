@@ -58,8 +58,8 @@ static bool waited_enough(const struct catalogue *catalogue, const struct job *j
         return lane->waited_in_vain = true;
 }
 
-/* Whether any version is on its way to storage and can leave memory afterwards; asks for that. `target` itself is
- * the version that waits. */
+/* Whether some version is being written to storage and can leave memory afterwards. Asks the workers to write one. `target` is the version
+ * that waits. */
 static bool relief_in_sight(struct catalogue *catalogue, const struct version *target, const struct nebula_error **ret_storage)
 {
         bool hope = false;
@@ -135,7 +135,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
                          catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
         waiting->said = waiting->said || !room_follows;
-        catalogue_signal_work(catalogue); /* the workers must see what was just asked for */
+        catalogue_signal_work(catalogue); /* the workers must see the new request */
         catalogue_wait(catalogue, &catalogue->moved, LOOK_AGAIN_MS);
         if (catalogue->stopping)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
@@ -200,7 +200,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
         }
 }
 
-/* The version failed meanwhile. Its image becomes a free image of the job; if it lies on a disk, it is given up. */
+/* The version failed meanwhile. Its image becomes a free image of the job. An image on a disk is freed. */
 static void refuse(struct catalogue *catalogue, struct image *image)
 {
         if (!image)

@@ -75,7 +75,7 @@ struct memory_file_task *memory_files_failed(struct memory_files *files);
 void memory_file_task_free(struct memory_file_task *task);
 
 void memory_files_init(struct memory_files *files);
-/* Does what is due, and closes the open file. */
+/* Does the pending tasks, and closes the open file. */
 void memory_files_done(struct memory *memory);
 
 #endif

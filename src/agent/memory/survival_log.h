@@ -19,7 +19,7 @@
 
 /* Lock held. catalogue_unlock writes what these describe (memory_files.h). */
 void survival_log_write(struct catalogue *catalogue, struct version *version);
-/* Lock held. What the log says of the version's files has changed: the next survival_log_write describes them all again. */
+/* Lock held. The recorded state of the version's files has changed: the next survival_log_write describes all of them again. */
 void survival_log_restate(struct version *version);
 void survival_log_remove(struct catalogue *catalogue, struct version *version);
 /* Whether another agent holds the memory directory and has versions of this storage path there. Call without the lock. */

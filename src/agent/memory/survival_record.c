@@ -247,7 +247,7 @@ struct reader {
 };
 
 /* Errors of this agent or machine, not of the log. */
-static const char no_memory[] = "finds no memory", no_image[] = "names an image that cannot be had just now";
+static const char no_memory[] = "was not read: there is no memory", no_image[] = "names an image that cannot be opened now";
 
 static enum nebula_status blame(const struct reader *reader)
 {
@@ -584,7 +584,7 @@ static void get_version(struct reader *reader, struct version *version)
         version->persist.wanted = flags & WANTED;
         lifecycle_init(&version->life, state, at);
         if (!reader->wrong && state == NEBULA_STATE_FAILED)
-                reader->wrong = "is of a version that had failed";
+                reader->wrong = "describes a version that had failed";
         if (!reader->wrong && (!version->file_goal || version->file_goal < NEBULA_FILES_ALL_RANKS))
                 reader->wrong = "holds an impossible number";
 }
@@ -599,7 +599,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         char tag[IPC_NAME_MAX];
 
         if (!chain.last)
-                return error_set(error, NEBULA_CORRUPT, 0, "its survival log holds no whole record");
+                return error_set(error, NEBULA_CORRUPT, 0, "its survival log holds no complete record");
         reader = read_record(chain.last, sizeof(struct record_head));
         job = get_job(catalogue, &reader);
         get_text(&reader, false, tag, sizeof tag);
@@ -620,7 +620,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         get_loans(catalogue, &reader, version);
         get_unfinished(&reader, &version->persist.unfinished);
         if (!reader.wrong && reader.at != reader.end)
-                reader.wrong = "is longer than what it describes";
+                reader.wrong = "is longer than its contents";
         if (reader.wrong) {
                 version->survival.is_logged = false; /* the caller removes the log */
                 version_free(catalogue, version);

@@ -13,7 +13,7 @@
 
 struct version_copies {
         bool is_remote;       /* peers hold it and this node does not */
-        uint32_t world_heard; /* if is_remote: how many members, including this one, have told what they have */
+        uint32_t world_heard; /* if is_remote: how many members, including this one, have sent their lists of copies */
         bool wanted;          /* a client waits for its copies on other nodes */
         uint64_t nonces[REPLICA_MAX]; /* of the agents that hold the first copy, the second, ...; 0: none does */
 };

@@ -56,13 +56,13 @@ static enum nebula_status ask_listing(const struct member *member, const struct 
                 return status;
         if (peer->hello.nonce == own_nonce) {
                 peer_free(peer);
-                return error_set(error, NEBULA_NOT_FOUND, 0, "this node itself");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the peer is this node itself");
         }
         status = peer_send(peer, PEER_LIST, "", 0, error);
         if (!status)
                 status = peer_receive(peer, error);
         if (!status && peer->header.type != PEER_LISTED)
-                status = error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u came where a listing is due", (unsigned)peer->header.type);
+                status = error_set(error, NEBULA_CORRUPT, 0, "the peer sent a frame of type %u instead of a listing", (unsigned)peer->header.type);
         if (!status)
                 status = peer_listing_parse(peer->body, peer->header.size, ret_listing, error);
         peer_free(peer);
@@ -134,7 +134,7 @@ static void inventory_add(struct inventory *inventory, const struct question *qu
                 if (!questions[i].status)
                         inventory->sources[inventory->count++] = questions[i].source;
                 else if (questions[i].status != NEBULA_NOT_FOUND)
-                        log_event(LOG_LEVEL_WARN, "what a peer holds is not known: %s", questions[i].error.message);
+                        log_event(LOG_LEVEL_WARN, "the agent cannot tell which copies a peer holds: %s", questions[i].error.message);
         }
 }
 
@@ -176,7 +176,7 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
                 inventory_add(inventory, questions, some);
         }
         if (!status && at < count)
-                log_event(LOG_LEVEL_WARN, "%zu of %zu nodes were not asked for copies: time was up", count - at, count);
+                log_event(LOG_LEVEL_WARN, "the agent did not ask %zu of %zu nodes for copies: its time for that was up", count - at, count);
         inventory->at_ns = os->now_ns();
         free(order);
         free(questions);
@@ -393,13 +393,13 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         share = share_of(session, job);
         catalogue_unlock(catalogue);
         if (!asked)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "no copies in other nodes' memory are asked for");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this job asks for no copies in other nodes' memory (replica_count)");
         lock_take(&replica->inventory_lock);
         status = inventory_get(replica, job, true, &inventory, error);
         if (!status) {
                 best = newest_copy(inventory, wanted, &share);
                 if (!best)
-                        status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy");
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy of a checkpoint of this job");
         }
         if (!status) {
                 catalogue_lock(catalogue);
@@ -430,7 +430,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
                 return;
         lock_take(&replica->inventory_lock);
         if (inventory_get(replica, job, true, &inventory, &error)) {
-                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         } else {
                 catalogue_lock(catalogue);
                 for (size_t i = 0; i < inventory->count; i++)
@@ -466,7 +466,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         lock_take(&replica->inventory_lock);
         if (inventory_get(replica, version->job, true, &inventory, &error))
-                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         else
                 one = any_copy(inventory, version->tag, version->generation, version->sequence);
         catalogue_lock(catalogue);
@@ -542,7 +542,7 @@ static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t 
         }
         if (peer->header.type != PEER_DATA || peer->data.copy != copy || peer->data.file != file || peer->data.offset != offset ||
             peer_take_size(peer) != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES))
-                return error_set(error, NEBULA_CORRUPT, 0, "the peer sent something else than was asked for");
+                return error_set(error, NEBULA_CORRUPT, 0, "the peer sent another part of a file than the agent asked for");
         return peer_take(peer, data + offset, error);
 }
 
@@ -629,7 +629,7 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
                 for (size_t i = 0; status && i < count; i++) {
                         status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);
                         if (status)
-                                log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from node \"%s\": %s", name, tag, places[i].member.node,
+                                log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from node \"%s\": %s", name, tag, places[i].member.node,
                                           error ? error->message : "");
                 }
                 free(places);

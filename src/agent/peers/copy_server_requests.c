@@ -67,7 +67,7 @@ static enum nebula_status serve_data(struct visitor *visitor, struct nebula_erro
         left = file ? file->size - visitor->offset : 0;
         if (!file || peer->data.file != visitor->file || peer->data.offset != visitor->offset ||
             size != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES)) {
-                error_set(&visitor->trouble, NEBULA_CORRUPT, 0, "a piece of file %u at offset %" PRIu64 " is out of turn",
+                error_set(&visitor->trouble, NEBULA_CORRUPT, 0, "a piece of file %u at offset %" PRIu64 " is out of order",
                           peer->data.file, peer->data.offset);
                 return peer_take(peer, NULL, error);
         }
@@ -90,11 +90,11 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
         struct nebula_error refusal = visitor->trouble;
 
         if (!copy)
-                error_set(&refusal, NEBULA_INVALID, 0, "nothing was offered");
+                error_set(&refusal, NEBULA_INVALID, 0, "the peer sent a seal, but offered no copy before it");
         if (copy)
                 next_file(visitor);
         if (copy && !refusal.status && visitor->file < copy->what.file_count)
-                error_set(&refusal, NEBULA_CORRUPT, 0, "file \"%.100s\" has not come whole", copy->what.files[visitor->file].name);
+                error_set(&refusal, NEBULA_CORRUPT, 0, "file \"%.100s\" did not arrive completely", copy->what.files[visitor->file].name);
         if (refusal.status) {
                 copy_server_drop_incoming(visitor);
                 log_event(LOG_LEVEL_WARN, "a copy that node \"%s\" sent is not kept: %s", peer->hello.node, refusal.message);
@@ -239,6 +239,6 @@ enum nebula_status copy_server_serve(struct visitor *visitor, struct nebula_erro
         unsigned type = visitor->peer->header.type;
 
         if (type >= sizeof serves / sizeof serves[0] || !serves[type])
-                return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is no request", type);
+                return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is not a request", type);
         return serves[type](visitor, error);
 }

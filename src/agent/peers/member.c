@@ -117,7 +117,7 @@ static enum nebula_status record_load(struct store *store, const char *node, con
         status = member_read(text, size, ret_member, error);
         free(text);
         if (!status && strcmp(ret_member->node, node))
-                status = error_set(error, NEBULA_CORRUPT, 0, "it is that of node \"%.100s\"", ret_member->node);
+                status = error_set(error, NEBULA_CORRUPT, 0, "it names node \"%.100s\"", ret_member->node);
         return status;
 }
 
@@ -286,7 +286,7 @@ enum nebula_status member_load(struct store *store, const char *node, struct mem
         if (!status)
                 status = store->ops->stat(store, key, &entry, error);
         if (!status && entry.is_foreign)
-                status = error_set(error, NEBULA_INVALID, 0, "it belongs to another user: it is not believed");
+                status = error_set(error, NEBULA_INVALID, 0, "it belongs to another user, so the agent does not trust it");
         if (!status)
                 status = record_load(store, node, key, ret_member, NULL, error);
         store_entry_done(&entry);
@@ -311,7 +311,7 @@ enum nebula_status member_parse(const char *what, const char *text, struct membe
                 length = end ? (size_t)(end - text) : strlen(text);
         }
         if (!length || length >= sizeof member.address || strlen(text) >= sizeof member.node)
-                return error_set(error, NEBULA_INVALID, 0, "%s: \"%.100s\" is no host:port", what, text);
+                return error_set(error, NEBULA_INVALID, 0, "%s: \"%.100s\" is not host:port", what, text);
         if (end)
                 status = conf_parse_count(what, end + 1, UINT16_MAX, &port, error);
         if (status)

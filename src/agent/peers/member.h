@@ -1,12 +1,12 @@
 /*
- * member.h - which agents there are, and how they are reached.
+ * member.h - the agents of a job's other nodes, and their addresses.
  *
  *   .nebula/nodes/<node>.json   in storage: where the agent of that node listens. The agent writes it, and removes it at its end.
  *
  * $NEBULA_PEERS=host:port,... replaces the records. A job without storage needs it: its `store` is NULL.
- * The keys of the records alone say which nodes there are, so that a node reads only the record of the one it turns to. An agent that
- * gets no answer from a node removes its record if that is a day older than the agent's own, by the clock of storage: a job that goes on
- * under new names with each start leaves many. An agent writes its record again whenever trainers come to it anew.
+ * The keys of the records name the nodes, so an agent lists them and reads only the record of the node that it connects to. If a node
+ * does not answer, the agent removes that node's record if it is a day older than its own, by the clock of storage. Otherwise a job whose
+ * nodes have new names at each start would leave many records. An agent writes its record again when trainers come after a pause.
  *
  * Called without the lock. Threads: no shared state.
  */

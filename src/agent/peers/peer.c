@@ -172,7 +172,7 @@ enum nebula_status peer_ask(struct peer *peer, enum peer_type type, const char *
         if (!status)
                 status = peer_receive(peer, error);
         if (!status && peer->header.type != PEER_ANSWER)
-                status = error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u came where an answer is due", (unsigned)peer->header.type);
+                status = error_set(error, NEBULA_CORRUPT, 0, "the peer sent a frame of type %u instead of an answer", (unsigned)peer->header.type);
         return status ? status : peer_answer_parse(peer->body, peer->header.size, ret_answer, error);
 }
 
@@ -194,7 +194,7 @@ static enum nebula_status receive_hello(struct peer *peer, struct nebula_error *
         enum nebula_status status = peer_receive(peer, error);
 
         if (!status && peer->header.type != PEER_HELLO)
-                status = error_set(error, NEBULA_CORRUPT, 0, "a conversation begins with HELLO");
+                status = error_set(error, NEBULA_CORRUPT, 0, "a connection of a peer begins with HELLO");
         return status ? status : peer_hello_parse(peer->body, peer->header.size, &peer->hello, error);
 }
 
@@ -208,7 +208,7 @@ static enum nebula_status open_once(const struct member *member, const struct tl
 
         *ret_reached = fd >= 0;
         if (fd < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -fd, "node \"%.100s\" is not reached at %.100s:%u", member->node,
+                return error_set(error, NEBULA_UNAVAILABLE, -fd, "node \"%.100s\" cannot be reached at %.100s:%u", member->node,
                                  member->address, member->port);
         peer = peer_new(fd);
         if (!peer) {

@@ -42,7 +42,7 @@ enum nebula_status peer_header_read(const uint8_t bytes[PEER_HEADER_BYTES], uint
         uint64_t type = get(bytes + 6, 2), number = get(bytes + 8, 8), size = get(bytes + 16, 4);
 
         if (get(bytes, 4) != PEER_MAGIC || get(bytes + 20, 4))
-                return error_set(error, NEBULA_CORRUPT, 0, "these bytes are no frame of a peer");
+                return error_set(error, NEBULA_CORRUPT, 0, "these bytes are not a frame of a peer");
         if (get(bytes + 4, 2) != PEER_VERSION)
                 return error_set(error, NEBULA_CORRUPT, 0, "the peer speaks version %u, and this agent %u", (unsigned)get(bytes + 4, 2),
                                  PEER_VERSION);

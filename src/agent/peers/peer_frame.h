@@ -1,26 +1,26 @@
 /*
- * peer_frame.h - what two agents say to each other, as bytes.
+ * peer_frame.h - the frames between two agents, as bytes.
  *
  * A TLS stream carries frames: a header of 32 bytes, little-endian, then `size`
- * bytes. The first frame of each direction has number 1, the next 2, and so on:
- * one that was left out, came twice or belongs to another conversation does not
- * fit. All bodies but that of DATA are documents (store/document.h) of kind
- * "peer"; DATA is a head of 32 bytes and the bytes of one piece of a file.
+ * bytes. The first frame of each direction has number 1, the next 2, and so on.
+ * So a frame that was left out, came twice or belongs to another connection is
+ * noticed. The body of DATA is a head of 32 bytes and the bytes of one piece of
+ * a file. All other bodies are documents (store/document.h) of kind "peer".
  *
  *      offset 0   magic u32   4 version u16   6 type u16    8 number u64
  *            16   size u32   20 zero u32     24 crc64 u64: of the body; of DATA, of its head
  *
- * Who connects asks, the other end answers:
+ * The agent that connects sends requests, and the other end answers:
  *
- *      HELLO   who I am, and of which job I speak       -> HELLO   who I am
- *      OFFER   a version and its files                  -> ANSWER  room is kept for it, or not
- *      DATA    a piece of one of them                   -> nothing: what is wrong shows at SEAL
- *      SEAL    that was all                             -> ANSWER  it is all here and sound, or not
- *      KEEP    the versions that I still stand for      -> ANSWER  the others are gone
- *      LIST    (empty)                                  -> LISTED  the copies of this job, and my own versions of it
- *      FETCH   a piece of a file of a copy              -> DATA, or ANSWER: why not
+ *      HELLO   the sender's node, and the job           -> HELLO   the other end's node
+ *      OFFER   a version and its files                  -> ANSWER  memory is reserved for it, or not
+ *      DATA    a piece of one of the files              -> nothing: the answer to SEAL reports a damaged piece
+ *      SEAL    all pieces were sent                     -> ANSWER  the copy is complete and correct, or not
+ *      KEEP    the versions that the sender still has   -> ANSWER  the others were dropped
+ *      LIST    (empty)                                  -> LISTED  the copies of this job, and the server's own versions of it
+ *      FETCH   a piece of a file of a copy              -> DATA, or ANSWER with the reason
  *
- * Everything here is hostile until it was checked. Threads: no shared state.
+ * Received bytes are hostile until they were checked. Threads: no shared state.
  */
 #ifndef NB_AGENT_PEERS_PEER_FRAME_H
 #define NB_AGENT_PEERS_PEER_FRAME_H

@@ -1,11 +1,11 @@
 /*
- * placement.h - which node holds whose copies: a pure function of the members.
+ * placement.h - chooses the nodes that hold a node's copies: a pure function of the members.
  *
- * The members stand on a ring, in the order of a hash of their names, so that
- * neighbours there are seldom neighbours in a rack; the copies of a node go to
- * those that follow it. Each node then holds exactly as many copies as it
- * makes, never its own, and a member that comes or goes changes the place of
- * one node's copies (of `k` nodes' for k copies).
+ * The members are on a ring, in the order of a hash of their names, so that
+ * neighbours on it are seldom neighbours in a rack. The copies of a node go to
+ * the members that follow it. So each node holds exactly as many copies as it
+ * makes, never its own. When a member comes or goes, the copies of one node
+ * move (with k copies: those of k nodes).
  */
 #ifndef NB_AGENT_PEERS_PLACEMENT_H
 #define NB_AGENT_PEERS_PLACEMENT_H
@@ -13,8 +13,8 @@
 #include <stddef.h>
 
 /*
- * Where the copies of `self` go, best first: all other members in the order of the ring. `members` in any order, equal
- * ones count once; `self` need not be among them. Writes at most `count` indices of `members` into ret_order, returns how many.
+ * Orders all other members for the copies of `self`, best first: in the order of the ring. `members` may have any order; equal names
+ * count once; `self` need not be among them. Writes at most `count` indices of `members` into ret_order, and returns their number.
  */
 size_t placement_order(const char *const *members, size_t count, const char *self, size_t *ret_order);
 

@@ -266,7 +266,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
                 log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
                 channel_close(channel);
                 for (version = job->versions; version; version = version->next)
-                        version->copies.nonces[channel->index] = 0; /* what is newest goes to another one */
+                        version->copies.nonces[channel->index] = 0; /* the newest version goes to another member */
         }
         version = candidate(channel);
         if (version && channel->retry_at_ns <= now) {
@@ -282,7 +282,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
         return channel->peer ? now + LOOK_MS * (SECOND_NS / 1000) : INT64_MAX;
 }
 
-/* Likewise, for all copies of a job. */
+/* The same for all copies of a job. */
 static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
 {
         struct catalogue *catalogue = replica->catalogue;

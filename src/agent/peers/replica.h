@@ -1,16 +1,16 @@
 /*
- * replica.h - copies of this node's versions in other nodes' memory, and the way back.
+ * replica.h - sends copies of this node's versions to other nodes' memory, and reads copies from there.
  *
  * One thread sends. For each job that asks for replicas, it sends the newest complete version, and any that a client waits
  * for, to the nodes that placement.h names, one for each copy. If a node does not answer, the next one on the ring gets the
- * copy. When as many peers as the job asks for have confirmed that the copy is whole and sound, the version moves to
+ * copy. When as many peers as the job asks for have confirmed that the copy is complete and correct, the version moves to
  * `replicated`. The peers keep the versions that this node keeps in memory. A peer that loses its memory gets the newest
  * version again.
  *
  * A failure here costs the copy and nothing else: training, committing and persisting do not wait for it.
  * NEBULA_PEER_MBPS bounds the rate of sending, in 10^6 bytes per second (1000; 0: no bound).
  *
- * The way back: a node asks all members for their copies and shares of its job if it has lost its memory, or if one of its
+ * Reads: a node asks all members for their copies and shares of its job if it has lost its memory, or if one of its
  * ranks loads a file that another node saved. An answer serves all ranks for a few seconds.
  *
  * replica_find and replica_fetch are called without the lock.
@@ -40,7 +40,8 @@ void replica_learn(struct catalogue *catalogue, struct job *job);
 /* Puts the other nodes' files of one version, which storage does not have, beside this node's share of it. False: no member was asked.
  * Lock held, released meanwhile. */
 bool replica_gather(struct catalogue *catalogue, struct version *version);
-/* The version that replica_gather has put beside this node's share, and the other way round; NULL: none. Lock held. */
+/* The version with the other nodes' files that replica_gather has put beside this node's share; for that version, this node's share.
+ * NULL: there is none. Lock held. */
 const struct version *replica_rest(const struct version *version);
 /* Whether these are the files of all nodes: as many members have answered as the version had nodes, or every rank has a file. Lock
  * held. */

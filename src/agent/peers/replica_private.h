@@ -1,5 +1,5 @@
 /*
- * replica_private.h - what the three files behind replica.h share.
+ * replica_private.h - declarations that the three files behind replica.h share.
  *
  *   replica.c        the thread: which version goes to which member, and when
  *   copy_sender.c   one version to one peer
@@ -24,7 +24,7 @@ struct channel {
         size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
         int64_t retry_at_ns;
-        size_t passed_over;       /* members, best first, that the last attempt asked in vain until its time was up */
+        size_t passed_over;       /* members, best first, that did not answer the last attempt before its time was up */
         char failed_text[512];    /* the last one in the log */
 };
 /* All connections of one job, each to another member. Only the replica thread uses them. */

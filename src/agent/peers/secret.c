@@ -100,7 +100,7 @@ static enum nebula_status check_secret(const char *path, const char *root, int f
         if (result < 0)
                 return error_set(error, error_status_of_errno(-result), -result, "the secret %.300s cannot be read", path);
         if (found.kind != OS_KIND_FILE)
-                return error_set(error, NEBULA_INVALID, 0, "the secret %.300s is no file: remove it", path);
+                return error_set(error, NEBULA_INVALID, 0, "the secret %.300s is not a regular file: remove it", path);
         if (root ? !is_own(root, found.uid) : found.uid != os->uid())
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the secret %.300s belongs to user %u, who could read what is sent with it, and not to user %u: remove it, or "
@@ -152,7 +152,7 @@ enum nebula_status secret_take(struct store *store, struct tls_key *ret_key, str
         if (file)
                 return read_secret(file, NULL, os->open(file, OS_READ), ret_key, error);
         if (!store || !(store->ops->features(store) & STORE_PATHS))
-                return error_set(error, NEBULA_INVALID, 0, "agents of several nodes need a secret, and %s is no place for it: set NEBULA_SECRET_FILE",
+                return error_set(error, NEBULA_INVALID, 0, "agents of several nodes need a secret, and %s cannot hold one: set NEBULA_SECRET_FILE to a file that all nodes have",
                                  store ? "an object store" : "memory alone");
         snprintf(path, sizeof path, "%s/" SECRET_KEY, store->root);
         fd = os->open_below(store->root, SECRET_KEY, OS_READ);

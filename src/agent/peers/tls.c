@@ -174,7 +174,7 @@ static enum nebula_status failure(struct tls *tls, int result, const char *what,
                 return error_set(error, NEBULA_UNAVAILABLE, tls->sys_errno, "%s", what);
         if (tls->ended || reason == SSL_ERROR_ZERO_RETURN)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: the peer has closed the connection", what);
-        return error_set(error, NEBULA_CORRUPT, 0, "%s: what came is not what a peer sent: %s", what,
+        return error_set(error, NEBULA_CORRUPT, 0, "%s: the data that came is not the data that the peer sent: %s", what,
                          *text ? text : "it was changed on the way");
 }
 
@@ -228,9 +228,9 @@ static enum nebula_status shake_hands(struct tls *tls, bool server, int64_t time
         if (result == 1)
                 return error_set(error, NEBULA_INVALID, 0, "the peer did not prove that it holds the secret");
         if (!tls->late && !tls->sys_errno && !tls->ended)
-                return failure(tls, result, server ? "no agreement with the peer" :
-                                                     "no agreement with the peer, which may hold another secret", error);
-        return failure(tls, result, "no agreement with the peer", error);
+                return failure(tls, result, server ? "the TLS handshake with the peer failed" :
+                                                     "the TLS handshake with the peer failed; the peer may hold another secret", error);
+        return failure(tls, result, "the TLS handshake with the peer failed", error);
 }
 
 enum nebula_status peer_tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error)

@@ -2,14 +2,14 @@
  * tls.h - an encrypted stream between two agents that know one secret. No other file knows OpenSSL's TLS.
  *
  * TLS 1.3 with a pre-shared key, ephemeral Diffie-Hellman, no certificates and no
- * tickets: an end that does not hold the key cannot complete the handshake, a
- * recorded conversation opens nothing, and each connection has keys of its own.
- * The identity that travels in clear is a digest of the key, so an end that
- * serves several jobs knows which one is meant.
+ * tickets. So an end without the key cannot complete the handshake, a recorded
+ * connection cannot be decrypted later, and each connection has its own keys.
+ * The identity is sent in clear; it is a digest of the key, by which an end that
+ * serves several jobs finds the right key.
  *
  *      peer_tls_key_init      from the bytes of a secret
  *      peer_tls_connect / peer_tls_accept on a connected socket, which stays the caller's
- *      peer_tls_send, peer_tls_receive: all bytes, or an error; the stream is of no more use then
+ *      peer_tls_send, peer_tls_receive: all bytes, or an error; after an error the stream is unusable
  *      peer_tls_free
  *
  * Threads: one at a time per stream. Errors: NEBULA_UNAVAILABLE (the other end is gone or

@@ -35,7 +35,7 @@ bool persist_is_writer(const struct version *version, const struct plan *plan)
 
 static enum nebula_status rank_missing(const struct gathering *gathering, uint32_t rank, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_BUSY, 0, "the record of rank %" PRIu32 " of \"%.200s\", which is on another node, has not come", rank,
+        return error_set(error, NEBULA_BUSY, 0, "the record of rank %" PRIu32 " of \"%.200s\", which is on another node, has not arrived", rank,
                          gathering->plan->tag);
 }
 
@@ -128,7 +128,7 @@ static enum nebula_status gather_records(struct gathering *gathering, const stru
         }
         list.count = count;
         if (count < gathering->committed->node_count && !gathering->is_late)
-                status = error_set(error, NEBULA_BUSY, 0, "of the records of \"%.200s\" %zu are there, and %zu nodes write one", gathering->plan->tag,
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has %zu of %zu records: each node writes one", gathering->plan->tag,
                                    count, gathering->committed->node_count);
         if (!status && count)
                 qsort(list.entries, count, sizeof *list.entries, newest_first);
@@ -225,10 +225,10 @@ static enum nebula_status read_committed(struct store *store, const struct plan 
 
         if (status)
                 return status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT ? status :
-                               error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is not there any more", plan->tag);
+                               error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" no longer exists", plan->tag);
         *ret_committed = committed;
-        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that version is complete, this one is given up */
-                return error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is that of a later writing", plan->tag);
+        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that version is complete, this one fails */
+                return error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" belongs to a later writing", plan->tag);
         return NEBULA_OK;
 }
 
@@ -290,7 +290,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         if (!writes && has_waited(version))
                 keep_others_going(catalogue, store, job, version, plan);
         if (!writes)
-                return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not come", plan->tag);
+                return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not arrived", plan->tag);
         status = read_committed(store, plan, &committed, error);
         if (!status)
                 status = write_manifest(catalogue, store, job, version, plan, &committed, error);

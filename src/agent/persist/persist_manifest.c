@@ -76,7 +76,7 @@ enum nebula_status persist_check(struct store *store, struct plan *plan, bool is
         enum nebula_status status = manifest_check_all(store, &plan->manifest, &failure);
 
         if (status == NEBULA_BUSY && (is_found || plan->spread))
-                return error_set(error, NEBULA_STORAGE, 0, "\"%.150s\" is looked at again later: %.250s", plan->tag, failure.message);
+                return error_set(error, NEBULA_STORAGE, 0, "the agent checks \"%.150s\" again later: %.250s", plan->tag, failure.message);
         if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY) {
                 if (status && error)
                         *error = failure;

@@ -104,7 +104,7 @@ enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version
         if (is_as_planned(plan, version))
                 status = take_parts(plan, version, error);
         else
-                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written ahead of a commit that did not come", plan->tag);
+                status = error_set(error, NEBULA_BUSY, 0, "the agent wrote \"%.200s\" ahead of a commit, and the commit did not come", plan->tag);
         for (size_t i = 0; i < plan->file_count && !status; i++)
                 if (plan->files[i].keeps_chunks)
                         sealing_keep_chunks(version, &plan->files[i]);
@@ -130,7 +130,7 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         plan->is_ahead = commit_open(version);
         if (plan->is_ahead ? version->nodes.spread : !lifecycle_complete(version->life.state)) {
                 catalogue_unlock(catalogue);
-                return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" is no longer what was to be written", plan->tag);
+                return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has changed since the agent planned to write it", plan->tag);
         }
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
                 loan_count++;

@@ -12,7 +12,7 @@
 #include "os/lock.h"
 #include "os/os.h"
 
-#define PACE_BYTES (64u << 20) /* somewhat more than what is on its way to storage */
+#define PACE_BYTES (64u << 20) /* slightly more than the bytes that are being written to storage */
 
 /* A file that is being summed. */
 struct flowing {

@@ -230,10 +230,10 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
                 version->persist.failing_since_ns = now;
         version->persist.failed_ns = now;
         version->persist.retry_at_ns = now + back_off(version->persist.attempt);
-        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(version->persist.retry_at_ns - now) / 1e9,
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again in %.1f s: %s", version->tag, (double)(version->persist.retry_at_ns - now) / 1e9,
                   error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
-                version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
+                version_fail(catalogue, version, error->status, "the agent gave up after %" PRIu64 " s of tries: %.400s",
                              catalogue->give_up_s, error->message);
         else
                 version->error = *error;
@@ -245,7 +245,7 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
 static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
         if (now - version->nodes.waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
-                version_fail(catalogue, version, NEBULA_FAILED, "given up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
+                version_fail(catalogue, version, NEBULA_FAILED, "the agent gave up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
                 return;
         }
         version->error = *error;
@@ -349,7 +349,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         catalogue_lock(catalogue);
         job->persist.is_busy = false;
         if (status)
-                log_event(LOG_LEVEL_WARN, "%s cannot be looked through yet: %s", job->persist_path, error.message);
+                log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
         catalogue_signal(catalogue);
 }
 
@@ -521,7 +521,7 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
         if (!job->live || has_trainers(catalogue, job))
                 return INT64_MAX;
         if (catalogue_release(catalogue, job, is_kept) && !is_kept)
-                log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has come for %" PRIu64 " s", job->name,
+                log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has connected for %" PRIu64 " s", job->name,
                           job->persist_path, catalogue->linger_s);
         return is_kept ? until : INT64_MAX;
 }
@@ -563,7 +563,7 @@ static int64_t check_linger(struct catalogue *catalogue, int64_t now)
         if (now < until)
                 return until;
         if (catalogue->end) {
-                log_event(LOG_LEVEL_INFO, "nothing to do for %" PRIu64 " s: ending", catalogue->linger_s);
+                log_event(LOG_LEVEL_INFO, "the agent had nothing to do for %" PRIu64 " s: it ends", catalogue->linger_s);
                 catalogue->end(catalogue);
         }
         return INT64_MAX;

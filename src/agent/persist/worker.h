@@ -20,12 +20,11 @@
 void *worker_main(void *catalogue);
 /* Whether a version waits to be persisted, or is being persisted (lock held). job NULL: of any job. */
 bool worker_pending(const struct catalogue *catalogue, const struct job *job);
-/* Whether such a version has not failed since `since_ns`: it may still become durable, whatever other versions and paths do (lock
- * held). */
+/* Whether such a version has not failed since `since_ns`: it may still become durable, even if other versions and paths fail (lock held). */
 bool worker_draining(const struct catalogue *catalogue, int64_t since_ns);
-/* Whether the worker of this version's storage has other work by now (lock held). */
+/* Whether the worker of this version's storage has other work (lock held). */
 bool worker_has_other(struct catalogue *catalogue, const struct version *version);
-/* The version is to become durable, whatever the interval says (lock held). catalogue_signal wakes the worker. */
+/* The version shall become durable before the interval has passed (lock held). catalogue_signal wakes the worker. */
 void worker_want(struct version *version);
 /* worker_want, and the next attempt does not wait for the pause after a failure (lock held). */
 void worker_want_now(struct version *version);

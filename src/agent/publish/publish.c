@@ -1,4 +1,4 @@
-/* Requests to publish, finding published versions, and deciding what can happen now. */
+/* Takes requests to publish, finds published versions, and decides which requests can be executed now. */
 #include <stdio.h>
 #include <string.h>
 

@@ -132,7 +132,7 @@ enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job
 {
         enum nebula_status status = NEBULA_OK;
 
-        /* The staged files exist only once: a second attempt must not replace what the first one has moved to the path. */
+        /* The staged files exist only once: a second attempt must not replace the files that the first one has moved to the path. */
         if (!publish_is_there(publish)) {
                 status = fill_staging(catalogue, job, publish, error);
                 if (!status)

@@ -46,7 +46,7 @@ int publish_sync_way(const char *path);
 bool publish_is_there(const struct publish *publish);
 /* Moves the staging directory to the path. */
 enum nebula_status publish_move_directory(const struct job *job, const struct publish *publish, struct nebula_error *error);
-/* Syncs the path and removes what it replaced. */
+/* Syncs the path and removes the files that it replaced. */
 enum nebula_status publish_finish_directory(const struct publish *publish, struct nebula_error *error);
 /* Removes temporary files that earlier agents left beside `path`. */
 void publish_sweep(struct catalogue *catalogue, const char *path);

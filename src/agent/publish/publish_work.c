@@ -86,7 +86,7 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         storage_failed(catalogue, job, error, false);
         publish->failed_ns = os->now_ns();
         publish->retry_at_ns = publish->failed_ns + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
-        log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
+        log_event(LOG_LEVEL_WARN, "%s cannot be published yet, the agent tries again: %s", publish->path, error->message);
         catalogue_signal(catalogue);
 }
 
@@ -144,7 +144,7 @@ static enum nebula_status refuse(const struct version *version, struct nebula_er
         if (version && version->life.state == NEBULA_STATE_FAILED)
                 return error_set(error, NEBULA_FAILED, 0, "the checkpoint failed: %.400s", version->error.message);
         if (version && version->superseded)
-                return error_set(error, NEBULA_FAILED, 0, "it left memory before it was persisted");
+                return error_set(error, NEBULA_FAILED, 0, "the checkpoint left memory before it was persisted");
         return NEBULA_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * passed_over.h - what a search for the newest checkpoint has passed over, though it may be newer, and why: the program is to be
- * told, who would else go on from an older one unheard.
+ * passed_over.h - the checkpoints that a search for the newest one has skipped although they may be newer, with the reasons. The
+ * program gets this list: otherwise it would continue from an older checkpoint without notice.
  */
 #ifndef NB_AGENT_RESTORE_PASSED_OVER_H
 #define NB_AGENT_RESTORE_PASSED_OVER_H

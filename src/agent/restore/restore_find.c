@@ -41,7 +41,7 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
 
         for (struct version *version = job->versions; version; version = version->next) {
                 if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
-                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, written by a run that goes on */
+                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, written by a run that continues */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
                 /* Of one tag, the larger generation is the newer one. */
@@ -254,7 +254,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         enum nebula_status status = replica_find(catalogue, job, session, wanted, &id, &error);
 
         if (status && status != NEBULA_NOT_FOUND)
-                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         catalogue_lock(catalogue);
         if (!status)
                 version = catalogue_version(catalogue, id);
@@ -283,12 +283,12 @@ static void log_older(struct catalogue *catalogue, const struct job *job, const 
         if (known && retain_is_newer(&known_entry, &found_entry)) {
                 struct passed passed = { 0 };
 
-                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which cannot be read from %s: %s", found->tag,
                           known->tag, job->persist_path, why);
                 passed_add(&passed, known->tag, why);
                 passed_tell(&passed, found);
         } else if (status != NEBULA_NOT_FOUND) {
-                log_event(LOG_LEVEL_WARN, "%s is taken from memory, and %s cannot be looked through for a newer one: %s", found->tag,
+                log_event(LOG_LEVEL_WARN, "%s is taken from memory: %s, which may hold a newer one, cannot be listed: %s", found->tag,
                           job->persist_path, why);
         }
         catalogue_unlock(catalogue);
@@ -335,7 +335,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         job = own_job = session->job;
         path = request->persist_path[0] ? request->persist_path : job->persist_path;
         own = !strcmp(path, job->persist_path);
-        commit_close_dead(catalogue, job); /* who asks may have seen it die */
+        commit_close_dead(catalogue, job); /* the caller may have seen that process die */
         version = find_in_memory(catalogue, session, path, request);
         if (version) {
                 in_memory = true;

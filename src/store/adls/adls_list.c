@@ -40,7 +40,7 @@ static bool read_size(const json_t *value, uint64_t *ret_size)
 
 static enum nebula_status broken(const struct listing *listing, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is no listing", listing->store->store.root);
+        return error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is not a listing", listing->store->store.root);
 }
 
 static enum nebula_status add(struct listing *listing, const json_t *path, struct nebula_error *error)
@@ -148,7 +148,7 @@ enum nebula_status adls_list(struct store *base, const char *prefix, bool deep, 
         enum nebula_status status;
 
         if (!store_prefix_sound(prefix))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, base->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, base->root);
         directory = directory_of(listing.store, prefix);
         if (!directory)
                 return object_no_memory(listing.store, error);

@@ -197,11 +197,11 @@ static enum nebula_status rename_once(void *argument, struct nebula_error *error
 
         for (int tries = 0; !status && lacks_parent; tries++) {
                 if (tries == RENAME_TRIES)
-                        return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its directory goes again and again", renaming->store->store.root, renaming->key);
+                        return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: another program removes its directory again and again", renaming->store->store.root, renaming->key);
                 if (tries)
                         status = make_parent(renaming->store, renaming->key, error);
                 if (!status && tries && renaming->condition == STORE_IF_SAME)
-                        return error_set(error, NEBULA_BUSY, 0, "%s/%s is another object by now", renaming->store->store.root, renaming->key);
+                        return error_set(error, NEBULA_BUSY, 0, "%s/%s has been replaced", renaming->store->store.root, renaming->key);
                 if (!status)
                         status = rename_in(renaming, &lacks_parent, error);
         }
@@ -218,7 +218,7 @@ static enum nebula_status write_file(struct object_store *store, const char *key
         return status ? status : flush(store, key, place, size, error);
 }
 
-/* The stamp of the object of write `id`. If another write has replaced it by now: a stamp that no object has. */
+/* The stamp of the object of write `id`. If another write has replaced it: a stamp that no object has. */
 static enum nebula_status own_stamp(struct object_store *store, const char *key, const char *id, struct store_stamp *ret_stamp,
                                     struct nebula_error *error)
 {
@@ -248,7 +248,7 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
         struct renaming renaming = { store, place, key, id, condition, seen, { "" } };
 
         if (!status && condition == STORE_IF_SAME && !seen)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the condition STORE_IF_SAME needs a stamp", base->root, key);
         if (status)
                 return status;
         object_new_id(id);

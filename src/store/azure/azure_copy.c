@@ -25,12 +25,12 @@ static enum nebula_status await_copy(struct azure_store *azure, const char *to, 
                 if (!status && response.status != 200)
                         status = azure_fail(&azure->object, OBJECT_COPY, to, &response, error);
                 else if (!status && !is_pending && (!state || strcmp(state, "success")))
-                        status = error_set(error, NEBULA_STORAGE, 0, "cannot copy %s/%s: it ended as \"%.60s\"", azure->address.root, to, state ? state : "");
+                        status = error_set(error, NEBULA_STORAGE, 0, "cannot copy %s/%s: the copy ended as \"%.60s\"", azure->address.root, to, state ? state : "");
                 http_response_done(&response);
                 if (status || !is_pending)
                         return status;
                 if (os->now_ns() > until_ns)
-                        return error_set(error, NEBULA_TIMEOUT, 0, "cannot copy %s/%s: it is not done after an hour", azure->address.root, to);
+                        return error_set(error, NEBULA_TIMEOUT, 0, "cannot copy %s/%s: the copy has not ended after an hour", azure->address.root, to);
                 os->sleep_ms(pause_ms);
                 pause_ms = pause_ms * 2 < COPY_PAUSE_MS ? pause_ms * 2 : COPY_PAUSE_MS;
         }
@@ -77,7 +77,7 @@ enum nebula_status azure_copy(struct store *store, const char *from, const char 
         if (!status)
                 status = object_check_key(&azure->object, to, error);
         if (!status && condition == STORE_IF_SAME)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy takes no condition but STORE_IF_ABSENT", store->root, to);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the only condition of a copy is STORE_IF_ABSENT", store->root, to);
         if (!status) /* an absent source and an absent target give the same code */
                 status = object_look(&azure->object, from, &entry, NULL, error);
         return status ? status : copy_once(azure, from, to, condition, error);

@@ -13,7 +13,7 @@ static enum nebula_status use_key(const char *text, const char *source, struct a
         credential->proof = AZURE_PROOF_KEY;
         credential->source = source;
         if (!crypt_base64_decode(text, credential->key, sizeof credential->key, &credential->key_size) || !credential->key_size)
-                return error_set(error, NEBULA_INVALID, 0, "%s: the account's key is no base64; copy it again", source);
+                return error_set(error, NEBULA_INVALID, 0, "%s: the account's key is not base64; copy it again", source);
         return NEBULA_OK;
 }
 
@@ -23,7 +23,7 @@ static enum nebula_status use_sas(const char *text, const char *source, struct a
         credential->proof = AZURE_PROOF_SAS;
         credential->source = source;
         if (!strstr(text, "sig=") || strpbrk(text, " \t\r\n#?"))
-                return error_set(error, NEBULA_INVALID, 0, "%s: is no SAS, which has \"sig=\" and neither blanks nor '?'", source);
+                return error_set(error, NEBULA_INVALID, 0, "%s: this is not a SAS; a SAS contains \"sig=\" and neither blanks nor '?'", source);
         credential->sas = strdup(text);
         return credential->sas ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
 }

@@ -108,7 +108,7 @@ static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error
         text = object_take(&buf);
         if (text && (!url_split(text, &url) || url.path_size > 1 || *url.query)) {
                 free(text);
-                return error_set(error, NEBULA_INVALID, 0, "STORAGE_EMULATOR_HOST is no http://host:port");
+                return error_set(error, NEBULA_INVALID, 0, "STORAGE_EMULATOR_HOST is not http://host:port");
         }
         *ret_endpoint = text ? object_make_endpoint(&url) : NULL;
         free(text);

@@ -58,7 +58,7 @@ enum nebula_status gs_copy(struct store *store, const char *from, const char *to
         if (!status)
                 status = object_check_key(object, to, error);
         if (!status && condition == STORE_IF_SAME)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy takes no condition but STORE_IF_ABSENT", store->root, to);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the only condition of a copy is STORE_IF_ABSENT", store->root, to);
         if (!status) /* trying again does not help if the source is absent */
                 status = object_look(object, from, &entry, NULL, error);
         return status ? status : object_try_again(object, to, copy_once, &copying, error);

@@ -44,7 +44,7 @@ static struct object_token *find_given(char *text)
 static struct object_token *find_machine(void)
 {
         const char *host = conf_env("GCE_METADATA_HOST") ? conf_env("GCE_METADATA_HOST") : MACHINE_HOST;
-        struct object_oauth oauth = { .missing = "the environment holds no key and no token, there is no file of gcloud", .is_machine = true };
+        struct object_oauth oauth = { .missing = "the environment holds neither key nor token, and gcloud has left no file", .is_machine = true };
         struct buf buf = { 0 };
 
         buf_add_text(&buf, "http://");

@@ -101,7 +101,7 @@ static bool is_stopped(const struct sending *sending)
 
 static enum nebula_status stopped(const struct sending *sending, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: was stopped", sending->printed);
+        return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: the request was stopped", sending->printed);
 }
 
 static bool is_repeatable(int status)
@@ -223,7 +223,7 @@ static enum nebula_status give_up(const struct sending *sending, enum http_outco
         case HTTP_OUTCOME_STOPPED:
                 return stopped(sending, error);
         case HTTP_OUTCOME_TOO_LONG:
-                return error_set(error, NEBULA_CORRUPT, 0, "%s: the answer is longer than it may be", sending->printed);
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: the answer is longer than allowed", sending->printed);
         case HTTP_OUTCOME_NO_MEMORY:
                 return error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for the answer", sending->printed);
         case HTTP_OUTCOME_SLOW:
@@ -262,10 +262,10 @@ static enum nebula_status begin(struct sending *sending, struct nebula_error *er
         url_print(request->url, printed, sizeof printed);
         snprintf(sending->printed, sizeof sending->printed, "%.8s %s", request->method, printed);
         if (!url_split(request->url, &url) || (strcmp(url.scheme, "https") && strcmp(url.scheme, "http")))
-                return error_set(error, NEBULA_INVALID, 0, "%s: is no http URL that can be used", sending->printed);
+                return error_set(error, NEBULA_INVALID, 0, "%s: this is not a usable http URL", sending->printed);
         if (!strcmp(url.scheme, "http") && !url_is_loopback(&url) && !request->is_local && !http_pool_allows_plain())
                 return error_set(error, NEBULA_INVALID, 0,
-                                 "%s: would send data and keys unencrypted: use https, or set NEBULA_STORE_ALLOW_HTTP=1", sending->printed);
+                                 "%s: this would send data and keys unencrypted: use https, or set NEBULA_STORE_ALLOW_HTTP=1", sending->printed);
         sending->host = http_host_find(&url);
         return sending->host ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for a connection", sending->printed);
 }

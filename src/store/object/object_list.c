@@ -194,7 +194,7 @@ static enum nebula_status take_page(struct object_store *store, const char *pref
         if (listing.no_memory || !is_sound) {
                 store_page_done(&listing.page);
                 return listing.no_memory ? object_no_memory(store, error)
-                                         : error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is no listing", store->store.root);
+                                         : error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is not a listing", store->store.root);
         }
         object_sort_page(&listing.page);
         *ret_page = listing.page;
@@ -212,7 +212,7 @@ enum nebula_status object_list(struct store *base, const char *prefix, bool deep
         char *whole, entries[16];
 
         if (!store_prefix_sound(prefix))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, base->root);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, base->root);
         buf_add_text(&buf, store->prefix);
         object_name_begin(&buf, prefix);
         whole = object_take(&buf);

@@ -128,7 +128,7 @@ static size_t length_of(const struct object_service *service, const char *text, 
 
 static enum nebula_status invalid(const struct object_store *store, const char *key, const char *why, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_INVALID, 0, "\"%.200s\" is no key of an object of %.200s: %s", key, store->store.root, why);
+        return error_set(error, NEBULA_INVALID, 0, "\"%.200s\" is not a key of an object of %.200s: %s", key, store->store.root, why);
 }
 
 enum nebula_status object_check_key(const struct object_store *store, const char *key, struct nebula_error *error)

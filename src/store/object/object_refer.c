@@ -130,7 +130,7 @@ bool object_refer(struct object_store *store, const struct store_upload *upload,
                 return true;
         }
         if (!atomic_exchange(&object->is_refused, true) && !atomic_load(stop))
-                log_event(LOG_LEVEL_INFO, "%s/%s is sent as a whole, though %s has some of it: %s", store->store.root, object->key,
+                log_event(LOG_LEVEL_INFO, "%s/%s is sent completely, although %s has some of its bytes: %s", store->store.root, object->key,
                           object->source->key, error.message);
         return false;
 }

@@ -98,7 +98,7 @@ enum nebula_status object_look_who_wrote(struct object_store *store, const char 
         if (status || strcmp(found, id)) {
                 if (!status && condition == STORE_IF_SAME && !strcmp(entry.stamp.text, seen->text))
                         return NEBULA_NOT_FOUND;
-                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_SAME ? "%s/%s is another object by now" : "%s/%s is there already",
+                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_SAME ? "%s/%s has been replaced" : "%s/%s is there already",
                                  store->store.root, key);
         }
         *ret_stamp = entry.stamp;
@@ -167,7 +167,7 @@ enum nebula_status object_put(struct store *base, const char *key, const void *d
 
         object_new_id(putting.id);
         if (!status && condition == STORE_IF_SAME && !seen)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the condition STORE_IF_SAME needs a stamp", base->root, key);
         if (!status)
                 status = object_try_again(store, key, put_once, &putting, error);
         if (!status && ret_stamp)
@@ -281,7 +281,7 @@ enum nebula_status object_clock(struct store *base, int64_t *ret_ns, struct nebu
         if (date && http_date_parse(date, &seconds))
                 *ret_ns = seconds * 1000000000;
         else
-                status = error_set(error, NEBULA_STORAGE, 0, "%s does not tell the time: the answer is %d", base->root, response.status);
+                status = error_set(error, NEBULA_STORAGE, 0, "%s does not give the time: the answer is %d", base->root, response.status);
         http_response_done(&response);
         return status;
 }

@@ -158,7 +158,7 @@ static enum nebula_status make_good(struct object_token *token, uint64_t refused
         if (is_ours)
                 renew(token);
         else if (!wait_for_fetch(token))
-                return error_set(error, NEBULA_TIMEOUT, 0, "no token yet: a thread has been asking for one for too long");
+                return error_set(error, NEBULA_TIMEOUT, 0, "no token yet: the thread that asks for one has waited too long");
         if (!token->failure.status || is_good(token, refused)) /* a new token that expires at once is tried, too */
                 return NEBULA_OK;
         if (error)

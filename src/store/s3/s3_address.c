@@ -33,7 +33,7 @@ static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error
                 return NEBULA_OK;
         if (!url_split(text, &url) || (strcmp(url.scheme, "https") && strcmp(url.scheme, "http")) || url.path_size > 1 || *url.query) {
                 free(of_profile);
-                return error_set(error, NEBULA_INVALID, 0, "AWS_ENDPOINT_URL, or endpoint_url of the profile, is no https://host:port");
+                return error_set(error, NEBULA_INVALID, 0, "AWS_ENDPOINT_URL, or endpoint_url of the profile, is not https://host:port");
         }
         *ret_endpoint = object_make_endpoint(&url);
         free(of_profile);

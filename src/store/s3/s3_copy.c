@@ -145,7 +145,7 @@ enum nebula_status s3_copy(struct store *store, const char *from, const char *to
         if (!status)
                 status = object_check_key(&s3->object, to, error);
         if (!status && condition == STORE_IF_SAME)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy takes no condition but STORE_IF_ABSENT", store->root, to);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the only condition of a copy is STORE_IF_ABSENT", store->root, to);
         if (!status)
                 status = object_look(&s3->object, from, &entry, NULL, error);
         if (status)

@@ -127,11 +127,11 @@ static enum nebula_status read_page(struct page *page, const struct http_respons
         xml_done(&xml);
         if (page->no_memory)
                 return object_no_memory(page->store, error);
-        return page->is_unsound ? error_set(error, NEBULA_STORAGE, 0, "cannot list the uploads of %s: the answer is no listing", page->store->store.root)
+        return page->is_unsound ? error_set(error, NEBULA_STORAGE, 0, "cannot list the uploads of %s: the answer is not a listing", page->store->store.root)
                                 : NEBULA_OK;
 }
 
-/* What the service does not let this user see, and what it does not know, is left to rules of the bucket. */
+/* If the service does not list uploads, or not to this user, rules of the bucket must end them. */
 static enum nebula_status not_listed(struct object_store *store, const struct http_response *response, struct nebula_error *error)
 {
         if (response->status != 403 && response->status != 404 && response->status != 405 && response->status != 501)

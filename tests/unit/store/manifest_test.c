@@ -265,7 +265,7 @@ ON_EACH_STORE(a_record_at_a_place_that_is_not_its_own_is_refused)
         entry->rank = 1;
         REQUIRE(!record_key("t", entry->writing, 1, other_key, &error));
         copy_object(key, other_key);
-        CHECK(manifest_load_record(store, &manifest, 0, &record, &error) == NEBULA_CORRUPT && strstr(error.message, "not of its name"));
+        CHECK(manifest_load_record(store, &manifest, 0, &record, &error) == NEBULA_CORRUPT && strstr(error.message, "its name says otherwise"));
         entry->rank = 0;
         entry->generation++;
         CHECK(manifest_load_record(store, &manifest, 0, &record, &error) == NEBULA_CORRUPT);

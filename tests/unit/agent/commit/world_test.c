@@ -334,7 +334,7 @@ static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgot
 
 static bool gives_up(const struct test_client *client, enum nebula_status status)
 {
-        return status == NEBULA_TIMEOUT && strstr(client->error.message, "given up") && strstr(client->error.message, "rank 1 of 2");
+        return status == NEBULA_TIMEOUT && strstr(client->error.message, "gave up") && strstr(client->error.message, "rank 1 of 2");
 }
 
 static void a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come(void)

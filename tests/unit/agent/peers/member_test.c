@@ -137,7 +137,7 @@ static void a_record_is_believed_that_is_of_its_name(void)
         REQUIRE(text);
         storage_write(storage, ".nebula/nodes/b.json", text, size);
         free(text);
-        CHECK(count_nodes() == 2 && member_load(store, "b", &there, &error) == NEBULA_CORRUPT && strstr(error.message, "that of node \"a\""));
+        CHECK(count_nodes() == 2 && member_load(store, "b", &there, &error) == NEBULA_CORRUPT && strstr(error.message, "it names node \"a\""));
         end();
 }
 
@@ -155,7 +155,7 @@ static void a_record_is_believed_that_is_a_file_of_ones_own(void)
         store_close(store);
         store = storage_look(storage);
         CHECK(count_nodes() == 0);
-        CHECK(member_load(store, "a", &there, &error) == NEBULA_INVALID && strstr(error.message, "not believed"));
+        CHECK(member_load(store, "a", &there, &error) == NEBULA_INVALID && strstr(error.message, "does not trust it"));
         end();
 }
 

@@ -85,9 +85,9 @@ static void the_secret_is_a_private_file_with_one_name(void)
         shell("chmod 600 .nebula/secret && ln .nebula/secret beside");
         CHECK(take() == NEBULA_INVALID && strstr(error.message, "2 names"));
         shell("rm beside && mv .nebula/secret kept && mkfifo -m 600 .nebula/secret");
-        CHECK(take() == NEBULA_INVALID && strstr(error.message, "is no file"));
+        CHECK(take() == NEBULA_INVALID && strstr(error.message, "is not a regular file"));
         shell("rm .nebula/secret && mkdir -m 700 .nebula/secret");
-        CHECK(take() == NEBULA_INVALID && strstr(error.message, "is no file"));
+        CHECK(take() == NEBULA_INVALID && strstr(error.message, "is not a regular file"));
         shell("rmdir .nebula/secret && ln -s ../kept .nebula/secret");
         CHECK(take() != NEBULA_OK && error.sys_errno);
         shell("rm .nebula/secret && mv kept .nebula/secret");

@@ -306,7 +306,7 @@ static void a_refusal_says_what_to_do(void)
         CHECK(put() == NEBULA_INVALID && strstr(error.message, "external_account") && strstr(error.message, "HMAC key") && !strstr(error.message, "SECRET"));
         unsetenv("GOOGLE_APPLICATION_CREDENTIALS");
         setenv("GCE_METADATA_HOST", "127.0.0.1:1", 1);
-        CHECK(put() == NEBULA_UNAVAILABLE && strstr(error.message, "the environment holds no key"));
+        CHECK(put() == NEBULA_UNAVAILABLE && strstr(error.message, "the environment holds neither key nor token"));
         setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "GIVEN", 1);
         store_close(store);
         store_gs.open("gs://data/run", &store, &error);
