@@ -1,1 +1,1 @@
-"""Nebula against other ways to save, and all of them against what the machine can do."""
+"""Compares Nebula with other ways to save, and all of them with the limits of the machine."""

@@ -1,4 +1,4 @@
-"""``make bench``: all competitors on all workloads, in rounds, so that a slow minute of the machine meets all alike."""
+"""``make bench``: measures all competitors on all workloads, in rounds, so that a slow minute of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note(text: str) -> None:
 
 
 def run_workload(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The rounds of one workload: limits and every competitor in turn."""
+    """Runs the rounds of one workload. A round measures the machine's limits and every competitor once."""
     workload = workloads.load(name)
     if args.quick:
         workload = workload.quick()
@@ -28,7 +28,7 @@ def run_workload(name: str, args: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[str, list[dict[str, Any]]] = {peer: [] for peer in args.peers}
     for index in range(args.rounds):
         bounds.append(run.limits(workload, args.dir))
-        # Every second round goes backwards: nobody is always the first after somebody else.
+        # Every second round runs in reverse order, so that no competitor always follows the same other one.
         for peer in args.peers[:: -1 if index % 2 else 1]:
             begun = time.monotonic()
             try:

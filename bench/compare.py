@@ -1,4 +1,4 @@
-"""``make bench-peers``: all engines side by side, on workloads that matter to users."""
+"""``make bench-peers``: measures all engines side by side, on workloads that matter to users."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SAVING = ("two_gib_huge", "two_gib", "small")  # workloads of single saves
 WORKLOADS = (*SAVING, "row", "train")
 FEW = {
     "two_gib": ["nebula", "nebula_cow", "torch_save", "safetensors_file"]
-}  # where not everybody has something to show
-COUNT = 9  # versions that a process saves, those after the third steady
-LOADS = 3  # cold ones, of the last version
-SECONDS = 20.0  # after which a slow one saves no more
+}  # workloads that only some engines run
+COUNT = 9  # versions that a process saves; figures come from those after the third
+LOADS = 3  # cold loads of the last version
+SECONDS = 20.0  # a slow engine saves no more versions after this time
 
 Result = dict[str, Any]
 
 
 class Runner:
-    """Starts the workers of one peer, in fresh places."""
+    """Starts the workers of one peer, in new directories."""
 
     def __init__(self, name: str, workload: Workload, args: argparse.Namespace) -> None:
         self.name, self.peer, self.workload, self.args = name, peers.load(name), workload, args
@@ -56,7 +56,7 @@ class Runner:
 
 
 def single(runner: Runner, folder: Path, memory: Path) -> Result:
-    """Versions one by one; the last is loaded as on a machine that has nothing but the storage."""
+    """Saves versions one by one, and loads the last one as a new machine would, which has only the storage."""
     start = runner.tasks(folder, memory)
     result = run.save(start("save", "--count", str(COUNT), "--seconds", str(SECONDS)), memory)
     tag = f"step{len(result['rounds'])}"
@@ -98,7 +98,7 @@ def train(runner: Runner, folder: Path, memory: Path) -> Result:
 
 
 def beside_a_write(workload: Workload, args: argparse.Namespace) -> dict[str, float]:
-    """Seconds that training loses where the bytes of a save are written and nothing else is done: the part that is the machine's."""
+    """Returns the seconds that training loses if a process only writes the bytes of a save: no engine can avoid this part."""
 
     def trained(runner: Runner, folder: Path, memory: Path) -> Result:
         return finished(runner.tasks(folder, memory)("train"), "saved")
@@ -149,14 +149,14 @@ def measure_limits(workload: Workload, args: argparse.Namespace) -> dict[str, fl
 
 
 def beside_limits(workload: Workload, args: argparse.Namespace) -> Result:
-    """Nebula between two looks at the machine, whose disk may be half as fast a minute later; then all others."""
+    """Measures Nebula, and the machine before and after it, because the disk may be half as fast a minute later; then all others."""
     names = asked_for(workload, args)
     before = measure_limits(workload, args)
     results = everybody(single, workload, workload.title, args, names[:1])
     after = measure_limits(workload, args)
     limits = {key: (before[key] + after[key]) / 2 for key in before}
     reads = [read for result in results.values() for read in result.get("reads", [])]
-    if reads:  # one file may lie where the disk is faster than where another does
+    if reads:  # measured on the files of the versions: a disk is not equally fast everywhere
         limits |= {key: median(read[key] for read in reads) for key in reads[0]}
     return {"limits": limits, "results": results | everybody(single, workload, workload.title, args, names[1:])}
 
@@ -166,11 +166,11 @@ def gate(result: Result) -> str:
 
 
 def durable(peer: type[Peer], result: Result, size: int) -> str:
-    """Whether a version was on the disk when its peer called it done, by its source and by the kernel's count."""
+    """Returns "yes" if a version was on the disk when its peer reported it as done, by the peer's source and the kernel's page counts."""
     left = result["rounds"][-1]["unsynced"]
     if not peer.durable:
         return "no"
-    # Logs and the like are no part of a version.
+    # Logs and similar small files are not part of a version.
     return "yes" if left is None or left < max(size // 100, 1 << 20) else f"**no**: {left >> 20} MiB were not synced"
 
 
@@ -275,7 +275,7 @@ def at_least(title: str, value: float, limit: float) -> str:
 
 
 def overwritten(result: Result, limits: dict[str, float]) -> float:
-    """A save and the change of everything right after it, against a streaming copy and the same change undisturbed."""
+    """Returns (save + change of all tensors right after it) / (streaming copy + the same change without a save)."""
     return (steady(result, "blocked") + steady(result, "change")) / (limits["copy"] + steady(result, "quiet_change"))
 
 
@@ -290,7 +290,8 @@ def large_targets(workload: Workload, limits: dict[str, float], results: dict[st
             where + "save, then overwrite all at once / streaming copy, then overwrite", overwritten(ours, limits), 1.15
         ),
         at_least(where + "durable throughput / O_DIRECT write + fsync", limits["write"] / steady(ours, "durable"), 0.9),
-        # When load() returns every byte was read and verified; others read at the first touch, so with them both go to the touch.
+        # Nebula's load() has read and verified every byte when it returns. Other engines read at the first access, so the comparison with
+        # them includes that access for both.
         at_least(where + "verified cold load / fastest read", limits["read"] / ours["cold"]["load"], 0.9),
         at_least(where + "the same / fastest read into new memory, which a load needs", limits["read_new"] / ours["cold"]["load"], 0.9),
         at_least(where + "cold load of torch.load / of Nebula", torchs["cold"]["touched"] / cold, 1),
@@ -334,7 +335,7 @@ def row_targets(workload: Workload, limits: dict[str, float], results: dict[str,
 
 
 def lost(result: Result) -> float:
-    """Seconds that training lost with each save; less than a thousandth of a second is not told from none."""
+    """Returns the seconds that training lost per save, at least 1 ms: the measurement cannot resolve less."""
     return max(result["lost"], 1e-3)
 
 
@@ -373,18 +374,18 @@ TARGETS = {
 
 
 def targets(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """A line for each promise: what was measured, and whether it is kept."""
+    """Returns a table with a line for each target: its name, the limit, the measured value, and whether it is reached."""
     lines = ["### Targets", "", "| | target | measured | reached |", "|---|---:|---:|---|"]
     for name, entry in found.items():
         try:
             lines += TARGETS[name](workload_of(name, args), entry.get("limits", {}), entry["results"])
-        except KeyError as missing:  # a competitor that was not asked for, or that did not run
+        except KeyError as missing:  # the run left a competitor out, or it failed
             lines.append(f"| {workload_of(name, args).title} | | not measured: no figures of {missing} | **no** |")
     return [*lines, ""]
 
 
 def workload_of(name: str, args: argparse.Namespace) -> Workload:
-    if name == "train":  # a model of its own, in the pages that it happens to get
+    if name == "train":  # the loop has its own model, in pages of the default size
         return replace(workloads.load("row"), title="training loop", huge=None, variables=loops.ALLOCATOR)
     return workloads.load(name).scaled(args.scale)
 
@@ -400,7 +401,7 @@ def versions(found: dict[str, Any]) -> list[str]:
 
 
 def tables(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """A table for each workload, and where it was measured."""
+    """Returns a table for each workload, and the description of the machine."""
     lines: list[str] = []
     for name, entry in found.items():
         workload = workload_of(name, args)
@@ -440,7 +441,7 @@ def main() -> int:
     path = Path("bench/results") / ("peers.json" if full else "peers-partial.json")
     path.parent.mkdir(exist_ok=True)
     found = measured
-    if full and path.exists():  # workloads that were not measured now keep their figures
+    if full and path.exists():  # workloads that this run did not measure keep their figures
         known = {**json.loads(path.read_text())["workloads"], **measured}
         found = {name: known[name] for name in WORKLOADS if name in known}
     path.write_text(json.dumps({"environment": where, "workloads": found}, indent=1) + "\n")

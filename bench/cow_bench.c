@@ -1,11 +1,9 @@
 /*
- * cow_bench.c - what a copy-on-write capture costs, against a streaming copy of
- * the same bytes in the same run.
+ * cow_bench.c - compares a copy-on-write capture with a streaming copy of the same bytes in the same run.
  *
  *      cow_bench [MiB [rounds]]        default 2048 5
  *
- * Prints one JSON object per kind of page: medians in milliseconds, and the
- * ratios that docs/performance.md speaks of. Every round's image is compared
+ * Prints one JSON object per kind of page: medians in milliseconds, and the ratios of docs/performance.md. Every round's image is compared
  * with the values at its start.
  */
 #include <pthread.h>
@@ -108,7 +106,7 @@ static void bench(const char *name, size_t total, int rounds, int advice)
                 add(&copy, middle - begin);
                 add(&copy_over, now_ms() - begin);
 
-                /* Nothing is written: how long it blocks, how long until the last byte. */
+                /* The program changes nothing: measures the time that the capture blocks, and the time until the last byte is copied. */
                 begin = now_ms();
                 if (cow_start(image, parts, count, &capture, NULL) != NEBULA_OK)
                         exit(1);
@@ -119,7 +117,7 @@ static void bench(const char *name, size_t total, int rounds, int advice)
                 add(&cpu, (double)stats.cpu_ns / 1e6);
                 cow_free(capture);
 
-                /* Everything is overwritten at once. */
+                /* The program overwrites everything at once. */
                 begin = now_ms();
                 if (cow_start(image, parts, count, &capture, NULL) != NEBULA_OK)
                         exit(1);

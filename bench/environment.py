@@ -1,4 +1,4 @@
-"""The machine and the versions of a benchmark run, without which its figures have no meaning."""
+"""Describes the machine and the versions of a benchmark run: its figures mean nothing without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Its name, and how wide its vectors are where that has one: clouds give several generations the same."""
+    """Returns the processor's name, and the width of its vectors if known: clouds give several generations the same name."""
     facts = dict(re.findall(r"^([^\t\n]+)\t*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     flags = facts.get("flags", "").split()
     vectors = [f", {name}" for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags]
@@ -23,7 +23,7 @@ def memory_bytes() -> int:
 
 
 def file_system(path: Path) -> str:
-    """The type of the mount that holds a path."""
+    """Returns the type of the file system that holds a path."""
     best, kind = "", "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, name, *_ = line.split()
@@ -38,7 +38,7 @@ def commit() -> str:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """What is installed in this process's environment."""
+    """Returns the versions of these packages in this process's environment."""
     found = {}
     for name in packages:
         try:
@@ -49,7 +49,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def describe(storage: Path) -> dict[str, str]:
-    """The block that goes with every table."""
+    """Returns the description that belongs to every table, in Markdown."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -60,6 +60,6 @@ def describe(storage: Path) -> dict[str, str]:
         "python": platform.python_version(),
         **versions(("nebula-checkpoint", "torch", "safetensors")),
         "commit": commit(),
-        # More than a fraction of the cores means that something else ran, and that times are not to be trusted.
+        # A load of more than a fraction of the cores means that other programs ran, so the times are not reliable.
         "load when it began": f"{os.getloadavg()[0]:.1f}",
     }

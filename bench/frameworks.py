@@ -1,8 +1,8 @@
-"""Blocked time of a framework's own save call, with Nebula and as it comes: ``python -m bench.frameworks``.
+"""``python -m bench.frameworks``: the time for which a framework's own save call blocks training, with Nebula and without.
 
-Both take turns in one process of the framework's own environment (`.envs`, made by ``make bench-frameworks``), on about 500 MB of state of
-which every element is changed after each save, as training does. At the end what Nebula saved last, as the framework's own
-files, must hold the values of the moment of its save. The tables of docs/performance.md are replaced.
+Both sides take turns in one process of the framework's own environment (`.envs`, made by ``make bench-frameworks``). The state has about
+500 MB, and every element changes after each save, as in training. At the end the files of Nebula's last save, which have the framework's
+own format, must hold the values at the time of that save. The run replaces the tables of docs/performance.md.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- frameworks:begin -->", "<!-- frameworks:end -->"
 WIDTH, LAYERS = 2048, 10  # 10 * 2048 * 2048 * 4 bytes * (weights + two moments of Adam) = 503 MB
-WARMING = 3  # the first saves find the memory that later ones use again
-PAUSE_S = 3  # after each round, for all alike: training saves every few minutes, and what Nebula prepares between saves takes seconds
-# Name -> (environment below .envs, "" for .venv; target: how many times less than stock's own call; title)
+WARMING = 3  # saves that are not counted: in them the engines allocate the memory that later saves use again
+PAUSE_S = 3  # after each round: training saves every few minutes, and Nebula prepares memory for seconds between two saves
+# Name -> (environment below .envs, "" for .venv; target: how many times faster than the stock call; title)
 FRAMEWORKS = {
     "hf": ("hf", 20, "Hugging Face `Trainer`"),
     "lightning": ("lightning", 20, "Lightning `trainer.save_checkpoint`"),
@@ -32,8 +32,8 @@ FRAMEWORKS = {
 
 
 class Side:
-    """One way: `save(step)` is timed, then `weights()` are changed; `finish()` waits for what goes on behind; `read()` gives the weights of
-    the last save."""
+    """One way to save: the benchmark times `save(step)`, then changes `weights()`. `finish()` waits for background work. `read()` returns
+    the weights of the last save."""
 
     def __init__(self, save, weights, read=None, finish=lambda: None):
         self.save, self.weights, self.read, self.finish = save, weights, read, finish
@@ -47,7 +47,7 @@ def net():
 
 
 def settle(directory):
-    """What a save has left to be written is written: neither side pays for the other."""
+    """Finishes the writes of a save, so that they do not slow down the other side."""
     import nebulaml as nm
 
     nm.flush_persistence()
@@ -59,8 +59,8 @@ def settle(directory):
 
 
 def measure(sides, directory, saves):
-    """All sides in turn, Nebula's is the last; the medians of what a call blocks, seconds. Raises when Nebula's last save is not what was
-    given to it."""
+    """Measures all sides in turn; Nebula's side is the last. Returns the median blocked time of each, in seconds. Raises RuntimeError if
+    Nebula's last save does not hold the values at the time of the call."""
     import torch
 
     nebula = sides[-1]
@@ -244,7 +244,7 @@ def deepspeed(directory, saves):
 def worker(name, directory, saves):
     import nebulaml as nm
 
-    # What would fail quietly in training must not be taken for a fast save here.
+    # Training only logs a failed save; here it must not count as a fast save.
     persist = os.path.join(directory, "nebula" if name == "dcp" else "persist")
     nm.init(persist, 0, 2, on_error="raise")
     rows, version = globals()[name](directory, saves)
@@ -252,7 +252,7 @@ def worker(name, directory, saves):
 
 
 def run(name, base, saves):
-    """The rows and the version that a worker measured."""
+    """Runs a worker. Returns its rows and the framework's version."""
     environment = FRAMEWORKS[name][0]
     python = ROOT / (f".envs/{environment}" if environment else ".venv") / "bin" / "python"
     base.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""``python -m bench.gpu``: what a save of tensors on a GPU costs training, beside the ways to save that are at hand there.
+"""``python -m bench.gpu``: measures what a save of tensors on a GPU costs training, for Nebula and for other ways to save.
 
-Each way runs in a process of its own. After each save an optimizer steps at once, which changes every element; the last version is then loaded
-and compared. Needs one GPU, and no environments but this one.
+Each way runs in a process of its own. Right after each save an optimizer step changes every element. At the end the last version is loaded
+and compared. Needs one GPU, and no other environment than this one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .peers.nebula import Nebula
 from .workload import VALUES, Workload
 
 BEGIN, END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
-COUNT = 6  # versions that a process saves, those after the third steady
+COUNT = 6  # versions that a process saves; figures come from those after the third
 LOADS = 2
 MARK = "result: "
 WIDTH, DEPTH, BATCH = 4096, 6, 4096  # ten steps take half a second on an H200; weights and both moments are 1.2 GB
@@ -40,8 +40,8 @@ class Overlapped(Nebula):
 
 
 class Pinned(DistributedCheckpoint):
-    """As its documentation advises on a GPU: pinned staging memory, filled while training computes. Torch's stager serves one save and
-    lets its memory go (2.11), so each save has a new one."""
+    """DCP as its documentation recommends for a GPU: pinned staging memory, filled while training computes. torch's stager serves one save
+    and then frees its memory (2.11), so each save makes a new stager."""
 
     title = "DCP async_save (pinned staging)"
 
@@ -88,13 +88,13 @@ def idle() -> float:
 
 
 def base(workload: Workload, name: str) -> torch.Tensor:
-    """Version 0 of a tensor, as Workload.base(), but made on the device."""
+    """Returns version 0 of a tensor, like Workload.base(), but on the device."""
     random = torch.Generator("cuda").manual_seed(zlib.crc32(name.encode()))
     return torch.empty(workload.sizes[name], device="cuda").random_(0, VALUES, generator=random)
 
 
 def differs(workload: Workload, state: State, version: int) -> str | None:
-    """What is wrong with a state that should be that version, or None when every bit is right."""
+    """Returns the first difference of a state from that version. None: every bit is equal."""
     if set(state) != set(workload.sizes):
         return f"{len(state)} tensors instead of {len(workload.sizes)}"
     wrong = (name for name in workload.sizes if not torch.equal(state[name], base(workload, name).add_(version)))
@@ -102,7 +102,7 @@ def differs(workload: Workload, state: State, version: int) -> str | None:
 
 
 def on_device(workload: Workload) -> tuple[State, Callable[[], None]]:
-    """Version 0 on the device, and what makes the next of it: a step of a torch optimizer, which adds 1 everywhere."""
+    """Returns version 0 on the device, and a function that turns it into the next version: an optimizer step that adds 1 to each element."""
     parameters = {name: nn.Parameter(base(workload, name)) for name in workload.sizes}
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, -1.0)
@@ -111,7 +111,7 @@ def on_device(workload: Workload) -> tuple[State, Callable[[], None]]:
 
 
 def copy_limit(state: State, loads: bool = False) -> float:
-    """Seconds of copying these bytes into pinned memory at once, or, of loads, from there: nobody is faster without device memory."""
+    """Returns the seconds of one copy of these bytes into pinned memory, or out of it for loads: the limit without device memory."""
     size = sum(tensor.nbytes for tensor in state.values())
     source, target = torch.ones(size, dtype=torch.uint8, device="cuda"), torch.zeros(size, dtype=torch.uint8).pin_memory()
     if loads:
@@ -125,7 +125,7 @@ def copy_limit(state: State, loads: bool = False) -> float:
 
 
 def single(peer: Peer, workload: Workload) -> dict[str, Any]:
-    """Versions one by one: what each call blocks, and by how much the step behind it ends later."""
+    """Saves versions one by one. Measures the time that each call blocks, and the delay of the next step."""
     peer.prepare()
     state, step = on_device(workload)
     limit, load_limit = copy_limit(state), copy_limit(state, loads=True)
@@ -167,7 +167,7 @@ def single(peer: Peer, workload: Workload) -> dict[str, Any]:
 
 
 def train(peer: Peer, workload: Workload) -> dict[str, Any]:
-    """Windows of ten steps of a real model, in turns without a save and with one at their beginning."""
+    """Trains a real model in windows of ten steps. Every second window begins with a save."""
     peer.prepare()
     torch.manual_seed(0)
     layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH))]
@@ -177,7 +177,7 @@ def train(peer: Peer, workload: Workload) -> dict[str, Any]:
 
     def step(before_change: Callable[[], None] = lambda: None) -> None:
         optimizer.zero_grad()
-        for _ in range(4):  # micro-batches, whose gradients add up
+        for _ in range(4):  # micro-batches: their gradients are added
             with torch.autocast("cuda", torch.bfloat16):
                 loss = nn.functional.mse_loss(model(x), x)
             loss.backward()
@@ -225,7 +225,7 @@ def train(peer: Peer, workload: Workload) -> dict[str, Any]:
 
 
 def measure(name: str, task: str, workload: Workload, root: Path) -> dict[str, Any]:
-    """One way in a process of its own."""
+    """Measures one way to save, in a process of its own."""
     way = WAYS[name]
     with run.places(root) as (folder, memory):
         variables = {**os.environ, **way.environment(folder, memory, False)}

@@ -1,14 +1,14 @@
 /*
- * limits.c - what this machine can do with so many bytes.
+ * limits.c - measures how fast this machine copies, writes and reads a number of bytes.
  *
  *      bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR
  *      bench-limits read FILE SHARED-DIR
  *      bench-limits write FILE BYTES
  *
- * The second reads a file that is there, since one at another place of a disk may be read at another speed. The third measures nothing
- * itself: for each line of its input it writes BYTES with O_DIRECT into a file that has the space, by one call from huge pages, syncs
- * them and answers with the seconds that took; it does so once by itself, when it is ready. The others measure, once each unless it
- * says otherwise, with nothing else to do, and print one JSON object of seconds:
+ * The first form makes its own file. `read` reads an existing file, because the speed of a disk depends on the place of the file.
+ * `write` does not measure by itself: for each line of its input it writes BYTES, by one O_DIRECT call from huge pages, into a file that
+ * has the space, syncs the file, and prints the seconds. It also does so once when it is ready. The first two forms print one JSON object
+ * of seconds. Each value is measured once, unless the list says otherwise:
  *
  *      copy       a streaming copy of BLOCKS blocks in private memory into a file in SHARED-DIR whose pages exist: the median of five
  *      copy_cpu, sum_cpu  the CPU time of all threads for that copy, and of one for the checksums of as many bytes
@@ -16,10 +16,10 @@
  *      read_N     O_DIRECT reads, N at a time, into memory whose pages exist
  *      read_huge  8 at a time, each into the same 4 MiB of huge pages (where the machine has them) again and again
  *      buffered   reads through the page cache, from front to back, with read-ahead
- *      new_N, new_huge, new_buffered  the same reads into memory that is made for it, as a load must, and those into huge pages copied there
+ *      new_N, new_huge, new_buffered  the same reads into new memory, as in a load; new_huge copies from the huge pages into it
  *
- * These are the best that an engine could reach, not what one does: one thing at a time, no second copy, no name. The
- * program makes its own system calls, so that it also judges what the engine makes of them.
+ * No engine can be faster: the program does one thing at a time, makes no second copy and no final name. It makes its own system calls,
+ * so that it does not depend on the engine's code.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -102,7 +102,7 @@ static void *work_run(void *argument)
         size_t offset;
 
         if (work->kind == WORK_COPY) {
-                /* Every thread copies its share of every block, as a capture of few large tensors would. */
+                /* Every thread copies its share of every block, like a capture of a few large tensors. */
                 for (size_t i = 0; i * work->block_bytes < work->size; i++) {
                         size_t from = work->index * piece;
                         size_t size = work->index + 1 == work->threads ? work->block_bytes - from : piece;
@@ -159,7 +159,7 @@ static int compare(const void *a, const void *b)
         return left < right ? -1 : left > right;
 }
 
-/* One pass is over in a tenth of a second, in which a shared machine may be half as fast again, or as slow. */
+/* One pass takes a tenth of a second, and a shared machine may be much faster or slower than usual for that time: hence the median. */
 static void print_copy(struct work *work, unsigned threads)
 {
         double seconds[COPIES], cpus[COPIES];
@@ -203,7 +203,7 @@ static char **private_blocks(size_t count, size_t size)
                 blocks[i] = malloc(size);
                 if (!blocks[i])
                         die("memory");
-                /* Bytes that no storage can take a short cut for. */
+                /* Makes bytes that no storage can compress or leave out. */
                 for (size_t j = 0; j + 8 <= size; j += 8) {
                         uint64_t value = (i * size + j + 1) * UINT64_C(0x9E3779B97F4A7C15);
 
@@ -224,7 +224,7 @@ static double write_once(struct work *work, const char *path, unsigned depth)
         work->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
         if (work->fd < 0)
                 die(path);
-        /* Where the file system can, space is reserved in one piece; that is part of the time it takes to write. */
+        /* Reserves the space in one piece if the file system can. That is part of the time of a write. */
         double begun = now();
         (void)!posix_fallocate(work->fd, 0, (off_t)work->size);
         seconds = now() - begun + timed(work, depth, work->fd);
@@ -233,7 +233,7 @@ static double write_once(struct work *work, const char *path, unsigned depth)
         return seconds;
 }
 
-/* Aligned for them; they exist. */
+/* Returns memory that is aligned to huge pages. Its pages exist. */
 static char *huge_pages(size_t size)
 {
         char *memory = mmap(NULL, size + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -274,7 +274,7 @@ static void *new_memory(size_t size)
         return memory;
 }
 
-/* Into memory that has no pages yet. */
+/* Reads into memory that has no pages yet. */
 static double read_into_new(const struct work *model, const char *path, unsigned depth)
 {
         struct work work = *model;
@@ -287,7 +287,7 @@ static double read_into_new(const struct work *model, const char *path, unsigned
         return seconds;
 }
 
-/* By way of work->memory. */
+/* Reads into work->memory and copies from there into new memory. */
 static double read_through(const struct work *model, const char *path, unsigned depth)
 {
         struct work work = *model;
@@ -301,7 +301,7 @@ static double read_through(const struct work *model, const char *path, unsigned 
 
 static const unsigned depths[] = {1, 4, 8};
 
-/* work->memory: as many bytes, whose pages exist. */
+/* work->memory: as many bytes as the file has. Their pages exist. */
 static void print_reads(struct work *work, const char *path)
 {
         for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++) {
@@ -316,7 +316,7 @@ static void print_reads(struct work *work, const char *path)
         printf("\"new_huge\": %.6f}\n", read_through(work, path, HUGE_DEPTH));
 }
 
-/* But for the bytes behind the last whole page. */
+/* Reads the file without the bytes behind its last whole page. */
 static void read_file(const char *path, const char *shared)
 {
         struct work work = {0};
@@ -331,7 +331,7 @@ static void read_file(const char *path, const char *shared)
         print_reads(&work, path);
 }
 
-/* Until the input ends. */
+/* Writes once for each line of the input, until it ends. */
 static void write_when_asked(const char *path, size_t size)
 {
         struct work work = { .kind = WORK_WRITE, .size = size / DIRECT_ALIGN * DIRECT_ALIGN };
@@ -381,7 +381,7 @@ int main(int argc, char **argv)
                 return 2;
         }
         work.block_bytes = strtoul(argv[1], NULL, 10) / count;
-        /* O_DIRECT moves whole blocks: the file is that much longer. */
+        /* O_DIRECT moves whole blocks, so the size is rounded up to them. */
         work.size = (work.block_bytes * count + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN;
         work.memory = shared_pages(argv[4], work.size);
         work.memory_bytes = work.size;

@@ -1,4 +1,4 @@
-"""Tasks of a worker that save several times before they wait: ten saves in a row, and a training loop."""
+"""Tasks of a worker that save several times before they wait for storage: ten saves in a row, and a training loop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from .workload import Workload
 
 Tell = Callable[..., None]
 
-WARMING = 4  # versions saved and finished one by one before anything is measured
+WARMING = 4  # versions that are saved and finished one by one before the measurement
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-# The C library keeps what a step frees for the next one, as the caching allocators do that torch's guides advise. As it comes it gives it back
-# to the kernel, and the host of a virtual machine takes that: single steps then take three times as long, with a save or without.
+# With these settings the C library keeps freed memory for the next step, like the caching allocators that torch's guides recommend. By
+# default it returns freed memory to the kernel, and on a virtual machine to the host. Some steps then take three times as long, with or
+# without a save.
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-WIDTH, DEPTH, BATCH = 1024, 4, 96  # ten steps take some two seconds: a save must be told from the noise of the machine
+WIDTH, DEPTH, BATCH = 1024, 4, 96  # ten steps take about two seconds, so that the cost of a save stands out from the noise of the machine
 
 
 def warm(peer: Peer, change: Callable[[], None], state: State) -> None:
-    """First saves, in which engines find the memory that they keep: what follows is their normal life."""
+    """Makes the first saves, in which engines allocate the memory that they keep. They are not measured."""
     for index in range(WARMING):
         peer.save(f"step{index + 1}", state)
         peer.before_change()
@@ -37,7 +38,7 @@ def warm(peer: Peer, change: Callable[[], None], state: State) -> None:
 
 
 def in_a_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Ten saves, one every half second; all tensors change right after each."""
+    """Makes ten saves, one every half second. All tensors change right after each save."""
     peer.prepare()
     state = workload.state()
     peer.open()
@@ -45,7 +46,7 @@ def in_a_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
     version, blocked, taken = WARMING, [], {}
     begun = time.perf_counter()
     for index in range(IN_A_ROW):
-        # Who blocks for longer than a period saves late, as a training loop would.
+        # If a save blocks for longer than a period, the next one is late, as in a training loop.
         time.sleep(max(0.0, begun + index * PERIOD - time.perf_counter()))
         tag = f"step{version + 1}"
         asked = time.perf_counter()
@@ -64,7 +65,7 @@ def in_a_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
 
 def load_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Which of the versions are there and right; the tags and versions come from ``$BENCH_TAKEN``."""
+    """Reports which versions can be loaded with the right values. ``$BENCH_TAKEN`` has the tags and versions."""
     taken: dict[str, int] = json.loads(os.environ["BENCH_TAKEN"])
     peer.prepare()
     peer.open()
@@ -86,7 +87,7 @@ def load_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
 
 def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]:
-    """A step of a real model and optimizer, and its flat state: weights and both moments, about 300 MB."""
+    """Returns a step of a real model and optimizer, and their flat state: weights and both moments, about 300 MB."""
     torch.manual_seed(0)
     width = max(16, int(WIDTH * scale**0.5))
     layers: list[nn.Module] = []
@@ -111,18 +112,20 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
 
 
 def lost_per_save(quiet: list[list[float]], saving: list[list[float]], blocked: list[float], slowed: int) -> tuple[float, float]:
-    """Seconds that one save costs, and the standard error of that: the call to it, and how much longer the first ``slowed`` steps behind it
-    take than steps beside them without a save."""
+    """Returns the seconds that one save costs, and their standard error.
+
+    The cost is the time of the call, and the additional time of the first ``slowed`` steps after it, compared with steps without a save.
+    """
     windows = [
         call + sum(with_save[:slowed]) - slowed * median([*before, *with_save[slowed:], *after])
         for call, before, with_save, after in zip(blocked, quiet, saving, quiet[1:], strict=False)
     ]
     low, middle, high = quantiles(windows, n=4)
-    return middle, 1.25 * (high - low) / 1.35 / len(windows) ** 0.5  # as of a normal distribution, whose tails single long steps would be
+    return middle, 1.25 * (high - low) / 1.35 / len(windows) ** 0.5  # normal distribution, from quartiles: outliers do not count
 
 
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Ten steps without a save and ten behind one, in turns."""
+    """Trains in turns: ten steps without a save, and ten steps after a save."""
     peer.prepare()
     step, state = training(scale)
     peer.open()
@@ -148,14 +151,14 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
             kept = values
             taken.append(tag)
         saving.append(steps(peer.before_change))
-        # What is still being written then is no cost of the quiet steps; nobody would have waited for it either.
+        # The steps without a save must not pay for this save's writes. The wait itself is not measured.
         if took:
             peer.wait_durable(tag)
         quiet.append(steps(lambda: None))
     torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
     step_time = median(took for window in quiet for took in window)
     ends = peer.ends_after(taken)
-    # The step in which it ends, and one for what it leaves in the caches.
+    # The steps until the save ends, the step in which it ends, and one more with cold caches.
     slowed = EVERY if ends is None else min(EVERY, int(ends / step_time) + 2)
     lost, error = lost_per_save(quiet, saving, blocked, slowed)
     tell(
@@ -174,7 +177,7 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
 
 def load_trained(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Whether the last version of the training loop is what it was when it was saved."""
+    """Reports whether the last version of the training loop holds the values at the time of its save."""
     expected = torch.load(peer.memory / "expected.pt")
     peer.prepare()
     peer.open()

@@ -30,7 +30,7 @@ NEBULA = Path(sys.executable).parent / "nebula"
 
 @dataclass
 class Step:
-    """Of one version: how long the slowest save took, and what came how long after it."""
+    """The times of one version: the duration of the slowest save, and the seconds from its end to each state."""
 
     save: float
     committed: float
@@ -63,7 +63,7 @@ class Job:
             self.lay(node)
 
     def lay(self, node: int) -> None:
-        """The directories of a node that has nothing yet."""
+        """Makes the empty directories of a new node."""
         for folder in (self.base / f"run{node}", self.memory / f"{node}"):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
@@ -97,7 +97,7 @@ class Job:
         ]
 
     def save(self, steps: int, state: str) -> tuple[list[subprocess.Popen[str]], list[Step]]:
-        """Starts all ranks; returns when each has done all steps, with the ranks still running."""
+        """Starts all ranks. Returns when each has done all steps; the ranks still run then."""
         running = self.start("save", steps, state)
         rows: list[list[tuple[float, ...]]] = [[] for _ in range(steps)]
         for process in running:
@@ -136,7 +136,7 @@ class Job:
         self.lay(node)
 
     def load(self) -> tuple[set[int], list[float]]:
-        """Starts all ranks anew; the steps that they loaded, and how long after the start each had its shard."""
+        """Starts all ranks again. Returns the steps that they loaded, and for each rank the seconds from the start until it had its shard."""
         began = time.time()
         steps, times = set(), []
         for process in self.start("load"):

@@ -17,7 +17,7 @@
 
 #include "nebula.h"
 
-#define VALUE_COUNT (1u << 16) /* 256 KiB: what is measured is the agreement, not the disk */
+#define VALUE_COUNT (1u << 16) /* 256 KiB, so that the agreement between nodes is measured and not the disk */
 #define TIMEOUT_MS 300000
 
 static double now(void)

@@ -1,4 +1,4 @@
-"""From rounds to figures: medians, ratios to the machine's limits, Markdown."""
+"""Turns rounds into figures: medians, ratios to the machine's limits, tables in Markdown."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from . import peers
 from .workload import Workload
 
-WARMING = 3  # first saves of a process, in which engines still find memory for what they retain
+WARMING = 3  # the first saves of a process, in which engines still allocate the memory that they keep
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
 def steady(rounds: list[dict[str, Any]], key: str) -> float:
-    """The median of what those saves of one process that are not the first found out of ``key``."""
+    """Returns the median of value ``key`` over the saves of one process, without the first WARMING ones."""
     return median(entry[key] for entry in rounds[WARMING:] if key in entry)
 
 
 def figures(rounds: list[dict[str, Any]], bounds: list[dict[str, float]], size: int) -> dict[str, Any]:
-    """Medians over the rounds of one competitor; a ratio is taken within its round before the median."""
+    """Returns the medians over the rounds of one competitor. A ratio is computed within each round, before the median."""
     failed = [r["failed"] for r in rounds if "failed" in r]
     if failed:
         return {"failed": failed[0]}
@@ -59,7 +59,7 @@ def seconds(value: float) -> str:
 
 
 def table(workload: Workload, limits: dict[str, float], results: dict[str, dict[str, Any]]) -> list[str]:
-    """One workload's competitors, a row each."""
+    """Returns the table of one workload, with a row for each competitor."""
     gib = workload.bytes / 2**30
     lines = [
         f"### {workload.title} ({workload.bytes / 2**20:.0f} MiB)",
@@ -98,7 +98,7 @@ def table(workload: Workload, limits: dict[str, float], results: dict[str, dict[
 
 
 def targets(results: dict[str, dict[str, Any]], retained: int, workload: Workload) -> list[str]:
-    """What Nebula promises for large tensors, and what was measured."""
+    """Returns Nebula's targets for large tensors, with the measured values."""
     ours, theirs = results.get("nebula", {"failed": ""}), results.get("torch_save", {"failed": ""})
     if "failed" in ours or "failed" in theirs:
         return []
@@ -127,7 +127,7 @@ def environment(block: dict[str, str]) -> list[str]:
 
 
 def into_document(path: Path, lines: list[str], begin: str = BEGIN, end: str = END) -> None:
-    """Replaces what stands between the markers."""
+    """Replaces the text between the markers."""
     text = path.read_text()
     before, _, rest = text.partition(begin)
     _, found, after = rest.partition(end)

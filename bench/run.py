@@ -1,4 +1,4 @@
-"""One round of one competitor, and of the machine's limits: processes started, driven and watched."""
+"""Runs one round of one competitor, or of the machine's limits: starts the processes, drives them and watches their memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=open(log, "a"),  # noqa: SIM115 - the process owns it
             text=True,
-            # Threads of torch that wait sleep: spinning, they would count as CPU time of whoever saves.
+            # Waiting threads of torch sleep. If they spun, their CPU time would count as that of the save.
             env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
         )
 
@@ -61,7 +61,7 @@ class Worker:
 
 @contextmanager
 def places(root: Path) -> Iterator[tuple[Path, Path]]:
-    """An empty directory in storage and one in shared memory."""
+    """Makes an empty directory in storage and one in shared memory, and removes both at the end."""
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=root)).resolve()
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     memory = Path(tempfile.mkdtemp(prefix="nebula-bench-", dir=shared))
@@ -73,9 +73,9 @@ def places(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def limits(workload: Workload, root: Path) -> dict[str, float]:
-    """Seconds that this machine needs for the workload's bytes."""
+    """Returns the seconds that this machine needs to copy, write and read the workload's bytes."""
     with places(root) as (folder, memory):
-        # Blocks of one size: the mean of the workload's.
+        # All blocks have the same size: the mean of the workload's tensors.
         seconds = bench_limits(workload.bytes, len(workload.sizes), COPY_THREADS, memory, folder)
     return {
         **seconds,
@@ -85,7 +85,7 @@ def limits(workload: Workload, root: Path) -> dict[str, float]:
 
 
 def read_limits(path: Path, memory: Path) -> dict[str, float]:
-    """Seconds that this machine needs to read a file: in the fastest of all ways, and in the fastest into new memory."""
+    """Returns the seconds that this machine needs to read a file: in the fastest way, and in the fastest way into new memory."""
     return fastest_reads(bench_limits("read", path, memory))
 
 
@@ -103,7 +103,7 @@ def fastest_reads(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def measure(name: str, workload: Workload, root: Path, quick: bool, count: int) -> dict[str, Any]:
-    """One competitor once: ``count`` versions saved by one process, the last loaded by two others."""
+    """Measures one competitor once: one process saves ``count`` versions, and two others load the last one."""
     peer = peers.load(name)
     python = peer.python or sys.executable
     with places(root) as (folder, memory):
@@ -121,7 +121,7 @@ def measure(name: str, workload: Workload, root: Path, quick: bool, count: int) 
             result = save(worker("save", kept, "--count", str(count)), memory)
             last = ["--tag", f"step{count}", "--version", str(result["rounds"][-1]["version"])]
             result["warm"] = load(worker("load", kept, *last))
-            # Its memory is gone, as on another machine; the storage stays.
+            # Removes the peer's memory, as on another machine. The storage stays.
             peer.clean({**os.environ, **kept})
             result["cold"] = load(worker("load", fresh, *last, "--cold"))
             result["gate"] = result["warm"]["wrong"] or result["cold"]["wrong"]
@@ -139,7 +139,7 @@ def save(worker: Worker, memory: Path) -> dict[str, Any]:
             watch.pids += worker.wait_for("opened")["helpers"]
             worker.go_on()
             worker.wait_for("warm")
-        # Looking takes a processor for a millisecond fifty times a second: what is steady is timed without.
+        # The watch takes a processor for a millisecond, 50 times a second. So the timed saves run without it.
         worker.go_on()
         result = worker.wait_for("saved")
         result["memory"], result["versions"] = watch.peak, versions

@@ -1,10 +1,10 @@
 /*
- * scale.c - how large the documents of one version are for a large job, and what it takes to write and read them.
+ * scale.c - measures the size of the documents of one version of a large job, and the time to write and read them.
  *
  *      scale [RANKS [RANKS_PER_NODE [FILES_PER_RANK [BYTES_PER_FILE]]]]
  *
- * Every document is made and read by the engine's own code; nothing is estimated but the number of requests, which follows
- * from docs/protocol.md. Prints a table in Markdown; each time is the best of three.
+ * The engine's own code writes and reads every document. Only the number of requests is an estimate; it follows from docs/protocol.md.
+ * Prints a table in Markdown. Each time is the best of three.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -92,7 +92,7 @@ static void describe_file(const struct shape *shape, uint32_t rank, uint32_t ind
                 file->chunks[i] = UINT64_MAX / (i + 3);
 }
 
-/* Of the last node. */
+/* Measures the record of the last node. */
 static struct result record_of(const struct shape *shape)
 {
         struct record record = { .tag = "global_step500000", .run = RUN, .number = 1, .generation = 1, .world = shape->ranks, .persisted = 1766312346.9 };

@@ -1,4 +1,4 @@
-"""Memory of a competitor while it works, seen from outside."""
+"""Measures the memory of a competitor while it works, from another process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 LIBC = ctypes.CDLL(None)
 CACHESTAT = 451  # the same number on all architectures
-PERIOD = 0.02  # seconds between two looks
+PERIOD = 0.02  # seconds between two measurements
 
 
 def private_bytes(pid: int) -> int:
-    """Anonymous memory: what a process has beyond files and what it shares."""
+    """Returns the bytes of a process's anonymous memory, without files and shared memory."""
     return status_bytes(pid, "RssAnon:")
 
 
@@ -30,7 +30,7 @@ def status_bytes(pid: int, key: str) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process started, and those that these started."""
+    """Returns the child processes of a process, and their child processes."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -40,13 +40,13 @@ def descendants(pid: int) -> list[int]:
 
 
 class Pages(ctypes.Structure):
-    """What cachestat(2) says of a part of a file."""
+    """The result of cachestat(2)."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")]
 
 
 def unsynced_bytes(folder: Path) -> int | None:
-    """Bytes of a directory's files that are in memory only; None where the kernel (before 6.5) does not tell."""
+    """Returns the bytes of a directory's files that are in memory only. None: the kernel is older than 6.5 and cannot tell."""
     total = 0
     whole, pages = (ctypes.c_uint64 * 2)(0, 0), Pages()
     for path in folder.rglob("*"):
@@ -65,7 +65,7 @@ def unsynced_bytes(folder: Path) -> int | None:
 
 
 def shared_bytes(memory: Path, pids: list[int]) -> int:
-    """Pages of files in shared memory, each counted once: named ones, and those that only a descriptor holds."""
+    """Returns the bytes of files in shared memory, each counted once: named files, and files that only a descriptor refers to."""
     blocks: dict[tuple[int, int], int] = {}
     for path in memory.rglob("*"):
         note(blocks, path)
@@ -76,7 +76,7 @@ def shared_bytes(memory: Path, pids: list[int]) -> int:
                     note(blocks, Path(link.path))
         except OSError:
             continue
-    # What a process only maps shows in its resident shared pages.
+    # A file that a process only maps shows in its resident shared pages.
     return max([sum(blocks.values()) * 512] + [status_bytes(pid, "RssShmem:") for pid in pids])
 
 
@@ -89,7 +89,7 @@ def note(blocks: dict[tuple[int, int], int], path: Path) -> None:
 
 
 class Watch:
-    """Remembers the peak of all memory beyond what the trainer had before it opened its engine."""
+    """Records the peak of all memory, minus the trainer's memory before it opened its engine."""
 
     def __init__(self, trainer: int, memory: Path) -> None:
         self.pids = [trainer]

@@ -1,6 +1,6 @@
 """One process of one competitor: ``python -m bench.worker save|load PEER WORKLOAD FOLDER MEMORY [options]``.
 
-Speaks JSON lines with the process that started it: says where it is, and waits for a line before it goes on.
+It reports each stage to its parent process as a line of JSON, and waits for a line of the parent before it continues.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from .peer import Peer, State
 from .workload import Workload
 
 QUIET_CHANGES = 5
-REST = 0.5  # seconds between two versions, in which an engine may tidy up; their CPU time counts
+REST = 0.5  # seconds between two versions, for background work of the engine; its CPU time counts
 
 
 def tell(at: str, **fields: Any) -> None:
-    """One line to the parent; then waits for its answer."""
+    """Sends one line to the parent, and waits for its answer."""
     protocol.write(json.dumps({"at": at, **fields}) + "\n")
     protocol.flush()
     sys.stdin.readline()
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of processes, all their threads included."""
+    """Returns the user and system time of processes, with all their threads."""
     seconds = 0.0
     for pid in pids:
-        # The kernel's name for the clock of another process, to the nanosecond: see clock_getcpuclockid(3).
+        # The id of another process's CPU clock, with nanoseconds: see clock_getcpuclockid(3).
         with contextlib.suppress(OSError):
             seconds += time.clock_gettime((~pid << 3) | 2)
     return seconds
 
 
 def quiet_change(workload: Workload, state: State) -> tuple[float, float]:
-    """Wall and CPU seconds of changing every tensor when nothing else runs: medians."""
+    """Returns the median wall and CPU seconds of a change of every tensor while nothing else runs."""
     walls, cpus = [], []
     for _ in range(QUIET_CHANGES):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -55,10 +55,10 @@ def quiet_change(workload: Workload, state: State) -> tuple[float, float]:
 
 
 def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None:
-    peer.prepare()  # as a program's imports: before its first tensor
+    peer.prepare()  # before the first tensor, like a program's imports
     state = workload.state()
     change_wall, change_cpu = quiet_change(workload, state)
-    version = QUIET_CHANGES  # so often was every tensor changed by now
+    version = QUIET_CHANGES  # quiet_change() has changed every tensor this many times
     tell("baseline", versions=environment.versions(peer.packages))
     peer.open()
     peer.expect(state)
@@ -67,8 +67,8 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
     rounds: list[dict[str, Any]] = []
     started = time.monotonic()
     for index in range(count):
-        # Every other one lets training compute, and changes nothing before the version is durable; the last one, which the gate
-        # looks at, does not.
+        # In every other version the tensors change only when it is durable. In the last version, which is compared at the end, they
+        # change right after the save.
         waits = index >= report.WARMING and (count - index) % 2 == 0
         if waits and index > report.WARMING and time.monotonic() - started > seconds:
             break
@@ -92,7 +92,7 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
         if waits:
             workload.next_version(state)
         time.sleep(REST)
-        # Some start their processes with the first save.
+        # Some engines start their processes at the first save.
         helpers = sorted({*helpers, *watch.descendants(os.getpid())})
         rounds.append(
             {
@@ -105,7 +105,7 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
         )
         if waits:
             rounds[-1]["durable"] = durable - begun
-        else:  # a save that goes on in the background must not hide its cost in the steps that follow
+        else:  # a background save slows the next steps down: that is part of its cost
             rounds[-1] |= {
                 "change": changed - blocked,
                 "change_slower": (changed - blocked) - change_wall,
@@ -120,7 +120,7 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
 
 
 def run_torch_in_memory(workload: Workload) -> None:
-    """torch.save with nothing but memory to write to: the median of seven."""
+    """Measures torch.save into memory: the median of seven runs."""
     state = workload.state()
     seconds = []
     for _ in range(7):
@@ -131,7 +131,7 @@ def run_torch_in_memory(workload: Workload) -> None:
 
 
 def evict(folder: Path) -> None:
-    """Drops what the page cache holds of a directory; as root, all of the page cache."""
+    """Drops a directory's files from the page cache. As root, drops the whole page cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -145,7 +145,7 @@ def evict(folder: Path) -> None:
 def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool) -> None:
     peer.prepare()
     peer.open()
-    # The first tensor a process makes starts torch's threads; that is no part of loading.
+    # The first tensor of a process starts torch's threads. That is not part of a load.
     torch.ones(1 << 20).sum()
     if cold:
         evict(peer.folder)
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What a peer prints must not end up between the lines of the protocol.
+    # The output of a peer must not mix with the lines of the protocol.
     protocol = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     main()

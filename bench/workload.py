@@ -1,4 +1,4 @@
-"""A workload: named tensors whose values say which version they are of."""
+"""A workload: named tensors. Their values depend on the version, so each version can be checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-VALUES = 1 << 20  # small enough that adding a version number to a float32 stays exact
+VALUES = 1 << 20  # so small that a float32 holds value + version exactly
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Workload:
     title: str
     sizes: dict[str, int]
     quick_sizes: dict[str, int] = field(default_factory=dict)
-    huge: bool | None = None  # in huge pages or small ones, by torch's own switch; None: as a program gets them
-    variables: dict[str, str] = field(default_factory=dict)  # of every process that makes these tensors, beside that switch
+    huge: bool | None = None  # True: torch allocates in huge pages; False: in small ones; None: torch's default
+    variables: dict[str, str] = field(default_factory=dict)  # more environment variables of every process that makes these tensors
 
     def quick(self) -> Workload:
-        """The same in less, for a short look."""
+        """Returns a smaller workload, for a short run."""
         return replace(self, title=self.title + " (quick)", sizes=self.quick_sizes or self.sizes)
 
     def scaled(self, scale: float) -> Workload:
-        """The same tensors, each smaller: for a look at whether all runs, not for figures."""
+        """Returns the workload with smaller tensors, to check that everything runs. Its figures mean nothing."""
         if scale == 1:
             return self
         sizes = {name: max(1, int(size * scale)) for name, size in self.sizes.items()}
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of every process that makes these tensors. With the switch torch advises tensors of 2 MiB and more."""
+        """Returns environment variables of every process that makes these tensors. torch's switch applies to tensors of 2 MiB and more."""
         return self.variables | ({} if self.huge is None else {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"})
 
     @property
@@ -46,7 +46,7 @@ class Workload:
         return torch.empty(self.sizes[name]).random_(0, VALUES, generator=random)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Version 0 of everything."""
+        """Returns version 0 of all tensors."""
         return {name: self.base(name) for name in self.sizes}
 
     @staticmethod
@@ -56,7 +56,7 @@ class Workload:
             tensor.add_(1)
 
     def differs(self, state: dict[str, torch.Tensor], version: int) -> str | None:
-        """What is wrong with a state that should be that version, or None when every bit is right."""
+        """Returns the first difference of a state from that version. None: every bit is equal."""
         if list(state) != list(self.sizes) and set(state) != set(self.sizes):
             return f"{len(state)} tensors instead of {len(self.sizes)}"
         for name in self.sizes:

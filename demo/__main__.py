@@ -19,19 +19,19 @@ EVERY = 5
 
 
 def environment(work: Path, memory: Path) -> dict[str, str]:
-    """An agent of the demo's own, which no other job on this machine shares."""
+    """Returns the environment of the demo's own agent, which no other job on this machine shares."""
     return {
         "NEBULA_RUNTIME_DIR": str(work / "runtime"),
         "NEBULA_MEMORY_DIR": str(memory),
         "NEBULA_OUTPUT_DIR": str(work / "output"),
         "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 8)),
-        # Threads that wait for each other sleep: spinning, they keep everything else on a busy machine from running.
+        # Waiting threads sleep. If they spun, they would slow down everything else on a busy machine.
         "OMP_WAIT_POLICY": "passive",
     }
 
 
 def stop_agent(variables: dict[str, str]) -> None:
-    """Ends the demo's agent: all that counts is in the table by now."""
+    """Ends the demo's agent. All figures were collected before."""
     command = Path(sys.executable).parent / "nebula"
     if command.exists():
         subprocess.run(
@@ -40,7 +40,7 @@ def stop_agent(variables: dict[str, str]) -> None:
 
 
 def gather(reference: Job, jobs: list[Job]) -> dict:
-    """All figures of the table and of the picture."""
+    """Returns all figures of the table and of the picture."""
     plain = reference.summary(EVERY)
     figures: dict = {"reference": plain, "checkpoint_bytes": reference.checkpoint_bytes, "kill_delay_s": KILL_DELAY}
     figures["unrest"] = reference.unrest(EVERY)
@@ -62,7 +62,7 @@ def main() -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="demo-", dir=args.out)).resolve()
-    # Where /dev/shm is missing the agent finds another place by itself.
+    # If /dev/shm is missing, the agent finds another place.
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     memory = Path(tempfile.mkdtemp(prefix="nebula-demo-", dir=shared))
     variables = environment(work, memory)

@@ -1,4 +1,4 @@
-"""The ways to save that the demo compares, behind one shape."""
+"""The ways to save that the demo compares, behind one interface."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """What the training loop asks of a checkpoint engine."""
+    """The interface between the training loop and a checkpoint engine."""
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Returns when training may go on; the checkpoint then holds the values of this moment."""
+        """Saves the state. Training may change it when this returns; the checkpoint keeps the values of the call."""
 
     def load(self) -> dict[str, Any] | None:
-        """The newest whole checkpoint, or None."""
+        """Returns the newest complete checkpoint. None: there is none."""
 
     def source(self, step: int) -> str:
-        """Where the checkpoint of that step lies, the place first that it is loaded from."""
+        """Returns the places of the checkpoint of that step. A load uses the first one."""
 
     def close(self) -> None:
-        """Returns when everything saved is durable."""
+        """Waits until everything saved is durable."""
 
 
 class Nothing:
-    """Saves nothing: the uninterrupted run that the others are held against."""
+    """Saves nothing: the uninterrupted run, with which the others are compared."""
 
     def __init__(self, folder: Path) -> None:
         pass

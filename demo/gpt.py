@@ -1,4 +1,4 @@
-"""A small GPT over bytes: enough of a model to be worth saving, few enough lines to read."""
+"""A small GPT over bytes: large enough to be worth saving, short enough to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = 4
 
 
 class Block(nn.Module):
-    """Attention over what came before, then two layers for each position."""
+    """Attention over the earlier positions, then two layers for each position."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs of the training process: started, followed through its events, killed when told, started again."""
+"""Runs the training process: starts it, follows its events, kills it if asked, and starts it again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from .progress import Progress
 
-UNREST = 0.25  # spread of step times from which on they say little about engines
+UNREST = 0.25  # with a larger spread, step times say little about the engines
 KILL_DELAY = 0.06  # seconds between the start of a save and the kill
 
 
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def steps(self) -> dict[int, dict[str, Any]]:
-        """Each step as it was last computed."""
+        """Returns the last computation of each step."""
         return {event["step"]: event for attempt in self.attempts for event in attempt.of("step")}
 
     @property
@@ -48,9 +48,9 @@ class Job:
         return [e["blocked"] * 1e3 for a in self.attempts for e in a.of("step") if e["blocked"] is not None]
 
     def step_ms(self, window: int) -> float:
-        """Wall time of a step with its share of a save: the median over windows of ``window`` steps.
+        """Returns the wall time of a step with its share of a save: the median over windows of ``window`` steps.
 
-        A window from one save to the next has each cost once; the median leaves out what else the machine did, and
+        A window from one save to the next has each cost once. The median leaves out other work of the machine, and
         the first window of a process, which warms caches up, does not count.
         """
         means = []
@@ -60,7 +60,7 @@ class Job:
         return median(means)
 
     def unrest(self, window: int) -> float:
-        """How far the times of single steps are spread, (9th - 1st decile) / median: some percent on a quiet one."""
+        """Returns the spread of single steps, (9th - 1st decile) / median: a few percent on a quiet machine."""
         times = sorted(event["trained"] for attempt in self.attempts for event in attempt.of("step")[window:])
         return (times[len(times) * 9 // 10] - times[len(times) // 10]) / median(times)
 
@@ -77,7 +77,7 @@ class Job:
         return self.attempts[0].of("saving")[-1]["step"]
 
     def summary(self, window: int) -> dict[str, Any]:
-        """The figures of the table, as plain values."""
+        """Returns the figures of the table, as plain values."""
         figures: dict[str, Any] = {"step_ms": self.step_ms(window)}
         if self.blocked_ms:
             figures |= {
@@ -90,7 +90,7 @@ class Job:
         return figures
 
     def recovery(self) -> dict[str, Any]:
-        """What the kill cost."""
+        """Returns the cost of the kill: lost steps and seconds."""
         first, second = self.attempts[0], self.attempts[1]
         resumed = second.of("resumed")[0]
         return {
@@ -113,7 +113,7 @@ class Runner:
         self.environment = {**os.environ, **environment}
 
     def run(self, engine: str, title: str, kill_at: int | None = None) -> Job:
-        """A whole job; with ``kill_at``, killed shortly after the save of that step began, then started again."""
+        """Runs a whole job. With ``kill_at`` it is killed shortly after the save of that step began, and then started again."""
         job = Job(engine, title)
         progress = Progress(title, self.steps)
         attempt = self.attempt(job, progress, kill_at)
@@ -165,7 +165,7 @@ class Runner:
                     process.kill()
                     attempt.killed = time.monotonic()
                     process.wait()
-                    # What it wrote until then still counts.
+                    # The events before the kill still count.
                     attempt.events += [json.loads(line) for line in events.readlines() if line.endswith("\n")]
                     return
             if not running:

@@ -1,4 +1,4 @@
-"""The demo's picture: what was lost at the kill, what each save cost, how soon training went on."""
+"""The demo's picture: the steps lost at the kill, the cost of each save, and the time until training continued."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def blocked(axes: Axes, nebula: Job, torch: Job, figures: dict[str, Any]) -> Non
         count = len(job.blocked_ms)
         spread = [place + 0.36 - 0.72 * (i + 0.5) / count for i in range(count)]
         axes.plot(job.blocked_ms, spread, "o", ms=3.6, color=INK, alpha=0.45, mew=0)
-        # A label that does not fit into its bar stands beside it, and beside the dots of its height.
+        # If a label does not fit into its bar, it stands beside the bar and beside dots of the same height.
         beside = [middle, *(value for value, y in zip(job.blocked_ms, spread, strict=True) if abs(y - place) < 0.15)]
         inside = math.log(middle / floor) > 0.25 * math.log(edge / floor)
         axes.text(
@@ -125,7 +125,7 @@ def step_times(axes: Axes, jobs: list[tuple[Job, str, str]], reference: Job, fig
     tops: list[float] = []
     for job, color, label in jobs:
         for attempt in job.attempts:
-            # The first step of a process warms caches up.
+            # In the first step of a process the caches are cold.
             done = attempt.of("step")[1:]
             times = [(e["trained"] + (e["blocked"] or 0)) * 1e3 for e in done]
             tops += times

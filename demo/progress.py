@@ -1,4 +1,4 @@
-"""Progress that a person watches: one line that changes on a terminal, plain lines elsewhere."""
+"""Shows progress: one changing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """A bar of ``width`` cells in steps of an eighth of a cell."""
+    """Returns a bar of ``width`` cells, in steps of an eighth of a cell."""
     eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (BLOCKS[rest] if rest else "")).ljust(width)
@@ -25,7 +25,7 @@ class Progress:
         self.told = 0
 
     def show(self, step: int, note: str) -> None:
-        """Updates the line; without a terminal, every fourth of the way is told."""
+        """Updates the line. Without a terminal it prints a line after every quarter."""
         if self.live:
             line = f"{self.title:<30} {bar(step / self.total)} {step:>4}/{self.total}  {note}"
             self.stream.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
@@ -35,6 +35,6 @@ class Progress:
         self.stream.flush()
 
     def end(self, note: str) -> None:
-        """Leaves one last line."""
+        """Prints the last line."""
         self.stream.write(f"{chr(13) + chr(27) + '[K' if self.live else ''}{self.title:<30} {note}\n")
         self.stream.flush()

@@ -22,7 +22,7 @@ LINGER_S = 120
 
 
 def wait_for(folder: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
-    """Until a version of that step or a later one is durable, or the trainer has ended."""
+    """Waits until a version of that step or a later one is durable, or the trainer has ended."""
     while trainer.poll() is None:
         steps = [int(one.name[11:]) for one in folder.glob("global_step*") if one.name[11:].isdecimal() and (one / ".nebula").exists()]
         if max(steps, default=0) >= step:
@@ -35,7 +35,7 @@ AFTER = (("checkpoints", "dark"), ("version", "light"), ("timeline", "dark"))
 
 
 def pictures(address: str, folder: Path, panels: tuple[tuple[str, str], ...]) -> None:
-    """One of each panel, in that colour scheme."""
+    """Makes a picture of each panel, in that colour scheme."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def train(folder: Path, work: Path, variables: dict[str, str]) -> subprocess.Pop
 
 
 def play(folder: Path, work: Path, variables: dict[str, str], near_the_end: Callable[[], None]) -> None:
-    """Trains to the end, with kills on the way."""
+    """Trains to the end, and kills the trainer several times in between."""
     for kill in range(KILLS + 1):
         trainer = train(folder, work, variables)
         print(f"training, pid {trainer.pid}", flush=True)
@@ -102,7 +102,7 @@ def main() -> int:
         print("".join(said), flush=True)
         address = said[1].strip()
         if not address:
-            return 1  # it has said why
+            return 1  # the trainer has printed the reason
         play(folder, work, variables, lambda: args.pictures and pictures(address, args.pictures, LIVE))
         if args.pictures:
             pictures(address, args.pictures, AFTER)

@@ -8,16 +8,16 @@ from .job import Job
 
 
 def verdicts(reference: Job, job: Job) -> dict[str, bool]:
-    """Whether a killed job ended where the uninterrupted one did, bit for bit."""
+    """Returns whether a killed job has the same losses and weights as the uninterrupted one, bit for bit."""
     losses = {step: event["loss"] for step, event in job.steps.items()}
-    # A step that was killed in its save was never recorded, and needs no record when the save was whole.
+    # A kill within a save leaves no record of that step. None is needed if the save was complete.
     expected = {step: event["loss"] for step, event in reference.steps.items() if step in losses}
     complete = len(expected) >= len(reference.steps) - 1
     return {"losses": complete and losses == expected, "weights": job.digest == reference.digest}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
-    """The table as text."""
+    """Returns the lines of the table."""
     ours, theirs = figures["nebula"], figures["torch"]
 
     def row(title: str, form: str, key: str) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the sources of Python's standard library, as bytes."""
+"""Real text that every machine has: the sources of Python's standard library, as bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def corpus(limit: int = 8 << 20) -> torch.Tensor:
-    """The first ``limit`` bytes of the modules at the top of the standard library, by name."""
+    """Returns the first ``limit`` bytes of the top-level modules of the standard library, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for path in sorted(root.glob("*.py")):
@@ -20,7 +20,7 @@ def corpus(limit: int = 8 << 20) -> torch.Tensor:
 
 
 def batch(text: torch.Tensor, size: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``size`` random pieces, and the same shifted by one; which ones, torch's random state says."""
+    """Returns ``size`` random pieces, and the same pieces shifted by one byte. torch's random state decides which ones."""
     starts = torch.randint(len(text) - context - 1, (size,))
     pieces = torch.stack([text[start : start + context + 1] for start in starts.tolist()]).long()
     return pieces[:, :-1], pieces[:, 1:]

@@ -1,6 +1,6 @@
 """One training process: ``python -m demo.train --engine nebula --folder DIR --events FILE --steps 100 --every 5``.
 
-Goes on from the newest checkpoint that its engine finds, and writes one JSON line per event. Times are of the
+It continues from the newest checkpoint that its engine finds, and writes one JSON line per event. Times are of the
 monotonic clock, which all processes of a machine share.
 """
 
@@ -37,7 +37,7 @@ class Events:
 
 
 def digest(state: Any, into: Any = None) -> str:
-    """SHA-256 over all tensors of a nested state, in order."""
+    """Returns the SHA-256 of all tensors of a nested state, in order."""
     into = into or hashlib.sha256()
     if isinstance(state, torch.Tensor):
         into.update(state.detach().contiguous().flatten().view(torch.uint8).numpy())
@@ -60,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
 
     events = Events(args.events)
-    # The same arithmetic in each run: the number of threads decides the order of sums.
+    # The number of threads decides the order of sums, so it must be the same in each run.
     torch.set_num_threads(min(os.cpu_count() or 1, 8))
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1234)
@@ -108,7 +108,7 @@ def main() -> None:
                 },
             )
             blocked = time.monotonic() - begun
-        # The loss as text of its exact value: what comes back is compared bit for bit.
+        # The loss as text of its exact value, because losses are compared bit for bit.
         events.write("step", step=step, loss=loss.item().hex(), trained=trained, blocked=blocked)
 
     engine.close()

@@ -1,13 +1,13 @@
 /*
  * heat.c - a program that computes for long and does not lose its work.
  *
- * Heat spreads over a square plate whose upper edge is hot. Every few steps
- * the plate is saved; a run that was killed goes on from the newest complete
- * checkpoint and ends with the same checksum as a run that was not.
+ * Heat spreads over a square plate whose upper edge is hot. The program saves
+ * the plate every few steps. A run that was killed continues from the newest
+ * complete checkpoint, and ends with the same checksum as an undisturbed run.
  *
  *      heat --path /scratch/heat                   runs to the end
  *      heat --path /scratch/heat --crash-at 700    kills itself in step 700
- *      heat --path /scratch/heat                   goes on where it was
+ *      heat --path /scratch/heat                   continues where it was
  *
  * The files are torch files: torch.load("/scratch/heat/step1000/plate.pt").
  */
@@ -81,7 +81,7 @@ static uint64_t plate_checksum(const struct plate *plate)
         return sum;
 }
 
-/* A checkpoint that fails must not end the computation: it is said, and the next one may succeed. */
+/* A failed checkpoint must not end the computation: the program prints the failure, and the next one may succeed. */
 static bool plate_save(struct plate *plate, nebula_session *session)
 {
         struct nebula_tensor tensors[] = {
@@ -106,7 +106,7 @@ static bool plate_save(struct plate *plate, nebula_session *session)
         return status == NEBULA_OK;
 }
 
-/* Reads the plate out of a mapped file. */
+/* Reads the plate from a mapped file. */
 static enum nebula_status plate_read(struct plate *plate, const nebula_map *map, struct nebula_error *error)
 {
         struct nebula_tensor u, step;

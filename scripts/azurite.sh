@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Azurite, the emulator of Azure Storage, for tests.
 #
-#   scripts/azurite.sh install          puts it into .envs/azurite, unless it is there
+#   scripts/azurite.sh install          installs it into .envs/azurite, unless it is there
 #   scripts/azurite.sh run [--table] [--tls] COMMAND...
 #                                       starts an empty one on this machine, runs the command with its
 #                                       AZURE_STORAGE_CONNECTION_STRING, and ends it. --table: Table Storage, too.
-#                                       --tls: with a certificate, which SSL_CERT_FILE names, and bearer tokens
-#                                       are taken, too
+#                                       --tls: with a certificate, which SSL_CERT_FILE names; the server then accepts
+#                                       bearer tokens, too
 #
-# Exit code 77 without npm: what would be tested is skipped, and says so (TAP).
+# Exit code 77 if npm is missing: the tests that need it are then reported as skipped (TAP).
 set -euo pipefail
 from=$PWD # where the command runs
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ install() {
         printf '%s' "${packages[*]}" >"$place/.ready"
 }
 
-# Says a port that is free. Table does not say which one it has taken, so it is told.
+# Prints a free port. The Table server does not print the port that it chooses, so it gets one.
 free_port() {
         "$place/node_modules/.bin/node" -e \
                 'const server = require("net").createServer().listen(0, "127.0.0.1", () => { console.log(server.address().port); server.close() })'
@@ -47,7 +47,7 @@ start() {
         servers+=($!)
 }
 
-# Waits until a server says this, and says what follows.
+# Waits until a server prints this text, and prints the rest of that line.
 said() {
         local log=$scratch/${1,} i found
 

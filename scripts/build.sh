@@ -3,7 +3,7 @@
 #
 #   scripts/build.sh DIRECTORY [MESON OPTIONS]
 #
-# The compiler is $CC, gcc when it is unset; a directory keeps the compiler it was set up with.
+# The compiler is $CC, or gcc if it is unset. A directory keeps the compiler of its setup.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

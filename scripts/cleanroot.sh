@@ -3,8 +3,8 @@
 #
 #   scripts/cleanroot.sh [bookworm] [trixie]     releases of Debian; bookworm if none is named
 #
-# Needs root and debootstrap. The systems are kept in build-wheels/roots/. torch and what it needs are downloaded by the pip of .venv
-# (its CPU build, where the index has one), so that nothing inside the root needs a network. NEBULA_DEBIAN_MIRROR names another mirror.
+# Needs root and debootstrap. The systems are kept in build-wheels/roots/. The pip of .venv downloads torch and its dependencies
+# (the CPU build, if the index has one), so that nothing inside the root needs a network. NEBULA_DEBIAN_MIRROR names another mirror.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 top=$PWD

@@ -4,7 +4,7 @@
 #   scripts/deb.sh                 builds without Python, against the libraries of this system
 #   scripts/deb.sh --from ROOT [DIRECTORY]     packs what `meson install --destdir ROOT` has put there with the prefix /usr, to DIRECTORY
 #
-# What the packages depend on is what dpkg-shlibdeps finds; a package for another release is built on that release.
+# dpkg-shlibdeps finds the dependencies of the packages, so a package for another release must be built on that release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,7 @@ else
         DESTDIR=$root meson install -C "$work/build" --no-rebuild --quiet
 fi
 
-# Moves what matches below the root into a package.
+# Moves the matching files below the root into a package.
 take() {
         local package=$1 pattern path
         shift
@@ -39,7 +39,7 @@ take() {
         done
 }
 
-# One package: its name, what it depends on, and one sentence; control's other fields are the same for all.
+# Makes one package: its name, its dependencies, and one sentence. The other fields of control are the same for all.
 pack() {
         local package=$1 depends=$2 summary=$3
         install -Dm644 LICENSE "$work/$package/usr/share/doc/$package/copyright"

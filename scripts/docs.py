@@ -1,4 +1,4 @@
-"""The documentation as pages: the guides of docs/, README.md in front, and a reference that is made from the docstrings.
+"""Makes the pages of the documentation: README.md, the guides of docs/, and a reference from the docstrings.
 
     scripts/docs.sh        writes out/docs; fails for a link or an anchor that leads nowhere, and for a public name without a docstring
 """
@@ -41,7 +41,7 @@ def module_at(name: str) -> Path:
 
 
 def sources() -> dict[str, str]:
-    """The public names of the package, and the module that each is imported from."""
+    """Returns the public names of the package, and the module from which each is imported."""
     found: dict[str, str] = {}
     public: set[str] = set()
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
@@ -56,7 +56,7 @@ def sources() -> dict[str, str]:
 
 
 def defined(name: str, module: str) -> tuple[str, ast.AST]:
-    """The module in which a name is defined, through the modules that import it, and its definition."""
+    """Follows imports. Returns the module that defines a name, and its definition."""
     for node in ast.parse(module_at(module).read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
             return module, node
@@ -70,7 +70,7 @@ def defined(name: str, module: str) -> tuple[str, ast.AST]:
 
 
 def reference() -> str:
-    """A page of directives for mkdocstrings."""
+    """Returns a page of directives for mkdocstrings."""
     public = sources()
     listed = {name for names in SECTIONS.values() for name in names}
     missing = set(public) - listed - MADE
@@ -88,7 +88,7 @@ def reference() -> str:
 
 
 def linked(text: str, folder: Path, where: str) -> str:
-    """The page with links to other pages, and with the names of files that are no pages. A link to a file that is not there ends the run."""
+    """Returns the page with its links adapted. A file that is not a page becomes its plain name. A link to a missing file ends the run."""
 
     def replace(match: re.Match[str]) -> str:
         label, target, anchor = match[1], match[2], match[3] or ""

@@ -3,7 +3,7 @@
 #
 #   scripts/framework.sh deepspeed-0.19.6
 #
-# It sees what .venv has, torch and nebulaml among it, so that every framework is tried with the same build of both.
+# The environment also sees the packages of .venv, so that every framework is tested with the same build of torch and nebulaml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,10 +18,10 @@ printf 'setup: making %s\n' "$environment" >&2
 shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 .venv/bin/python -m venv "$environment"
 printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-# DeepSpeed is built from source and asks for torch while it is: hence no isolation, and what building needs here.
+# DeepSpeed is built from source and imports torch during the build: so the build is not isolated, and its tools are installed here.
 DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check setuptools wheel
 DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check --no-build-isolation -r "$list"
-# A line "# alone: PACKAGE" asks for a package without what it requires, where that cannot be had together.
+# A line "# alone: PACKAGE" installs a package without its requirements, if they conflict with others.
 mapfile -t alone < <(sed -n 's/^# alone: //p' "$list")
 [[ ${#alone[@]} -eq 0 ]] || "$environment/bin/pip" install -q --disable-pip-version-check --no-deps "${alone[@]}"
 [[ $name != torch-* ]] || .venv/bin/python scripts/without_cuda.py "$environment"

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# The linters and those rules of the house that a search can check. Says nothing when all is well.
+# Runs the linters, and checks the rules of this project that a search can check. Prints nothing if all is well.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 
 complain() { printf '%s\n' "$@" >&2; failed=1; }
 
-# Rule 4: one folder makes system calls, so nothing else includes what declares them. <sys/auxv.h> declares none: it tells what the processor has.
+# Only src/os makes system calls, so only it includes headers that declare them. <sys/auxv.h> declares none: it describes the processor.
 system='^ *# *include *<(unistd|fcntl|dirent|poll|spawn|mntent|sys/[a-z_]+|linux/[a-z_]+|liburing)\.h>'
 if found=$(grep -nE "$system" -r src --include='*.c' --include='*.h' | grep -v '^src/os/\|^src/sum/cpu.c:.*<sys/auxv.h>'); then
         complain "lint: system headers outside src/os:" "$found"
 fi
 
-# The trainer's half knows nothing of storage, of the agent and of their libraries.
+# The trainer's half does not depend on storage, the agent and their libraries.
 theirs='^ *# *include *["<](store/|agent/|cli/|jansson|liburing|openssl/|curl/)'
 if found=$(grep -nE "$theirs" -r src/base src/sum src/os src/image src/ipc src/capture src/client \
         --include='*.c' --include='*.h' | grep -v '^src/os/os_uring'); then
         complain "lint: the trainer's half includes the agent's:" "$found"
 fi
 
-# A room of the agent keeps its private headers for itself.
+# Only a room of the agent itself includes its private headers.
 for room in src/agent/*/; do
         room=$(basename "$room")
         if found=$(grep -nE "^ *# *include *\"agent/$room/[a-z_]*_private\.h\"" -r src --include='*.c' --include='*.h' | grep -v "^src/agent/$room/"); then

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes nebula.1 from docs/cli.md, or nebula.3 from include/nebula.h, so that manuals say what the documents say.
+"""Writes nebula.1 from docs/cli.md, or nebula.3 from include/nebula.h, so that the manuals agree with the documents.
 
 manpage.py docs/cli.md VERSION > nebula.1
 manpage.py include/nebula.h VERSION > nebula.3
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def roff(text: str) -> str:
-    """One line of text as roff: nothing in it is taken for a request or an escape."""
+    """Returns a line of text as roff, in which nothing can be read as a request or an escape."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\\&" + text if text[:1] in (".", "'") else text
 
 
 def inline(text: str) -> str:
-    """Markdown within a line: links become their text, code and strong text bold."""
+    """Converts the Markdown within a line: links become their text, code and strong text become bold."""
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("\\|", "|")
     parts = re.split(r"(`[^`]+`|\*\*.+?\*\*)", text)
     shown = (f"\\fB{roff(part.strip('`*'))}\\fR" if part[:1] == "`" or part[:2] == "**" else roff(part).removeprefix("\\&") for part in parts)
@@ -60,7 +60,7 @@ def from_markdown(text: str) -> Iterator[str]:
 
 
 def from_header(text: str) -> Iterator[str]:
-    """The first comment as text; all that follows as it stands, since its comments are the manual."""
+    """Converts the first comment to text. The rest of the header stays as it is, because its comments are the manual."""
     about, rest = re.fullmatch(r"/\*\n(.*?)\n \*/\n(.*)", text, re.S).groups()  # type: ignore[union-attr]
     yield ".SH DESCRIPTION"
     yield ".EX"

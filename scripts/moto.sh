@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # moto, a server that behaves like Amazon S3, for tests.
 #
-#   scripts/moto.sh install          puts it into .envs/moto, unless it is there
+#   scripts/moto.sh install          installs it into .envs/moto, unless it is there
 #   scripts/moto.sh run COMMAND...   starts an empty one on this machine, with a bucket "nebula" and a user who may use it, runs the
 #                                    command with AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of that user, and ends it
 #
-# moto checks signatures, as it is started here. It does not check sums of bodies. It looks at a condition and writes in two steps, so it
+# With these options moto checks signatures, but not the checksums of bodies. It checks a condition and writes in two steps, so it
 # serves one request after the other here.
 set -euo pipefail
 from=$PWD # where the command runs
@@ -25,7 +25,7 @@ install() {
         cp "$list" "$place/.ready"
 }
 
-# A request of AWS's query protocol to the server, as a user who needs no rights yet.
+# Sends a request of AWS's query protocol, as a user that needs no rights yet.
 ask() {
         local service=$1
         shift
@@ -43,7 +43,7 @@ run)
         scratch=$(mktemp -d)
         log=$scratch/log
         : >"$log" # sed reads it before the server may have opened it
-        # After so many requests signatures and rights count: those of this script.
+        # moto checks signatures and rights after this number of requests: the requests of this script.
         INITIAL_NO_AUTH_ACTION_COUNT=4 "$place/bin/python" - >"$log" 2>&1 <<'END' &
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple

@@ -3,8 +3,8 @@
 #
 #   scripts/peers.sh [NAME...]
 #
-# An environment has the competitor's own packages and sees .venv's behind them, torch above all: so all are measured
-# with one torch. A competitor that cannot be installed here is reported and left out; the rest is made all the same.
+# An environment has the competitor's own packages, and also sees those of .venv, above all torch: so all are measured
+# with one torch. A competitor that cannot be installed here is reported and left out; the others are made all the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ say() { printf '%s\n' "peers: $*" >&2; }
 
 base=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-# The requirements decide, and the packages that they are put in front of.
+# The environment depends on the requirements, and on the packages of .venv.
 want() { cat "requirements/peers/$1.txt" requirements/torch.txt scripts/peers.sh | sha256sum | cut -c1-64; }
 
 environment() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # promtool, which checks alert rules and metrics of Prometheus, for tests: prints where it is.
 #
-# It comes from the system's package, unpacked into .envs/promtool: nothing is installed and no service starts. Exit code 77 where there is no such package.
+# It comes from the system's package, unpacked into .envs/promtool: nothing is installed and no service starts. Exit code 77 if the package is not available.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lets Slurm's own sbatch read a job script, without a cluster: says what it refuses, and exits with 1 then.
+# Checks job scripts with Slurm's own sbatch, without a cluster. Prints the errors, and exits with 1 if there are any.
 #
 #   scripts/sbatch.sh examples/bert/slurm.sh ...
 #
-# sbatch comes from the system's packages, unpacked into .envs/slurm: nothing is installed and nothing is submitted. Exit code 77 where there are no such packages.
+# sbatch comes from the system's packages, unpacked into .envs/slurm: nothing is installed and nothing is submitted. Exit code 77 if the packages are not available.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +25,7 @@ fi
 failed=0
 plugins=$(sed -n 's/^PluginDir=//p' "$place/slurm.conf")
 for script; do
-        # sbatch reads the options of the script before it asks the controller, which is not there.
+        # sbatch reads the options of the script before it fails to reach a controller.
         said=$(SLURM_CONF=$place/slurm.conf LD_LIBRARY_PATH=$(dirname "$plugins"):$plugins "$place/usr/bin/sbatch" --test-only "$script" 2>&1) || true
         if [[ $said != *"Unable to contact slurm controller"* ]]; then
                 printf '%s: %s\n' "$script" "$said" >&2

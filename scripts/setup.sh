@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes this checkout ready to build: system packages and the virtual environment .venv.
 #
-#   scripts/setup.sh          what building, the demo and the benchmark need
-#   scripts/setup.sh test     and what the tests and the linters need
+#   scripts/setup.sh          for the build, the demo and the benchmark
+#   scripts/setup.sh test     also for the tests and the linters
 #
-# Does nothing, in a few milliseconds, when nothing has changed since the last time. System packages are
+# Does nothing, in a few milliseconds, if nothing has changed since the last run. System packages are
 # installed when this runs as root; otherwise it prints the command to type and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ stop() { say "$*"; exit 1; }
 
 want() { sha256sum "${inputs[@]}" | sha256sum | cut -c1-64; }
 
-# True when an earlier run for this purpose, or for `test` which includes it, ended with these inputs.
+# True if an earlier run for this purpose, or for `test`, which includes it, has ended with the same inputs.
 done_before() {
         local stamp
         for stamp in "$venv/.setup-test" "$venv/.setup-$purpose"; do
@@ -54,7 +54,7 @@ missing_packages() {
                 command -v npm >/dev/null || found+=(npm) # installs Azurite
                 command -v openssl >/dev/null || found+=(openssl)
                 command -v clang >/dev/null || found+=(clang)
-                # The sanitizers' and the fuzzer's run time is a package of its own, with the version in its name.
+                # The run time of sanitizers and fuzzer is a separate package, with the version in its name.
                 clang_runtime || found+=("libclang-rt-$(clang_major)-dev")
         fi
         printf '%s\n' "${found[@]}"
@@ -97,7 +97,7 @@ environment() {
         torch=$(<requirements/torch.txt)
         if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#*==}')" 2>/dev/null; then
                 say "installing $torch"
-                # An index that carries CPU builds names them so; others have one build only.
+                # CPU builds have this suffix on an index that has them. Other indexes have only one build.
                 "$venv/bin/pip" install -q --disable-pip-version-check "$torch+cpu" 2>/dev/null ||
                         "$venv/bin/pip" install -q --disable-pip-version-check "$torch"
         fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .envs/studio: what `nebula studio` needs, and a browser for its tests and pictures.
+# Makes .envs/studio: the packages that `nebula studio` needs, and a browser for its tests and pictures.
 #
 #   scripts/studio.sh             Starlette and uvicorn
 #   scripts/studio.sh browser     and playwright with Debian's Chromium
 #
-# The environment sees what .venv has, torch and nebulaml among it. Exit code 77: this machine has no Chromium, and none can be installed.
+# The environment also sees the packages of .venv, among them torch and nebulaml. Exit code 77: this machine has no Chromium, and none can be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the checkpoint tests that frameworks have of their own, as they are and with Nebula in place, and compares.
+# Runs the frameworks' own checkpoint tests, without and with Nebula, and compares the results.
 #
-#   scripts/suites.sh                              what comes from the package registry: accelerate
+#   scripts/suites.sh                              the tests that the package registry has: accelerate
 #   scripts/suites.sh lightning DIR [ARGUMENTS]    the tests in a checkout of Lightning, torch or accelerate, of the version that
 #                                                  requirements/suites names
 #

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The Python half of `make test`, from built and installed: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
+# The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# Three lanes side by side, since most tests wait for a process, a disk or a clock. The first half of tests/python is seen while it runs,
-# the others when they have ended: the second half follows the frameworks' tests, which are fewest. The last lines name the tests that failed, and
-# say how many passed in all.
+# Three pytest processes run side by side, since most tests wait for a process, a disk or a clock. The output of the first half of tests/python
+# appears while it runs, that of the others when they have ended. The second half runs after the frameworks' tests, which are the fewest. The
+# last lines name the tests that failed, and say how many passed in all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chosen=$1

@@ -36,7 +36,7 @@ LICENCE_FILES = {"openssl": "LICENSE.txt", "curl": "COPYING", "jansson": "LICENS
 
 
 class Refused(Exception):
-    """A file is not what it has to be; the message says which file and why."""
+    """A file is wrong. The message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def pythons() -> list[Source]:
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """The file of `source` in `folder`, downloaded if it is not there. Raises Refused if its checksum is another one."""
+    """Returns the file of `source` in `folder`, and downloads it if it is missing. Raises Refused if its checksum is wrong."""
     file = folder / Path(source.path).name
     if not file.exists():
         part = file.with_name(file.name + ".part")
@@ -87,7 +87,7 @@ def fetch(source: Source, folder: Path) -> Path:
 
 
 def unpack_headers(source: Source, folder: Path) -> Path:
-    """The include directory of one CPython. Debian keeps pyconfig.h in a folder for each architecture; those of both are the same."""
+    """Unpacks the include directory of one CPython. Debian keeps pyconfig.h in a folder for each architecture; both are equal."""
     include = folder / source.version / "usr" / "include"
     if not include.exists():
         with tempfile.TemporaryDirectory(dir=folder) as new:
@@ -131,7 +131,7 @@ def check_elf(file: Path, arch: str, *, is_trainers: bool) -> None:
 
 
 def metadata(version: str) -> tuple[str, str, str]:
-    """METADATA of pyproject.toml for a wheel that carries libraries, its entry points, and the name of the distribution."""
+    """Returns METADATA from pyproject.toml for a wheel with libraries, its entry points, and the name of the distribution."""
     from pyproject_metadata import StandardMetadata
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -152,7 +152,7 @@ def metadata(version: str) -> tuple[str, str, str]:
 
 
 def third_party_licences(sources: Path) -> str:
-    """The licences of what is linked in; `sources` holds the unpacked libraries."""
+    """Returns the licences of the libraries that are linked in. `sources` holds the unpacked libraries."""
     parts = ["The command nebula and libnebula-agent.so contain the following libraries.\n"]
     for one in libraries():
         text = (sources / one.name / LICENCE_FILES[one.name]).read_text(errors="replace")
@@ -161,7 +161,7 @@ def third_party_licences(sources: Path) -> str:
 
 
 def sbom(name: str, version: str) -> dict[str, object]:
-    """What is in the wheel, as CycloneDX 1.6."""
+    """Returns the list of the wheel's components, as CycloneDX 1.6."""
     components = [
         {
             "type": "library",
@@ -204,7 +204,7 @@ def project_version() -> str:
 
 
 def assemble(stage: Path, sources: Path, out: Path, python: str, arch: str) -> Path:
-    """Makes the wheel of one CPython of what `meson install` has put below `stage`, and returns its path."""
+    """Makes the wheel of one CPython from the files that `meson install` has put below `stage`. Returns its path."""
     from wheel.wheelfile import WheelFile
 
     version = project_version()
@@ -245,7 +245,7 @@ def assemble(stage: Path, sources: Path, out: Path, python: str, arch: str) -> P
 
 
 def check_tag(file: Path) -> None:
-    """Asks auditwheel, which knows the rules of manylinux, whether the file may bear its tag."""
+    """Asks auditwheel, which knows the rules of manylinux, whether the wheel may have its tag."""
     wanted = file.stem.rsplit("-", 1)[1]
     said = subprocess.run([sys.executable, "-m", "auditwheel", "show", file], check=True, capture_output=True, text=True).stdout
     said = " ".join(said.split())

@@ -19,7 +19,7 @@ jobs=$(nproc)
 
 say() { printf '%s\n' "wheels: $*" >&2; }
 
-# Does a step whose result is kept; its output is shown if it fails.
+# Does a step whose result is kept. Shows its output if it fails.
 once() {
         local stamp=$kept/$arch/.$1 want
         want=$({ grep "^$1 " requirements/wheels/sources.txt; cat requirements/wheels/tools.txt; declare -f "build_$1" unpack wrappers; } | sha256sum)
@@ -39,7 +39,7 @@ compiler() {
         fi
 }
 
-# zig's own default is to stop at undefined behaviour; the sanitizers' builds look for that.
+# By default, zig's code stops at undefined behaviour. The builds with sanitizers check for that instead.
 wrappers() {
         local zig=$kept/tools/ziglang/zig tool
         mkdir -p "$kept/$arch"
@@ -57,7 +57,7 @@ unpack() {
         cd "$kept/$arch/$1"
 }
 
-# By name: OpenSSL keeps the command of its compiler in the library, and the directory of the build shall not be in a wheel.
+# The compiler is called by its name, not by its path: OpenSSL keeps the command in the library, and a wheel must not name a build directory.
 tools() { env PATH="$kept/$arch:$PATH" CC=cc AR=ar RANLIB=ranlib "$@"; }
 
 # TLS 1.2 and 1.3 as peers and stores use them, and nothing older. /etc/ssl is only the last place for certificates (src/store/http).
@@ -107,10 +107,10 @@ build_jansson() {
 
 build_liburing() {
         unpack liburing
-        # The prefix is where the files go: an install that forgot one of the names below would else write to this system.
+        # The prefix is the target directory itself. Otherwise an install that ignored one of the names below would write to this system.
         ./configure --prefix="$kept/$arch/root" --cc="$kept/$arch/cc" --cxx="$kept/$arch/cc" --use-libc
         make -C src CC="$kept/$arch/cc" AR="$kept/$arch/ar" RANLIB="$kept/$arch/ranlib" ENABLE_SHARED=0 CFLAGS='-O2 -fPIC'
-        # This makefile knows no DESTDIR; the one above it adds that to the names.
+        # This makefile has no DESTDIR; the makefile above it adds it to the names.
         make -C src install ENABLE_SHARED=0 prefix="$kept/$arch/root" libdir="$kept/$arch/root/lib" libdevdir="$kept/$arch/root/lib" \
                 includedir="$kept/$arch/root/include"
         described liburing

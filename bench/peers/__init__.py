@@ -1,4 +1,4 @@
-"""The competitors: every module here that defines PEER takes part."""
+"""The competitors. Every module here that defines PEER takes part."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..peer import Peer
 
 VARIANTS = ["nebula_cow", "nebula_interval", "nebula_prepared", "nebula_store"]  # of Nebula, for some workloads
 LIMITS = ["bare_write"]  # of the machine, measured like a peer
-BASIC = ["nebula", "nebula_prepared", "dcp_async", "safetensors_file", "torch_save"]  # what `make bench` measures; they need no environment
+BASIC = ["nebula", "nebula_prepared", "dcp_async", "safetensors_file", "torch_save"]  # of `make bench`; they need no environment
 
 
 def names() -> list[str]:
-    """All peers by the names of their modules, Nebula first."""
+    """Returns the names of all peers' modules, Nebula first."""
     found = {module.name for module in pkgutil.iter_modules(__path__)} - set(LIMITS)
     return sorted(found, key=lambda name: (name != "nebula", name))
 
 
 def others() -> list[str]:
-    """Nebula as it is by default, and everybody else."""
+    """Returns Nebula with default settings, and all other engines."""
     return [name for name in names() if name not in VARIANTS]
 
 

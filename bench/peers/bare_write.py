@@ -1,4 +1,4 @@
-"""No competitor but a limit of the machine: writes as many bytes as a state has, past the page cache, and saves nothing."""
+"""A limit of the machine in the form of a competitor: it writes as many bytes as a state has, with O_DIRECT, and saves nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BareWrite(Peer):
             command = [LIMITS, "write", str(self.folder / "bare.bin"), str(size)]
             self.writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self.took: list[float] = []
-            return  # which it answers like all others
+            return  # the helper answers once when it is ready, as it does for each request
         self.writer.stdin.write("\n")
         self.writer.stdin.flush()
 

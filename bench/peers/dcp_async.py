@@ -21,7 +21,7 @@ class DistributedCheckpoint(Peer):
         self.pending: Any = None
 
     def save(self, tag: str, state: State) -> None:
-        # Keeping the staging memory between saves would be faster, but it pins that memory, which takes a GPU.
+        # Staging memory that is kept between saves would be faster, but torch pins it, and that needs a GPU.
         writer = self.dcp.FileSystemWriter(self.folder / tag, sync_files=True)
         self.pending = self.dcp.async_save(state, storage_writer=writer, no_dist=True)
 

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint.async_save with a writing process, and staging memory that is kept."""
+"""torch.distributed.checkpoint.async_save with a process that writes, and with staging memory that is kept between saves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DistributedProcess(Peer):
         torch.distributed.init_process_group("gloo", rank=0, world_size=1)
 
     def save(self, tag: str, state: State) -> None:
-        # The staging memory is one: a version that is still being written must not see the next.
+        # All saves share the staging memory, so the next save must wait until this version is written.
         if self.pending:
             self.pending.result()
         writer = self.dcp.FileSystemWriter(self.folder / tag, sync_files=True)

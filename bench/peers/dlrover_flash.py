@@ -1,4 +1,4 @@
-"""DLRover's flash checkpoint: copied into shared memory, persisted from there by a saver process."""
+"""DLRover's flash checkpoint: it copies into shared memory, and a saver process writes from there to storage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AsyncCheckpointSaver.start_async_saving_ckpt()
 sys.stdin.read()
 os._exit(0)
 """
-SAVER_GONE = 120  # seconds without news, after which a version is taken for lost
+SAVER_GONE = 120  # a version counts as lost after so many seconds without progress
 
 
 class DLRover(Peer):
@@ -38,19 +38,19 @@ class DLRover(Peer):
 
     def open(self) -> None:
         (self.folder / "storage").mkdir(exist_ok=True)
-        # Its own launcher has the saver in a process beside the trainer. The one that a trainer forks for itself hangs
-        # now and then here, forked from threads.
+        # DLRover's launcher runs the saver in a process beside the trainer. A saver that the trainer itself forks sometimes hangs,
+        # because the trainer has threads.
         self.saver = subprocess.Popen([sys.executable, "-c", SAVER], stdin=subprocess.PIPE)
         self.checkpointer = self.module.DdpCheckpointer(str(self.folder / "storage"))
 
     def save(self, tag: str, state: State) -> bool:
         step = int(tag.removeprefix("step"))
         self.checkpointer.save_checkpoint(step, state)
-        # It skips a version, without an error, while the one before is still being persisted.
+        # DLRover skips a version, without an error, while it still persists the previous one.
         return self.checkpointer._engine.latest_step == step
 
     def wait_durable(self, tag: str) -> None:
-        # Its own way to wait looks every three seconds.
+        # DLRover's own wait checks only every three seconds.
         step, tracker = int(tag.removeprefix("step")), self.folder / "storage" / "dlrover_latest.txt"
         given_up = time.monotonic() + SAVER_GONE
         while not (tracker.exists() and int(tracker.read_text() or 0) >= step):  # one after the other

@@ -16,7 +16,7 @@ class LmResiliency(Peer):
         self.module = checkpointing
 
     def open(self) -> None:
-        # Its own interval flushes the version before the newest; here every version is flushed when it is made.
+        # By its interval it would flush the version before the newest one. Here every version is flushed right after its save.
         config = self.module.InMemoryCkptConfig(
             interval=1, disk_flush_interval=0, disk_folder=str(self.folder / "disk"), run_id="bench", pin_memory=False
         )

@@ -1,4 +1,4 @@
-"""Nebula, told to use copy-on-write whatever the pages."""
+"""Nebula with copy-on-write for pages of every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nebula as `init` is by default: each version is kept in memory, one in 100 s and the last are persisted."""
+"""Nebula with the default settings of `init`: it keeps each version in memory, and persists one every 100 s and the last one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NebulaInterval(Nebula):
         )
 
     def wait_durable(self, tag: str) -> None:
-        """The agent has it, which survives the death of the program, and not that of the machine."""
+        """Waits until the agent has the version, which then survives the program, but not the machine."""
         self.checkpoint.wait("captured", timeout=300)
 
     def close(self) -> None:

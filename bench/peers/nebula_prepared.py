@@ -1,4 +1,4 @@
-"""Nebula, whose program has foretold its first save."""
+"""Nebula with a program that calls `prepare` before its first save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NebulaPrepared(Nebula):
         until = time.monotonic() + PREPARED_S
         while json.loads(self.command("status", "--json").stdout)["agent"]["memory_used"] < 2 * size and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(1)  # an image counts before all its pages are made
+        time.sleep(1)  # the agent counts an image before it has made all its pages
 
 
 PEER = NebulaPrepared

@@ -1,4 +1,4 @@
-"""Nebula whose storage path is an object store, which the environment describes."""
+"""Nebula with an object store as storage path. Environment variables name the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_checkpointing: a thread stages into shared memory, a process of its own writes."""
+"""torch_checkpointing: a thread copies into shared memory, and another process writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TorchCheckpointing(Peer):
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
         self.module = torch_checkpointing
-        # Its default, O_DIRECT with buffers of any size, fails with EINVAL on ext4 and xfs.
+        # The default, O_DIRECT with buffers of any size, fails with EINVAL on ext4 and xfs.
         self.storage = LocalFileSystemStorageConfig(use_direct_io=False)
         self.pending: dict[str, Any] = {}
 
@@ -31,7 +31,7 @@ class TorchCheckpointing(Peer):
         self.pending[tag] = self.manager.save(str(self.folder / tag), {"state": state})
 
     def before_change(self) -> None:
-        # Its documentation asks to guard every change with this lock; it is free when the copy is whole.
+        # The documentation asks to hold this lock for every change. The engine releases it when the copy is complete.
         with self.manager.lock():
             pass
 

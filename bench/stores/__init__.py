@@ -1,1 +1,1 @@
-"""``make bench-stores``: transfers to an object store on this machine, and jobs that persist to one."""
+"""``make bench-stores``: measures transfers to an object store on this machine, and jobs that persist to it."""

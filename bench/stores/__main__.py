@@ -1,4 +1,4 @@
-"""``make bench-stores``: clients in turn, in rounds, against one sink; then jobs that persist to it."""
+"""``make bench-stores``: measures clients in turn, in rounds, against one sink; then jobs that persist to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job_rows(args: argparse.Namespace) -> list[jobs.Row]:
 
 
 def versions() -> dict[str, str]:
-    """Of the Python clients, in their environment."""
+    """Returns the versions of the Python clients, from their environment."""
     if not transfers.PYTHON.exists():
         return dict.fromkeys(PACKAGES, "absent")
     text = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"

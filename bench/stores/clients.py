@@ -1,7 +1,7 @@
-"""One transfer by one of the Python clients, in their environment: ``clients.py CLIENT up|down BYTES``.
+"""Makes one transfer by one of the Python clients, in their environment: ``clients.py CLIENT up|down BYTES``.
 
-The environment says where the store is (sinks.py). Prints one JSON object: seconds, and the processor seconds of this process. Memory is
-there, the client is made and has sent a small object before the clock starts. All send pieces of 8 MiB, eight at a time.
+Environment variables name the store (sinks.py). Prints one JSON object: seconds, and the processor seconds of this process. Before the
+clock starts, the memory is touched and the client has sent a small object. Every client sends pieces of 8 MiB, eight at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Transfers = tuple[Callable[[str, memoryview], None], Callable[[str, memoryview],
 
 
 class Into(io.RawIOBase):
-    """A file over memory that is there."""
+    """A file object that writes into existing memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory, self.at = memory, 0
@@ -62,7 +62,7 @@ def boto3(_: str) -> Transfers:
 
 
 def crt(_: str) -> Transfers:
-    """What boto3 takes with preferred_transfer_client="crt"; boto3 itself takes it for https only."""
+    """Returns the client that boto3 uses with preferred_transfer_client="crt". boto3 itself uses it only for https."""
     import botocore.session
     from s3transfer import crt
 

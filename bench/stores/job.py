@@ -1,4 +1,5 @@
-"""A trainer of the benchmark: ``job.py TASK PATH BYTES``; prints one JSON object. The environment names the agent's places and the store."""
+"""A trainer of the benchmark: ``job.py TASK PATH BYTES``. Prints one JSON object. Environment variables name the agent's directories and the
+store."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def tensors(size: int) -> dict[str, torch.Tensor]:
 
 
 def save(path: str, size: int) -> dict[str, object]:
-    """Two versions, of which 1 % differs: one of 100 ranges of equal size in each tensor."""
+    """Saves two versions. They differ in 1 % of their bytes: in one of 100 equal ranges of each tensor."""
     nm.init(path, 0, 2, on_error="raise")
     state = tensors(size)
     for step in (1, 2):
@@ -30,7 +31,7 @@ def save(path: str, size: int) -> dict[str, object]:
         sys.stdin.readline()
         first = next(iter(state.values()))
         changed = size // 100 // 4
-        first[:changed] += 1  # contiguous: what a part that is trained looks like
+        first[:changed] += 1  # one contiguous range, like a part of a model that is trained while the rest is frozen
     return {}
 
 
@@ -45,7 +46,7 @@ def load(path: str, size: int) -> dict[str, object]:
 
 
 def in_a_row(path: str, size: int) -> dict[str, object]:
-    """Ten versions, each saved when half a second has passed since the one before and the call to it has returned."""
+    """Saves ten versions. Each save begins half a second after the previous one began, or when that call has returned, if later."""
     nm.init(path, 0, 2, keep_last=VERSIONS, on_error="raise", on_full=os.environ["BENCH_ON_FULL"])
     state = tensors(size)
     blocked, failed, taken = [], [], []

@@ -1,4 +1,4 @@
-"""Jobs that persist to the sink: what several ranks read, what is sent again, and what a slow store does to a trainer."""
+"""Measures jobs that persist to the sink: the reads of several ranks, the bytes that are sent again, and the effect of a slow store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ JOB = Path(__file__).with_name("job.py")
 RANKS = 8
 LIMIT_MBPS = 20
 POLICIES = ("wait", "stream", "skip")
-MEMORY = 3  # versions that memory has room for
-SPARE = 4 << 20  # of an image: its headers, and what it is rounded up to
+MEMORY = 3  # versions that fit into memory
+SPARE = 4 << 20  # bytes of an image beyond the tensors: headers, and rounding
 
 Row = tuple[str, str, str, bool]  # name, target, measured, reached
 
 
 class Node:
-    """An agent's places, with nothing in them."""
+    """The directories of a new agent."""
 
     def __init__(self, folder: Path, memory: Path, sink: Sink, **more: str) -> None:
         self.memory = memory
@@ -57,7 +57,7 @@ class Node:
         subprocess.run([command, "stop", "--now", "--yes"], env=self.environment, capture_output=True, check=False)
 
     def used(self) -> int:
-        """Bytes of memory in the tier."""
+        """Returns the bytes of memory that the tier uses."""
         return sum(path.stat().st_blocks * 512 for path in self.memory.rglob("*") if path.is_file())
 
 
@@ -85,7 +85,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def sharing(root: Path, size: int) -> list[Row]:
-    """Two versions of which 1 % differs; then eight ranks of a new node load the second."""
+    """Saves two versions that differ in 1 % of their bytes; then eight ranks of a new node load the second."""
     rows: list[Row] = []
     with Sink("--keep") as sink:
         with node(root, sink) as first:
@@ -131,7 +131,7 @@ def sharing(root: Path, size: int) -> list[Row]:
 
 
 def limited(root: Path, size: int, policy: str) -> list[Row]:
-    """Ten versions, one each half second, to a store that takes 20 MB/s."""
+    """Saves ten versions, one every half second, to a store that accepts 20 MB/s."""
     with (
         Sink("--keep", "--mbps", str(LIMIT_MBPS)) as sink,
         node(
@@ -191,7 +191,7 @@ def limited(root: Path, size: int, policy: str) -> list[Row]:
 
 
 def training(root: Path, scale: float) -> list[Row]:
-    """The loop of `make bench-peers`, with files and with the store."""
+    """Runs the training loop of `make bench-peers`, with files and with the store."""
     workload = replace(workloads.load("row"), title="training loop", huge=None, variables=loops.ALLOCATOR)
     args = Namespace(dir=root, scale=scale)
     found: dict[str, list[dict[str, Any]]] = {"nebula": [], "nebula_store": []}

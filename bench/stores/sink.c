@@ -1,12 +1,12 @@
 /*
- * sink.c - an object store on loopback that costs as little as can be, so that the client of a benchmark is what limits.
+ * sink.c - an object store on loopback that is as cheap as possible, so that the client of a benchmark is the bottleneck.
  *
  *      bench-sink [--keep] [--mbps N]
  *
- * It prints its port, serves until its input ends, and takes any signature. It speaks S3 (also multipart uploads, conditions, lists,
- * copies and removals) and of Azure Blob what transfers need. Without --keep, large bodies are dropped in the kernel (MSG_TRUNC), and
- * reads of them give a pattern out of the page cache (sendfile); .../pattern-BYTES is always there. --mbps: so many MB/s of bodies
- * come in, over all connections.
+ * It prints its port, serves until its input ends, and accepts any signature. It speaks S3 (also multipart uploads, conditions, lists,
+ * copies and removals), and the part of Azure Blob that transfers need. Without --keep the kernel drops large bodies (MSG_TRUNC), and
+ * reads of them return a pattern from the page cache (sendfile). The object .../pattern-BYTES always exists. --mbps: the sink accepts so
+ * many MB/s of bodies, over all connections.
  *
  * GET /__counts__ answers with one JSON object: requests, bytes in and out, and the CPU seconds of this process.
  */

@@ -1,8 +1,8 @@
 /*
- * sink.h - what the files of the benchmark's object store share.
+ * sink.h - declarations that the files of the benchmark's object store share.
  *
  *      sink.c          connections, requests, limits and counts
- *      sink_objects.c  what S3 and Azure Blob answer
+ *      sink_objects.c  the answers of S3 and Azure Blob
  *      sink_uploads.c  the same for objects that come in parts
  */
 #ifndef NB_BENCH_SINK_H

@@ -1,4 +1,4 @@
-"""The object store of the benchmark, sink.c, and how clients are told where it is."""
+"""Starts the object store of the benchmark (sink.c), and makes the environment variables by which clients find it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 PROGRAMS = Path("build-bench/bench")
 ACCOUNT = "bench"
-KEY = "c2VjcmV0IG9mIHRoZSBzaW5r"  # any will do: the sink takes every signature
+KEY = "c2VjcmV0IG9mIHRoZSBzaW5r"  # any key: the sink accepts every signature
 
 
 class Sink:
-    """A started one; its memory is gone with it."""
+    """A running sink. Its objects end with it."""
 
     def __init__(self, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -43,13 +43,13 @@ class Sink:
         }
 
     def counts(self) -> dict[str, Any]:
-        """Requests, bytes in and out, and the processor time of the sink, since it began."""
+        """Returns requests, bytes in and out, and the processor time of the sink, since its start."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{self.endpoint}/__counts__") as answer:
             return json.loads(answer.read())
 
     def begin_upload(self) -> str:
-        """The URL of a multipart upload that is never completed."""
+        """Begins a multipart upload that is never completed, and returns its URL."""
         request = urllib.request.Request(f"{self.endpoint}/bench/raw?uploads", method="POST", data=b"")
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
             number = answer.read().decode().split("<UploadId>")[1].split("<")[0]

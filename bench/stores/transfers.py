@@ -1,4 +1,4 @@
-"""One object up and down, by everybody in turn."""
+"""Measures uploads and downloads of one object, by all clients in turn."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .sinks import ACCOUNT, PROGRAMS, Sink
 CLIENTS = Path(__file__).with_name("clients.py")
 PYTHON = Path(".envs/peer-stores/bin/python")
 PIECE = 8 << 20
-WIDTHS = (2, 8)  # connections of the bare loop; the better one is the limit
+WIDTHS = (2, 8)  # connections of the bare loop; its better result is the limit
 TARGET_CPU = {"up": 0.6, "down": 0.4}  # seconds per GB
 
 
 class Client(NamedTuple):
     title: str
-    sums: dict[str, str]  # what is checked, by direction
+    sums: dict[str, str]  # the checksums that the client checks, by direction
     package: str = ""
 
 
@@ -55,7 +55,7 @@ def ask(command: list[str | Path], sink: Sink) -> Figures:
 
 
 def by_curl(direction: str, sink: Sink, size: int, upload: str, piece: Path) -> Figures:
-    """The command, once for all pieces; it drops what it fetches."""
+    """Transfers by the curl command, called once for all pieces. It drops the bytes that it fetches."""
     command = ["curl", "-sS", "--fail", "--noproxy", "*", "--parallel", "--parallel-max", "8", "--parallel-immediate"]
     for number, offset in enumerate(range(0, size, PIECE)):
         if direction == "up":
@@ -93,7 +93,7 @@ def transfer(name: str, direction: str, sink: Sink, size: int, upload: str, piec
 
 
 def measure(rounds: int, size: int, names: list[str]) -> dict[str, Any]:
-    """Figures of every transfer, by direction and client; each round in another order, and with what the sink used itself."""
+    """Returns the figures of every transfer, by direction and client, with the sink's own processor time. The order changes each round."""
     found: dict[str, Any] = {direction: {name: [] for name in names} for direction in ("up", "down")}
     piece = Path("/dev/shm") / f"bench-piece-{os.getpid()}"
     piece.write_bytes(os.urandom(PIECE))
@@ -130,7 +130,7 @@ def figures_of(rounds: list[Figures], size: int) -> dict[str, Any]:
 
 
 def ratio(found: dict[str, list[Figures]], ours: str, theirs: list[str]) -> float:
-    """The time of the fastest of the others over ours: within each round, then the median."""
+    """Returns the time of the fastest other client divided by ours: computed within each round, then the median."""
     ratios = []
     for index, mine in enumerate(found[ours]):
         times = [found[name][index]["wall_s"] for name in theirs if "wall_s" in found[name][index]]
@@ -163,7 +163,7 @@ def table(found: dict[str, Any], size: int) -> list[str]:
 
 
 def targets(found: dict[str, Any], size: int) -> list[tuple[str, str, float, bool]]:
-    """Name, target, value, reached."""
+    """Returns a row for each target: name, target, value, reached."""
     rows = []
     for direction in ("up", "down"):
         for name, client in OURS.items():

@@ -1,4 +1,4 @@
-"""What is saved: every module here that defines WORKLOAD takes part."""
+"""The workloads. Every module here that defines WORKLOAD takes part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pkgutil
 
 from ..workload import Workload
 
-BASIC = ["large", "small"]  # what `make bench` measures
+BASIC = ["large", "small"]  # the workloads of `make bench`
 
 
 def names() -> list[str]:

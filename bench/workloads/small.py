@@ -1,4 +1,4 @@
-"""3,000 tensors of 256 B to 64 KiB: what names, records and calls cost, when bytes cost little."""
+"""3,000 tensors of 256 B to 64 KiB. The cost of names, records and calls dominates that of bytes."""
 
 from ..workload import Workload
 

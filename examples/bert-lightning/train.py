@@ -1,4 +1,4 @@
-"""The BERT of examples/bert, trained with Lightning; NebulaCallback in the place of ModelCheckpoint is all of Nebula.
+"""The BERT of examples/bert, trained with Lightning; the only change for Nebula is NebulaCallback in the place of ModelCheckpoint.
 
 The corpus and the tokenizer are made from the docstrings of Python's own library.
 """

@@ -1,4 +1,4 @@
-"""Masked-language-model pretraining of a small BERT with Hugging Face's Trainer; one line brings Nebula.
+"""Masked-language-model pretraining of a small BERT with Hugging Face's Trainer; one line adds Nebula.
 
 The corpus and the tokenizer are made from the docstrings of Python's own library.
 """

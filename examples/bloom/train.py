@@ -1,6 +1,6 @@
-"""A small BLOOM, pretrained with tensor and pipeline parallelism of torch's own, and checkpointed through Nebula.
+"""Pretrains a small BLOOM with torch's tensor and pipeline parallelism, and saves checkpoints through Nebula.
 
-Start it with torchrun. The ranks are a grid of pipeline stages, data-parallel copies and shares of each matrix; it may go on with another grid.
+Start it with torchrun. The ranks are a grid of pipeline stages, data-parallel copies and shares of each matrix. A resume may use another grid.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # each stage has its
 
 
 def found_text():
-    """The docstrings of Python's own library: some hundred kilobytes of English that every machine has."""
+    """Returns the docstrings of Python's own library: several hundred kilobytes of English that every machine has."""
     pieces = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(path.read_text(errors="replace"))
@@ -73,7 +73,7 @@ class Stage(torch.nn.Module):
         return hidden if self.head is None else self.head(hidden)
 
     def initialise(self):
-        """By name, so that the weights do not depend on the grid."""
+        """Initialises each parameter from its name, so that the weights do not depend on the grid."""
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(sum(name.encode()) * 7919 + parameter.numel())
             if parameter.dim() > 1:
@@ -83,7 +83,7 @@ class Stage(torch.nn.Module):
 
 
 def share(stage, mesh):
-    """Each matrix of a layer is cut over the mesh: by columns, then by rows, so that one sum per half brings the layer together."""
+    """Divides the matrices of a layer over the mesh: by columns, then by rows, so that each half of the layer needs one sum."""
     for layer in stage.layers.values():
         rank, size = mesh.get_local_rank(), mesh.size()
         layer.slopes = layer.slopes.chunk(size)[rank].clone()

@@ -1,4 +1,4 @@
-"""A small network on coloured shapes, DeepSpeed ZeRO-2; its JSON alone says that Nebula keeps the checkpoints."""
+"""A small network on coloured shapes with DeepSpeed ZeRO-2. Only its JSON names Nebula."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def made_images(count, seed):
-    """Ten classes by shape and colour on noise, 32 x 32 in three colours like CIFAR-10's."""
+    """Returns images of ten classes, by shape and colour, on noise: 32 x 32 in three colours like CIFAR-10's."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (count,), generator=generator)
     images = torch.rand(count, 3, 32, 32, generator=generator)
@@ -23,7 +23,7 @@ def made_images(count, seed):
 
 
 def read_cifar(folder):
-    """CIFAR-10's "python version", unpacked: data_batch_1 to 5. They are pickles: read only those that you trust."""
+    """Reads CIFAR-10's "python version", unpacked: data_batch_1 to 5. They are pickles: read only files that you trust."""
     batches = [pickle.loads(path.read_bytes(), encoding="bytes") for path in sorted(Path(folder).glob("data_batch_*"))]
     images = torch.cat([torch.from_numpy(batch[b"data"]) for batch in batches]).reshape(-1, 3, 32, 32).float() / 255
     return images, torch.tensor([label for batch in batches for label in batch[b"labels"]])
@@ -46,7 +46,7 @@ def main():
     import nebulaml.deepspeed  # noqa: F401  needed from DeepSpeed 0.19.7 on, harmless before
 
     if not torch.cuda.is_available():
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # spares two minutes of compiling
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # saves two minutes of compiling
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     config = json.loads(Path(arguments.config).read_text())

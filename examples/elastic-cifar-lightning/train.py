@@ -17,7 +17,7 @@ from resnet import made_images, read_cifar, resnet18  # noqa: E402
 
 
 class Steps(torch.utils.data.IterableDataset):
-    """What this rank takes at each global step, from the step that the trainer is at: one epoch without an end, as far as Lightning knows."""
+    """Yields the samples of this rank for each global step, beginning with the trainer's step. For Lightning it is one epoch without end."""
 
     def __init__(self, images, labels, sampler, micro_batch, trainer):
         self.images, self.labels, self.sampler, self.micro_batch, self.trainer = images, labels, sampler, micro_batch, trainer
@@ -40,7 +40,7 @@ class Net(pl.LightningModule):
         self.metrics.rewind(self.global_step)
 
     def training_step(self, batch, index):
-        # In parts of one size, whatever the number of ranks: other sums of the same numbers would be rounded differently.
+        # All parts have one size for any number of ranks: in another order the sums would be rounded differently.
         return sum(F.cross_entropy(self.net(images), labels) * weight for images, labels, weight in batch)
 
     def on_train_batch_end(self, outputs, batch, index):

@@ -1,6 +1,7 @@
 """Loses and regains nodes of the job on this one machine, and compares its losses with those of an undisturbed run.
 
-A node is a torchrun with an address, an agent and memory of its own. To lose it, all its processes are killed at once, and its memory goes.
+A node is a torchrun with an address, an agent and memory of its own. To lose a node, the script kills all its processes at once and removes
+its memory.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Nodes:
         self.runtime = root / f"{name}-run"
         self.logs = root / f"{name}-logs"
         self.logs.mkdir(parents=True)
-        self.script, self.options, self.offset = script, options, offset  # of the nodes' addresses
+        self.script, self.options, self.offset = script, options, offset  # offset: of the nodes' addresses
         self.processes = {}
 
     def start(self, number, most=4):
@@ -50,7 +51,7 @@ class Nodes:
             self.processes[number] = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def pids(self, number):
-        """Torchrun's, the worker's and the agent's: whatever runs with the environment of that node."""
+        """Returns the processes of a node: torchrun, the worker and the agent. They have the environment of that node."""
         wanted = {f"NEBULA_NODE_ID=node{number}".encode(), f"NEBULA_RUNTIME_DIR={self.runtime}".encode()}
         found = []
         for entry in filter(str.isdecimal, os.listdir("/proc")):
@@ -99,7 +100,7 @@ class Nodes:
 
 
 def scenario(root, memory, script, steps, log):
-    """The undisturbed run, then the one that loses node 0 at a third of its steps and regains a node while the other goes on."""
+    """Runs the job undisturbed, then with the loss of node 0 after a third of the steps. A node joins later, while the other one continues."""
     options = ["--steps", str(steps)]
     calm = Nodes(root, memory, "calm", script, options, offset=2)
     stormy = Nodes(root, memory, "stormy", script, options, offset=3)
@@ -134,7 +135,7 @@ def scenario(root, memory, script, steps, log):
 
 
 def report(calm, stormy, events, log):
-    """Prints the comparison. Returns whether the histories are one."""
+    """Prints the comparison. Returns True if the steps are equal and the losses differ by less than 0.1 %."""
     steps_equal = [row["step"] for row in calm] == [row["step"] for row in stormy] == list(range(1, len(calm) + 1))
     apart = max(abs(one["loss"] - other["loss"]) / one["loss"] for one, other in zip(calm, stormy, strict=True)) if steps_equal else 1.0
     lost = next(at for at, what in events if "is lost" in what)

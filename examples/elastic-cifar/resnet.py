@@ -1,4 +1,4 @@
-"""ResNet-18 for images of 32 x 32, and images to train it on: CIFAR-10's, or made ones of that shape."""
+"""ResNet-18 for images of 32 x 32, and images to train it on: CIFAR-10's, or generated ones of that shape."""
 
 import itertools
 import pickle
@@ -33,7 +33,7 @@ def resnet18(width):
 
 
 def made_images(count, seed):
-    """Ten classes by shape and colour on noise, 32 x 32 in three colours like CIFAR-10's."""
+    """Returns images of ten classes, by shape and colour, on noise: 32 x 32 in three colours like CIFAR-10's."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (count,), generator=generator)
     images = torch.rand(count, 3, 32, 32, generator=generator)
@@ -45,7 +45,7 @@ def made_images(count, seed):
 
 
 def read_cifar(folder):
-    """CIFAR-10's "python version", unpacked: data_batch_1 to 5. They are pickles: read only those that you trust."""
+    """Reads CIFAR-10's "python version", unpacked: data_batch_1 to 5. They are pickles: read only files that you trust."""
     batches = [pickle.loads(path.read_bytes(), encoding="bytes") for path in sorted(Path(folder).glob("data_batch_*"))]
     images = torch.cat([torch.from_numpy(batch[b"data"]) for batch in batches]).reshape(-1, 3, 32, 32).float() / 255
     return images, torch.tensor([label for batch in batches for label in batch[b"labels"]])

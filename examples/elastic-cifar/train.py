@@ -33,7 +33,7 @@ def main():
     sampler = nm.ElasticSampler(len(images), global_batch=arguments.global_batch, seed=7)
     metrics = nm.MetricsLog(Path(arguments.path) / "metrics.jsonl")
 
-    # All is the same on every rank: rank 0 saves it, and any number of ranks restores it.
+    # Every rank has the same state: rank 0 saves it, and any number of ranks can restore it.
     state = {"model": model, "optimizer": optimizer}
     settings = {"replicated": list(state), "replicas": 1, "evictions": arguments.evictions}
     manager = nm.Manager(arguments.path, save_every_steps=arguments.save_every, **settings)
@@ -63,7 +63,7 @@ def main():
                 print(f"step {done} loss {loss:.6f} ranks {dist.get_world_size()}", flush=True)
             if manager.should_save(done):
                 manager.save(done, state)
-            if manager.stop_requested:  # this node is to leave, or another one joins: torchrun starts the workers again
+            if manager.stop_requested:  # this node must leave, or another one joins: torchrun starts the workers again
                 manager.leave()
                 raise SystemExit(143)
             if done == arguments.steps:

@@ -1,4 +1,4 @@
-! Random walkers in Fortran: saves every 50 steps, and goes on exactly where it was killed. See README.md.
+! Random walkers in Fortran: saves every 50 steps, and continues exactly where it was killed. See README.md.
 !
 ! nebula_f binds those calls of nebula.h that this program needs; options and sessions stay opaque to Fortran in nebula_c.c.
 module nebula_f

@@ -1,6 +1,6 @@
 """A small language model, sharded with FSDP2 and checkpointed through torch.distributed.checkpoint and Nebula.
 
-Start it with torchrun, on any number of processes; it may go on with another number.
+Start it with torchrun, on any number of processes. A resume may use another number.
 """
 
 import argparse
@@ -23,7 +23,7 @@ LENGTH, WIDTH = 64, 128
 
 
 def found_text():
-    """The docstrings of Python's own library: some hundred kilobytes of English that every machine has."""
+    """Returns the docstrings of Python's own library: several hundred kilobytes of English that every machine has."""
     pieces = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(path.read_text(errors="replace"))

@@ -1,4 +1,4 @@
-"""A small convolutional network on handwritten-looking digits, plain PyTorch, that can be killed at any time."""
+"""A small convolutional network on generated digits, in plain PyTorch. It can be killed at any time."""
 
 import argparse
 import struct
@@ -12,7 +12,7 @@ FONT = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71111", 
 
 
 def made_digits(count, seed):
-    """Digits of 3 x 5 points, enlarged, shifted and covered with noise: 28 x 28 like MNIST's."""
+    """Returns digits of 3 x 5 points, enlarged, shifted and covered with noise: 28 x 28 like MNIST's."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (count,), generator=generator)
     glyphs = torch.tensor([[[int(row) >> (2 - x) & 1 for x in range(3)] for row in digit] for digit in FONT]).float()
@@ -25,7 +25,7 @@ def made_digits(count, seed):
 
 
 def read_mnist(folder):
-    """The four files of MNIST, unpacked: train-images-idx3-ubyte and so on."""
+    """Reads the four files of MNIST, unpacked: train-images-idx3-ubyte and so on."""
 
     def read(name):
         data = (Path(folder) / name).read_bytes()

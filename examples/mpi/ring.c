@@ -1,6 +1,6 @@
 /*
- * ring: each rank of an MPI job heats its part of a ring, and exchanges borders with its neighbours. Saves every 50 steps, and goes on exactly
- * where the job was killed. See README.md.
+ * ring: each rank of an MPI job heats its part of a ring, and exchanges borders with its neighbours. It saves every 50 steps, and
+ * continues exactly where the job was killed. See README.md.
  */
 #include <mpi.h>
 #include <nebula.h>

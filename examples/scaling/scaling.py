@@ -1,4 +1,4 @@
-"""Measures samples per second with more and more ranks of one torchrun, and prints how far from linear scaling that is.
+"""Measures samples per second with a growing number of ranks of one torchrun, and prints the distance from linear scaling.
 
 Each rank has the same number of samples in each step (weak scaling): linear is n times the samples per second with n ranks.
 """
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def counts_up_to(world):
-    """1, 2, 4, ... and the world itself."""
+    """Returns 1, 2, 4, ... and the world size."""
     return sorted({world, *(1 << n for n in range(world.bit_length()) if 1 << n <= world)})
 
 
@@ -25,7 +25,7 @@ def make_model(width, layers):
 
 
 def settle(group, device):
-    """Returns when all ranks of the group are here and the device has nothing left to do."""
+    """Waits until all ranks of the group are here and the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     dist.barrier(group)
@@ -34,7 +34,7 @@ def settle(group, device):
 def seconds_per_step(model, inputs, steps, group):
     model = DistributedDataParallel(model, process_group=group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for step in range(-2, steps):  # the first two make memory and buckets
+    for step in range(-2, steps):  # the first two steps allocate memory and buckets
         if step == 0:
             settle(group, inputs.device)
             begin = time.perf_counter()
@@ -72,7 +72,7 @@ def main():
     model = make_model(arguments.width, arguments.layers).to(device)
     inputs = torch.randn(arguments.batch, arguments.length, arguments.width, device=device)
     seconds = {count: [] for count in counts}
-    for _ in range(arguments.rounds):  # the numbers of ranks take turns, so that a disturbance does not hit one of them alone
+    for _ in range(arguments.rounds):  # all numbers of ranks run in each round, so that a disturbance does not affect only one of them
         for count in counts:
             if rank < count:
                 seconds[count].append(seconds_per_step(model, inputs, arguments.steps, groups[count]))

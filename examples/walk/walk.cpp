@@ -1,4 +1,4 @@
-// Random walkers in C++: saves every SAVE_EVERY steps, and goes on exactly where it was killed. See README.md.
+// Random walkers in C++: saves every SAVE_EVERY steps, and continues exactly where it was killed. See README.md.
 #include <nebula.h>
 
 #include <csignal>
