@@ -1,4 +1,4 @@
-"""cleanroot.py STORAGE: saves, is killed, resumes, with what `pip install` has brought. scripts/cleanroot.sh runs it."""
+"""cleanroot.py STORAGE: a job that saves, is killed and resumes, with the package as `pip install` has installed it. scripts/cleanroot.sh runs it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a rendezvous promises on every storage. A test file gives the fixture ``cells``, which opens the storage once more at each call."""
+"""The promises of a rendezvous on every storage. A test file defines the fixture ``cells``, which opens the storage again at each call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts(state: bytes) -> dict[str, object]:
 
 
 class Unsteady(Cells):
-    """Real cells in front of which answers get lost: ``faults`` says for each swap, in order, what happens."""
+    """Wraps real cells and loses answers: ``faults`` gives the fate of each swap, in order."""
 
     def __init__(self, cells: Cells, *faults: str) -> None:
         self.cells, self.faults = cells, list(faults)
@@ -281,7 +281,7 @@ class Promises:
 
     @pytest.fixture
     def stores(self, cells, job):
-        """Two nodes' stores, as torch's handler wraps them."""
+        """Returns the stores of two nodes, wrapped as by torch's handler."""
         backends = [Backend("nebula-test", cells(), job) for _ in range(2)]
         backends[0].set_state(make_state(2))
         backends[1].get_state()
@@ -375,7 +375,7 @@ class Promises:
 
 
 def run_all(work: Callable[[int], object], count: int) -> None:
-    """Runs it in as many threads, and raises what they raise."""
+    """Runs the function in that many threads, and raises the first exception of a thread."""
     failures: list[BaseException] = []
 
     def run(i: int) -> None:

@@ -113,7 +113,7 @@ static bool begin(struct bench *bench)
         return !os_crash_begin(storage);
 }
 
-static void what_was_durable_loads_after_every_power_loss(void)
+static void a_durable_version_loads_after_every_power_loss(void)
 {
         uint64_t durable[3], last;
         struct version *version;
@@ -237,7 +237,7 @@ static bool fails_once(uint64_t k, bool writes_again)
         return hit;
 }
 
-static void what_a_second_try_calls_durable_loads_after_a_power_loss(void)
+static void a_version_that_a_second_try_calls_durable_loads_after_a_power_loss(void)
 {
         for (int writes_again = 0; writes_again < 2; writes_again++) {
                 uint64_t k = 0;
@@ -250,5 +250,5 @@ static void what_a_second_try_calls_durable_loads_after_a_power_loss(void)
         }
 }
 
-TAP_MAIN(TEST(what_was_durable_loads_after_every_power_loss), TEST(what_a_second_try_calls_durable_loads_after_a_power_loss),
+TAP_MAIN(TEST(a_durable_version_loads_after_every_power_loss), TEST(a_version_that_a_second_try_calls_durable_loads_after_a_power_loss),
          TEST(nothing_that_was_not_completed_stays_after_a_sweep))

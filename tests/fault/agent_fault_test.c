@@ -222,7 +222,7 @@ static bool sweep_memory(int error, uint64_t at)
         return hit;
 }
 
-static void what_the_next_agent_takes_over_is_whole(void)
+static void the_next_agent_adopts_whole_versions(void)
 {
         for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
                 uint64_t at = 0;
@@ -283,5 +283,5 @@ static void retention_never_leaves_half_a_version(void)
 }
 
 TAP_MAIN(TEST(a_version_that_replaces_another_persists_or_leaves_the_older_one), TEST(a_large_file_persists_or_leaves_the_older_one_with_threads_and_with_a_ring),
-         TEST(what_the_next_agent_takes_over_is_whole),
+         TEST(the_next_agent_adopts_whole_versions),
          TEST(retention_never_leaves_half_a_version))

@@ -220,7 +220,7 @@ static bool die_once(void)
         return was_hit;
 }
 
-static void what_an_agent_leaves_that_dies_is_swept_or_a_whole_version(void)
+static void a_dead_agent_leaves_a_whole_version_or_swept_debris(void)
 {
         sweep(die_once);
 }
@@ -374,7 +374,7 @@ static void the_newest_version_is_found_or_storage_is_said_to_fail(void)
         }
 }
 
-/* A listing may not show yet what an agent, or this one, has written. */
+/* A listing may not show yet the objects that this agent or another one has written. */
 static void a_store_whose_listings_are_old_loses_no_version(void)
 {
         static const uint64_t stale[] = { 1, 2, 5, 20, STORE_MEM_STALE_MAX };
@@ -408,7 +408,7 @@ static void a_store_whose_listings_are_old_loses_no_version(void)
         }
 }
 
-TAP_MAIN(TEST(a_store_whose_listings_are_old_loses_no_version), TEST(a_version_becomes_durable_with_the_next_try), TEST(what_an_agent_leaves_that_dies_is_swept_or_a_whole_version),
+TAP_MAIN(TEST(a_store_whose_listings_are_old_loses_no_version), TEST(a_version_becomes_durable_with_the_next_try), TEST(a_dead_agent_leaves_a_whole_version_or_swept_debris),
          TEST(a_tag_that_is_written_again_is_the_older_or_the_newer_version_and_the_newest_after_that),
          TEST(a_version_that_is_to_go_is_whole_or_gone_and_nothing_of_it_stays),
          TEST(the_newest_version_is_found_or_storage_is_said_to_fail))

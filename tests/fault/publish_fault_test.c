@@ -116,7 +116,7 @@ static bool sweep_once(int error, uint64_t at)
         return hit;
 }
 
-static void whichever_call_fails_the_next_try_publishes_the_whole(void)
+static void after_any_failed_call_the_next_try_publishes_the_whole(void)
 {
         for (int one = 0; one < WAY_COUNT && !tap_failed_checks; one++) {
                 use((enum way)one);
@@ -245,7 +245,7 @@ static void a_file_system_without_exchange_ends_at_the_same(void)
         }
 }
 
-TAP_MAIN(TEST(whichever_call_fails_the_next_try_publishes_the_whole),
+TAP_MAIN(TEST(after_any_failed_call_the_next_try_publishes_the_whole),
          TEST(an_agent_that_dies_at_any_call_leaves_the_rest_to_the_next),
          TEST(a_directory_that_is_to_go_is_whole_until_it_is_gone),
          TEST(a_file_system_without_exchange_ends_at_the_same))

@@ -80,7 +80,7 @@ static bool takes_space(int number)
         return number == ENOSPC || number == EDQUOT;
 }
 
-/* Errors of one kind are told; what is only cut short is not. */
+/* Real errors must be reported. A transfer that is only cut short must not. */
 static void check_status(enum nebula_status status, const struct nebula_error *told, const struct os_fault *fault)
 {
         if (!status)
@@ -206,7 +206,7 @@ static void publish_step(struct os_fault *fault, uint64_t size, bool *ret_was_hi
                 CHECK(temp_count() == 0 && look("t/a", size) == '-' && look("u/b", size) == '-');
 }
 
-static void what_is_published_is_whole_or_absent_and_replaces_nothing(void)
+static void a_published_object_is_whole_or_absent_and_replaces_nothing(void)
 {
         sweep_small(publish_step);
 }
@@ -395,7 +395,7 @@ static void without_direct_io_it_works_the_same(void)
 }
 
 TAP_MAIN(TEST(a_put_leaves_the_old_or_the_new_object), TEST(a_creation_is_whole_or_absent),
-         TEST(what_is_published_is_whole_or_absent_and_replaces_nothing),
+         TEST(a_published_object_is_whole_or_absent_and_replaces_nothing),
          TEST(a_read_is_exact_or_an_error), TEST(a_removal_is_done_or_an_error),
          TEST(a_removal_leaves_what_it_does_not_mean), TEST(a_copy_is_whole_or_absent), TEST(a_listing_is_whole_or_an_error),
          TEST(the_time_is_told_or_an_error), TEST(a_failed_fsync_is_not_tried_again), TEST(without_direct_io_it_works_the_same))

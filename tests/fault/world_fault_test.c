@@ -245,7 +245,7 @@ static void wake_removal(struct store *store)
         store_list_done(&seen);
 }
 
-static void what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_after_it(void)
+static void objects_that_a_sleeping_removal_has_listed_are_in_no_later_manifest(void)
 {
         static const unsigned seeds[] = { 1, 0 };
         struct store_ops ops;
@@ -274,4 +274,4 @@ static void what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_af
 
 TAP_MAIN(TEST(a_version_of_two_nodes_becomes_durable_whichever_request_fails),
          TEST(a_version_of_two_nodes_is_written_again_when_another_program_has_removed_some_of_it),
-         TEST(what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_after_it))
+         TEST(objects_that_a_sleeping_removal_has_listed_are_in_no_later_manifest))

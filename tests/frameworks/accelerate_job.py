@@ -24,7 +24,7 @@ args = parser.parse_args()
 
 
 class Counter:
-    """What the user registers: saved as custom_checkpoint_0.pkl."""
+    """An object that the user registers. It is saved as custom_checkpoint_0.pkl."""
 
     def __init__(self):
         self.step = 0

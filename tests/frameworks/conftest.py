@@ -23,7 +23,7 @@ full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-fram
 
 
 def interpreter(environment: str) -> str:
-    """The Python of .envs/<environment>; the test is skipped, by name, where `make test-frameworks` has not made it."""
+    """Returns the Python of .envs/<environment>. If `make test-frameworks` has not made it, the test is skipped."""
     python = ROOT / ".envs" / environment / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no environment {environment}: make .envs/{environment}/.ready")
@@ -31,7 +31,7 @@ def interpreter(environment: str) -> str:
 
 
 class Node:
-    """One node of the world: an agent's place and the processes started there."""
+    """One node of the world: the directories of an agent, and the processes that run there."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -51,7 +51,7 @@ class Node:
         }
 
     def of_rank(self, rank: int) -> dict[str, str]:
-        """Where each rank is a node of its own: with its agent and its memory."""
+        """Returns the node of a rank, if each rank is a node with its own agent and memory."""
         return {
             "NEBULA_NODE_ID": f"node{rank}",
             "NEBULA_MEMORY_DIR": str(self.memory / f"node{rank}"),
@@ -62,9 +62,9 @@ class Node:
     def run(
         self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = 240, nodes: bool = False
     ) -> "Result":
-        """Runs a script on `ranks` ranks; waits for all. Output is rank 0's, one JSON object a line.
+        """Runs a script on `ranks` ranks, and waits for all. Returns the output of rank 0, one JSON object a line.
 
-        nodes: each rank is a node; {rank} in an argument is its number.
+        nodes: each rank is a node; {rank} in an argument becomes its number.
         """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ class Node:
         return None
 
     def wait_durable(self, tag: str, timeout: float = 30) -> None:
-        """Until the manifest of a tag is there: the agent goes on after the job has ended."""
+        """Waits until the manifest of a tag exists. The agent still writes after the job has ended."""
         manifest = self.persist / tag / ".nebula" / "manifest-1.json"
         end = time.monotonic() + timeout
         while not manifest.exists():
@@ -136,7 +136,7 @@ class Node:
             time.sleep(0.05)
 
     def forget_memory(self, rank: int | None = None) -> None:
-        """As if the node, or that of a rank, had been replaced: its agent and its memory are gone."""
+        """Ends the agent of this node, or of a rank's node, and removes its memory, as if the node was replaced."""
         pid = self.agent_pid(rank)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ class Result:
 
 
 def files_below(directory: Path) -> list[str]:
-    """What a framework would see there: all but Nebula's own mark."""
+    """Returns the files that a framework would see there: all except Nebula's own mark."""
     paths = (path for path in directory.rglob("*") if path.is_file() and path.name != ".nebula.json")
     return sorted(str(path.relative_to(directory)) for path in paths)
 

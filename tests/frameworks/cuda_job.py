@@ -1,8 +1,8 @@
-"""A framework's own training on a GPU, saved through Nebula while it goes on: cuda_job.py WHAT DIRECTORY [--resume].
+"""Training with a framework on a GPU, saved through Nebula while it continues: cuda_job.py WHAT DIRECTORY [--resume].
 
-Saves after the steps 2 and 4 and steps at once; ends after step 6. Whatever the framework gives to be saved is cloned on the device before, and
-compared with storage at the end. --resume loads step 4 in a process of its own, and goes on. --device cpu runs all of it on gloo.
-Prints the losses, and a last line: a digest of all weights and moments, how many files were compared, and whether a save
+It saves after the steps 2 and 4, makes the next step at once, and ends after step 6. It clones each object that the framework saves, and
+compares the clones with storage at the end. --resume loads step 4 in another process, and continues. --device cpu runs all of it on gloo.
+It prints the losses, and a last line: a digest of all weights and moments, the number of compared files, and whether a save
 returned while the device still copied.
 """
 
@@ -48,7 +48,7 @@ losses, given, copies, overlapped = {}, {}, [], []
 
 
 class Parts(list):
-    """What save_bytes was given."""
+    """The parts that save_bytes was called with."""
 
 
 def cloned(value):
@@ -60,14 +60,14 @@ def cloned(value):
 
 
 def bytes_of(value):
-    """A tensor's, on the host."""
+    """Returns the bytes of a tensor, on the host."""
     if not isinstance(value, torch.Tensor):
         return torch.frombuffer(bytearray(value), dtype=torch.uint8)
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def same(found, wanted, where):
-    """Bit for bit, and where not."""
+    """Compares bit for bit. Returns the first difference."""
     if isinstance(wanted, torch.Tensor):
         kinds = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (found, wanted)]
         assert kinds[0] == kinds[1], f"{where}: {kinds[0]}, and was {kinds[1]}"
@@ -86,7 +86,7 @@ def same(found, wanted, where):
 
 
 def watch():
-    """Clones what is saved. Large copies begin late: whoever does not wait for them saves what comes after."""
+    """Clones the saved objects, and makes large copies begin late: a save that did not wait for them would have later values."""
     plain_save, plain_bytes, plain_copy = nm.Checkpoint.save, nm.Checkpoint.save_bytes, device._Cuda.copy
 
     def save(self, name, obj, *rest, **options):
@@ -112,12 +112,12 @@ def watch():
 
 
 def returned():
-    """A save has: is the device still at it?"""
+    """Called when a save has returned: records whether the device still copies."""
     overlapped.append(bool(copies) and not copies[-1].query())
 
 
 def compare():
-    """What lies in storage with what was given; how many files."""
+    """Compares storage with the clones. Returns the number of files."""
     assert nm.flush_persistence(timeout=60), "it did not become durable"
     count = 0
     for (tag, name), wanted in given.items():
@@ -155,7 +155,7 @@ def say(**line):
 
 
 def ended(weights, **more):
-    """The last words of a job."""
+    """Prints the last line of a job."""
     for step, loss in sorted(losses.items()):
         say(step=step, loss=float(loss))
     registered = [place is not None for place in device._registered.values()]
@@ -176,7 +176,7 @@ def network(*more):
 
 
 def deepspeed():
-    """--way attach: nm.attach, and an optimizer of torch's that the user gives; section: both by the configuration."""
+    """--way attach: nm.attach, and the user's own torch optimizer; section: the configuration names both."""
     import deepspeed
 
     if not ON_GPU:

@@ -1,7 +1,7 @@
 """A loop whose data have a position: torchdata's StatefulDataLoader and Hugging Face datasets. Prints the samples of each step.
 
 --kind map: a datasets.Dataset, shuffled by the loader. stream: a sharded datasets.IterableDataset in the loader. own: the same without a
-loader, by the dataset's own state.
+loader, with the dataset's own state.
 """
 
 import argparse

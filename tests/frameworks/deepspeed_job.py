@@ -1,6 +1,6 @@
 """A small DeepSpeed job on CPU: trains, saves, may be killed, resumes. Prints one JSON line per step on rank 0.
 
-Nothing of DeepSpeed is patched here but the build of an optional C++ extension. Which integration is used:
+The job patches only the build of an optional C++ extension of DeepSpeed. The argument --way selects the integration:
   --way stock    the "nebula" section of the configuration, DeepSpeed up to 0.19.6
   --way import   the same section and `import nebulaml.deepspeed`
   --way attach   no section, nebulaml.attach(engine)
@@ -58,7 +58,7 @@ def configuration(args: argparse.Namespace) -> dict:
     }
     if args.stage == 3 and tuple(map(int, version("deepspeed").split(".")[:3])) < (0, 19, 8):
         # DeepSpeed before 0.19.8 gathers parameters that stay whole with a collective each, and waits for the last one only: on gloo, which
-        # runs several at a time, training then goes on with memory that was never filled.
+        # runs several at a time, training then continues with memory that was never filled.
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     if args.bf16:
         config["bf16"] = {"enabled": True}
@@ -78,7 +78,7 @@ def configuration(args: argparse.Namespace) -> dict:
 
 
 def kill_agent() -> None:
-    """That of this node."""
+    """Kills the agent of this node."""
     mine = {f"{name}={os.environ[name]}".encode() for name in ("NEBULA_RUNTIME_DIR", "NEBULA_NODE_ID")}
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):

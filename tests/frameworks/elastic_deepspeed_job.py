@@ -1,4 +1,4 @@
-"""ZeRO with a number of ranks that changes: the global batch stays. One JSON line per step on rank 0; it may kill all its ranks."""
+"""ZeRO with a changing number of ranks and a constant global batch. Rank 0 prints one JSON line per step. The job may kill all its ranks."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""An elastic job of torchrun's: DDP, or FSDP2 through nebulaml.dcp. It trains as far as the gate says, and saves after each step.
+"""An elastic job of torchrun: DDP, or FSDP2 through nebulaml.dcp. It trains up to the gate, and saves after each step.
 
-The gate is a file "<step> <world>": training waits there, and while it has fewer ranks. A worker that is ahead of it fails.
+The gate is a file "<step> <world>": training waits at that step, and while it has fewer ranks than <world>. A worker that is ahead of the gate fails.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Nodes of an elastic job on one machine: each has a torchrun, an agent and memory of its own, and can be lost with all of them."""
+"""Nodes of an elastic job on one machine: each has a torchrun, an agent and memory of its own, and a test can remove all of them at once."""
 
 import json
 import os
@@ -16,7 +16,7 @@ CONF = "is_host=0,join_timeout=120,last_call_timeout=2,keep_alive_interval=1,kee
 
 
 class Cluster:
-    """The nodes, and the key-value store of their rendezvous, which is on none of them."""
+    """The nodes, and the key-value store of their rendezvous, which runs on none of them."""
 
     def __init__(self, node, script, *arguments, python=sys.executable):
         self.node, self.python = node, python
@@ -46,7 +46,7 @@ class Cluster:
             )
 
     def pids(self, name, agents=True):
-        """Torchrun's, the workers' and the agent's."""
+        """Returns the processes of a node: torchrun, the workers and the agent."""
         wanted = {f"NEBULA_NODE_ID={name}".encode(), f"NEBULA_RUNTIME_DIR={self.node.runtime}".encode()}
         found = []
         for entry in Path("/proc").iterdir():
@@ -62,7 +62,7 @@ class Cluster:
         return next(iter(set(self.pids(name)) - set(self.pids(name, agents=False))))
 
     def lose(self, name, keeps_memory=False):
-        """As if the machine had lost its power: all its processes are gone at once, and its memory, unless it was only stopped."""
+        """Kills all processes of a node at once and removes its memory, as a power loss would. A node that was only stopped keeps its memory."""
         while pids := self.pids(name):
             for pid in pids:
                 try:
@@ -95,7 +95,7 @@ class Cluster:
         raise AssertionError(f"{what}: not within {timeout} s\n{self.said()[-8:]}\n{self.node.logs()}")
 
     def train(self, step, world):
-        """To that step with that many ranks; returns when all of them wait there, what each says."""
+        """Trains to that step with that many ranks. Returns the output of each rank when all of them wait there."""
         self.open_gate(step, world)
 
         def arrived(said):

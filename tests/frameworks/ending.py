@@ -1,7 +1,7 @@
-"""Runs a job, and ends its process before C++ takes itself down: python ending.py SCRIPT ARGUMENT...
+"""Runs a job, and ends its process before the destructors of C++ run: python ending.py SCRIPT ARGUMENT...
 
-Plain PyTorch with DDP on gloo, without Nebula, aborts in about one of eight ends of the interpreter ("terminate called without an active
-exception", -6), after all has been done. What Python does at its end is done here, Nebula's own leaving among it.
+Plain PyTorch with DDP on gloo, without Nebula, aborts at about one of eight ends of the interpreter ("terminate called without an active
+exception", -6), after all its work. This script does the work of Python's end itself, including Nebula's exit functions.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import traceback
 
 
 def run(script: str) -> int:
-    """What the script would have ended with."""
+    """Runs the script. Returns its exit code."""
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     code = run(sys.argv[0])
     distributed = sys.modules.get("torch.distributed")
-    if code == 0 and distributed is not None and distributed.is_initialized():  # after a failure nobody else may come
+    if code == 0 and distributed is not None and distributed.is_initialized():  # after a failure the other ranks may not reach this point
         distributed.barrier()
         distributed.destroy_process_group()
     atexit._run_exitfuncs()

@@ -67,7 +67,7 @@ class Watch(TrainerCallback):
 
 
 class Reader(TrainerCallback):
-    """A user's own: evaluates, uploads or converts what was just saved."""
+    """A user's callback that reads the checkpoint that was just saved, for example to evaluate, upload or convert it."""
 
     def on_save(self, args_, state, control, model=None, **kwargs):
         folder = os.path.join(args_.output_dir, f"checkpoint-{state.global_step}")
@@ -78,7 +78,7 @@ class Reader(TrainerCallback):
 
 
 class Own(Trainer):
-    """As trl's trainers do: overrides private hooks and writes files of its own."""
+    """A trainer that overrides private hooks and writes its own files, as trl's trainers do."""
 
     def _save_checkpoint(self, model, trial):
         self.own_calls = getattr(self, "own_calls", 0) + 1
@@ -105,7 +105,7 @@ def lose(tag):
 
 
 def deepspeed_configuration():
-    """As a user's JSON; only what makes it run on a CPU is more."""
+    """Returns a configuration like a user's JSON, with additions only to run on a CPU."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

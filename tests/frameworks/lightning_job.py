@@ -99,7 +99,7 @@ class Module(pl.LightningModule):
 
 
 class Kill(callbacks.Callback):
-    """After the checkpoint callbacks: all ranks go at once."""
+    """Kills all ranks at once, after the checkpoint callbacks."""
 
     def on_train_batch_end(self, trainer, *rest):
         if trainer.global_step == args.kill_at:
@@ -108,7 +108,7 @@ class Kill(callbacks.Callback):
 
 
 class Host(importlib.import_module(args.package + ".accelerators").CUDAAccelerator):
-    """An accelerator of the user's own, that is the CPU: Lightning's DeepSpeed strategy takes only what is a CUDAAccelerator."""
+    """A user's accelerator for the CPU that is a CUDAAccelerator, because Lightning's DeepSpeed strategy accepts only that class."""
 
     def setup(self, trainer):
         pass

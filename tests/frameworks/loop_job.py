@@ -36,7 +36,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def train(model, optimizer, step):
-    """Draws from all three generators, so that a resume without any of them is found out."""
+    """Draws from all three generators, so that a resume without one of them gives other values."""
     scale = random.random() + numpy.random.rand()
     inputs = torch.randn(16, 8) * scale
     optimizer.zero_grad()

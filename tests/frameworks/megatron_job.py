@@ -1,6 +1,6 @@
 """Megatron-Core's distributed checkpoints on two CPU ranks: a toy model whose weights are sharded. One JSON line per step on rank 0.
 
---way strategy: NebulaSaveStrategy is named; default: use() has made it the default; stock: Megatron's own, which needs no GPU for a
+--way strategy: the job gives NebulaSaveStrategy; default: use() makes it the default; stock: Megatron's own strategy, which needs no GPU for a
 synchronous save of CPU tensors.
 """
 
@@ -31,13 +31,13 @@ def say(**line):
 
 
 def latest(run):
-    """As Megatron-LM's tracker: what its finalization has named."""
+    """Returns the step that the tracker names, as Megatron-LM's finalization writes it."""
     tracker = run / "latest_checkpointed_iteration.txt"
     return int(tracker.read_text()) if tracker.exists() else 0
 
 
 class Pending:
-    """As Megatron's AsyncCallsQueue, without the device that it synchronizes: the request runs in a process, and is finalized when that ends."""
+    """Like Megatron's AsyncCallsQueue without a device: the request runs in a process, and is finalized when that process ends."""
 
     def __init__(self, run):
         self.run, self.step, self.request, self.pid = run, 0, None, 0

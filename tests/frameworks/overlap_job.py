@@ -1,5 +1,5 @@
-"""A framework's own save call with overlap=True, on the fake device of tests/python: it returns before anything is copied, and what
-is saved are the values before the optimizer's next step. Arguments: a directory, and "hf", "lightning" or "deepspeed"."""
+"""A framework's own save call with overlap=True, on the fake device of tests/python: it returns before anything is copied, and the saved
+values are those before the optimizer's next step. Arguments: a directory, and "hf", "lightning" or "deepspeed"."""
 
 import os
 import sys

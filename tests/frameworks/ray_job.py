@@ -1,4 +1,4 @@
-"""Ray Train with two workers on CPU, one of which is killed once. What rank 0 sees goes into the file --log, one JSON object a line."""
+"""Ray Train with two workers on CPU, one of which is killed once. Rank 0 writes its observations into the file --log, one JSON object a line."""
 
 import argparse
 import json

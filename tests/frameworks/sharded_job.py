@@ -66,7 +66,7 @@ def parallelize(model, mesh):
 
 
 def wrap(net):
-    """As programs that wrap by hand: Lightning itself names no device to FSDP where it is a CPU, and FSDP then asks for another."""
+    """Wraps the model as some programs do by hand: Lightning gives FSDP no device if it is a CPU, and FSDP then looks for another one."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 

@@ -1,4 +1,4 @@
-"""accelerate through nebulaml.attach(accelerator): save_state and load_state, the files of the stock, whole and durable."""
+"""accelerate through nebulaml.attach(accelerator): save_state and load_state, with the same files as without Nebula, complete and durable."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def stock(node, *more, **options):
 def test_load_state_after_sigkill_equals_uninterrupted_training(node, ranks):
     whole = stock(node, ranks=ranks)
     job(node, "--kill-at", 5, ranks=ranks, check=False)
-    again = job(node, "--resume", node.base / "run" / "step_4", ranks=ranks)  # at once: it may still be on its way
+    again = job(node, "--resume", node.base / "run" / "step_4", ranks=ranks)  # at once: the checkpoint may not be durable yet
     assert files_below(node.base / "run" / "step_4") == files_below(node.base / "stock" / "step_4")
     assert again.resumed == 4
     assert again.losses == whole.losses_after(4)
@@ -69,7 +69,7 @@ def test_directories_that_accelerate_numbers_and_limits_are_found_by_it(node):
 
 
 def program(node, code):
-    """In one process of accelerate's environment; `accelerator` is attached, and has a model and its optimizer."""
+    """Runs code in one process of accelerate's environment. `accelerator` is attached, and has a model and its optimizer."""
     text = """
 import os, sys, torch, accelerate, nebulaml as nm
 from nebulaml._session import engine

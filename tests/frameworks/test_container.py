@@ -1,4 +1,4 @@
-"""The image of the Dockerfile is not built here: its instructions are parsed, and what they name exists."""
+"""The tests do not build the image of the Dockerfile: they parse its instructions, and check that the files in them exist."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The position in the data is saved with the model: torchdata's StatefulDataLoader and Hugging Face datasets go on with the next sample."""
+"""The position in the data is saved with the model: torchdata's StatefulDataLoader and Hugging Face datasets continue with the next sample."""
 
 import pytest
 from conftest import interpreter

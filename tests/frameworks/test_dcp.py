@@ -21,7 +21,7 @@ def close(losses, others):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An uninterrupted run on two ranks."""
+    """Returns the losses of an uninterrupted run on two ranks."""
     from conftest import Node
 
     node = Node(tmp_path_factory.mktemp("whole"))
@@ -251,7 +251,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_a_save_by_some_ranks_is_complete_with_theirs_and_one_without_collectives_has_all_ranks_values(node, nodes):
-    node.environment["NEBULA_TAKEOVER_S"] = "2"  # the agent of rank 0 does not hear of what others save on their nodes
+    node.environment["NEBULA_TAKEOVER_S"] = "2"  # the agent of rank 0 does not know the saves of ranks on other nodes
     (node.base / "some.py").write_text(SOME)
     assert node.run(sys.executable, node.base / "some.py", node.persist, ranks=3, nodes=nodes).end
 

@@ -34,7 +34,7 @@ _whole = {}
 
 
 def uninterrupted(node, env, *more, ranks=2):
-    """DeepSpeed alone, with its own torch.save: what every resumed run is compared with. Bit-reproducible, so once is enough."""
+    """Returns the losses of DeepSpeed alone, with its own torch.save. Every resumed run is compared with them. They are bit-reproducible, so one run is enough."""
     key = (env, ranks, *map(str, more))
     if key not in _whole:
         _whole[key] = alone(node, env, *more, ranks=ranks)
@@ -85,7 +85,7 @@ def test_resume_from_storage_when_the_node_lost_its_memory_and_its_save_dir(node
 
 @pytest.mark.parametrize(("stage", "lost"), [(1, 0), pytest.param(2, 1, marks=full), pytest.param(3, 0, marks=full), pytest.param(1, None, marks=full)])
 def test_two_nodes_resume_from_each_others_memory_though_one_is_replaced(node, stage, lost):
-    """Of the newest checkpoint storage has nothing. Every rank loads files that ranks of the other node saved, and each node sees only its own directory."""
+    """Storage has no file of the newest checkpoint. Every rank loads files that ranks of the other node have saved, and each node sees only its own directory."""
     whole = uninterrupted(node, NEW, "--stage", stage)
     more = ["--stage", stage, "--interval", 3600, "--replicas", 1, "--save-dir", node.base / "save{rank}"]
     loses = ["--lose-node", -1 if lost is None else lost]

@@ -1,4 +1,4 @@
-"""Nodes are lost and come back: nothing that was committed is lost, and nothing is done twice."""
+"""Nodes are lost and come back: no committed step is lost, and none is computed twice."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ def bytes_read(pid):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Forty steps of one rank, by way."""
+    """Returns forty steps of one rank, for each way."""
     from conftest import Node
 
     found = {}
@@ -89,7 +89,7 @@ def test_two_one_three_and_two_nodes_train_as_one_undisturbed(cluster, undisturb
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_a_survivor_resumes_from_memory_and_reads_nothing_from_storage(cluster, node, way):
-    """Its state has more than 6 MB. What DCP saved is durable too, and the rest is in memory only."""
+    """The state has more than 6 MB. The part that DCP saved is durable, too, and the rest is in memory only."""
     job = cluster("--way", way, "--replicas", 1, "--interval", 3600)
     job.start("node0", "node1")
     job.train(10, 2)
@@ -119,7 +119,7 @@ def test_without_copies_the_newest_durable_version_is_resumed(cluster, node):
 
 
 def test_a_node_that_returns_with_older_memory_does_not_bring_back_what_was_left(cluster, undisturbed):
-    """Its share of step 10, and that of the node that went on from step 1 without it, are a whole version of a dead line."""
+    """The node's share of step 10, and that of the node that continued from step 1 without it, are a complete version of an abandoned line."""
     job = cluster("--interval", 3600, "--steps", 40)
     job.start("node0", "node1")
     job.train(10, 2)
@@ -161,7 +161,7 @@ def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(
 
 
 def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(node):
-    """Nothing but the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
+    """Only the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
     spec = importlib.util.spec_from_file_location("nodes", ROOT / "examples/elastic-cifar/nodes.py")
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
@@ -213,7 +213,7 @@ JOBS = {  # folder: nodes, memory, distribution, services
 
 
 def options_of_training(command):
-    """The options that reach train.py. torchrun's own are read by torchrun's parser."""
+    """Returns the options that reach train.py. torchrun's parser reads its own options."""
     if command[0] == "torchrun":
         read = get_args_parser().parse_args(command[1:])
         assert read.rdzv_backend == "nebula-store"

@@ -1,4 +1,4 @@
-"""ElasticSampler under torchdata's StatefulDataLoader: the state that any rank has saved is loaded by every rank of any number."""
+"""ElasticSampler under torchdata's StatefulDataLoader: every rank, of any number of ranks, loads the state that one rank has saved."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Frameworks with DDP, killed with one number of ranks and resumed with another: what the framework itself then does, Nebula does."""
+"""Frameworks with DDP, killed with one number of ranks and resumed with another: the results are those of the framework without Nebula."""
 
 import pytest
 from conftest import full, interpreter

@@ -1,4 +1,4 @@
-"""A GPU of CUDA's, and the frameworks of the Python that runs pytest: what is saved while training goes on is what was there, bit for bit.
+"""A real CUDA GPU, with the frameworks of the Python that runs pytest: a save during training has the values of its call, bit for bit.
 
 NEBULA_TEST_DEVICE=cpu runs the same jobs without a GPU.
 """
@@ -23,7 +23,7 @@ def needs(*packages):
 
 @pytest.fixture
 def job(node, this_python):
-    """Runs one to its end, and goes on from its step 4 in another process, as it did. What the first had to say."""
+    """Runs a job to its end, then resumes from its step 4 in another process and compares. Returns the output of the first process."""
     node.environment["DS_ACCELERATOR"] = DEVICE
     node.environment["DS_SKIP_CUDA_CHECK"] = "1"  # of nvcc's version with torch's: nothing is compiled
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -42,7 +42,7 @@ def job(node, this_python):
 
 
 def overlapped(end):
-    """Some save returned while its large tensors were still being copied."""
+    """Checks that a save returned while its large tensors were still being copied."""
     if DEVICE == "cpu":
         return
     assert end["copies"], "nothing large came from the device"
@@ -53,7 +53,7 @@ def overlapped(end):
 
 
 def as_stock(node, whole, folders):
-    """The same training without Nebula came to the same, and left the same files."""
+    """Checks that the same training without Nebula has the same results and files."""
     assert whole.end["stock"] == whole.end["weights"]
     assert whole.end["stock_losses"] == {str(step): loss for step, loss in whole.losses.items()}
     for folder in folders:

@@ -1,4 +1,4 @@
-"""transformers.Trainer and accelerate through nebulaml.attach: the directories are those of the stock, whole and durable."""
+"""transformers.Trainer and accelerate through nebulaml.attach: the directories are the same as without Nebula, complete and durable."""
 
 import json
 import os

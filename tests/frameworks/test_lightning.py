@@ -79,7 +79,7 @@ def save(name):
 
 
 def script(node, text):
-    """In one process of Lightning's environment, with storage that takes two seconds for `state`."""
+    """Runs code in one process of Lightning's environment, with storage that needs two seconds for `state`."""
     node.environment["NEBULA_STORE_MBPS"] = "1"
     command = [interpreter(ENV), "-W", "ignore", "-c", SLOW + text]
     done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=120)
@@ -178,7 +178,7 @@ assert sorted(os.listdir()) == ["step=1.ckpt", "train.py"], os.listdir()
 """
 
 
-def test_what_never_was_a_published_path_is_not_removed(node):
+def test_a_path_that_was_never_published_is_not_removed(node):
     (node.base / "work").mkdir()
     environment = {**node.environment, "NEBULA_PERSISTENT_TIME_INTERVAL": "0"}
     subprocess.run([interpreter(ENV), "-c", NEVER_SAVED], env=environment, cwd=node.base / "work", check=True, timeout=120)
@@ -318,7 +318,7 @@ assert sorted(tag.load(name)["place"] for name in tag.files) == sorted(places), 
 """)  # fmt: skip
 
 
-def test_every_file_that_is_there_is_loaded_whatever_was_saved_since(node):
+def test_every_existing_file_is_loaded_after_later_saves(node):
     """save_last commits each tag twice, a second run commits the tags once more, and memory holds the newest two."""
     more = ["--save-last", "--then", "every"]
 
@@ -439,7 +439,7 @@ def test_two_ranks_resume_bit_for_bit(node, package):
 
 @pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
 def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
-    """``python train.py`` with devices=2: the script runs again in each process, and what it says to Nebula comes before any rank is known."""
+    """``python train.py`` with devices=2: each process runs the script again, and calls Nebula before it knows its rank."""
 
     def launch(*more):
         command = [interpreter(ENV), HERE / "lightning_job.py", "--way", way, "--devices", 2, "--dirpath", node.base / "ckpts", "--persist", node.persist]
@@ -628,7 +628,7 @@ for more in ({"plugins": [nm.NebulaCheckpointIO()]}, {}):
 """)  # fmt: skip
 
 
-def test_a_plugin_of_the_users_own_is_not_replaced_without_a_word_and_still_reads_what_it_wrote(node):
+def test_the_user_s_own_plugin_is_replaced_with_a_warning_and_still_reads_its_files(node):
     lightning_script(node, """
 class Own(TorchCheckpointIO):
     def load_checkpoint(self, path, map_location=None, weights_only=None):

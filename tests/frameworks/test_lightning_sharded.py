@@ -1,4 +1,4 @@
-"""Lightning's Fabric, and FSDP and ModelParallel of Trainer and Fabric: killed, resumed, and stock Lightning reads what was written."""
+"""Lightning's Fabric, and FSDP and ModelParallel of Trainer and Fabric: killed, resumed, and stock Lightning reads the files."""
 
 import shutil
 

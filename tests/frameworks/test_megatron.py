@@ -12,7 +12,7 @@ def job(node, run, *more, **options):
 @pytest.mark.parametrize("way", ["strategy", "default"])
 def test_megatron_finalizes_what_is_durable_and_resumes_bit_for_bit_after_sigkill(node, way):
     whole = job(node, "whole", "--way", way)
-    node.environment["NEBULA_STORE_MBPS"] = "0.01"  # step 4 is on its way when all ranks are killed
+    node.environment["NEBULA_STORE_MBPS"] = "0.01"  # step 4 is not durable yet when all ranks are killed
     job(node, "run", "--way", way, "--kill-at", 4, check=False)
     assert (node.base / "run" / "latest_checkpointed_iteration.txt").read_text() == "2"
     del node.environment["NEBULA_STORE_MBPS"]

@@ -1,4 +1,4 @@
-"""`nebula plan` beside the frameworks whose numbers it gives: DeepSpeed's own estimators, configuration and autotuner, and models of transformers."""
+"""`nebula plan` compared with the frameworks whose numbers it uses: DeepSpeed's own estimators, configuration and autotuner, and models of transformers."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ DEEPSPEED = ["deepspeed-0.19.6", "deepspeed-0.19.8"]
 
 
 def run(environment: str, code: str, *arguments: object, cwd: Path) -> str:
-    """What the code prints in .envs/<environment>."""
+    """Runs the code in .envs/<environment>. Returns its output."""
     line = [interpreter(environment), "-W", "ignore", "-c", code, *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Ray Train: a worker is killed, Ray starts both again, and they go on from memory; Ray knows the durable checkpoints."""
+"""Ray Train: a worker is killed, Ray starts both again, and they resume from memory. Ray registers the durable checkpoints."""
 
 import json
 
@@ -7,7 +7,7 @@ from conftest import full, interpreter
 
 
 def losses_of_one_process(steps):
-    """What DDP computes with two ranks: half of each rank's gradient, added up."""
+    """Computes the losses of DDP with two ranks in one process: the sum of half of each rank's gradient."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), {}

@@ -1,4 +1,4 @@
-"""Each recipe of examples/ runs, stops, and resumes where it was."""
+"""Each recipe of examples/ runs, stops, and resumes from there."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def test_the_recipe_resumes(node, name):
 
 
 def kill_job(node):
-    """Torchrun and all ranks, which have sessions of their own; not the agent."""
+    """Kills torchrun and all ranks, which have sessions of their own, but not the agent."""
     ours = f"NEBULA_RUNTIME_DIR={node.runtime}".encode()
     while True:
         found = []

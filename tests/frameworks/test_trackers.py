@@ -1,4 +1,4 @@
-"""nm.log_to: a job that is killed and computes steps twice has each of them once in TensorBoard, W&B and MLflow, with its versions."""
+"""nm.log_to: a killed job computes some steps twice, but TensorBoard, W&B and MLflow have each step once, with the versions."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def read(node, tool, place):
 
 @pytest.fixture
 def trained(node):
-    """Killed at step 5 and at step 8, each time two steps after its checkpoint; then to step 10."""
+    """Kills the job at step 5 and at step 8, each time two steps after its checkpoint. Then it runs to step 10."""
     node.environment.update(WANDB_MODE="offline", WANDB_SILENT="true")
     node.environment.update(MLFLOW_TRACKING_URI=f"file://{node.base}/mlruns", MLFLOW_ALLOW_FILE_STORE="true")
 
@@ -50,7 +50,7 @@ def test_tensorboard_has_each_step_once(node, trained):
 
 
 def test_wandbs_newest_part_has_each_step_once_and_references_to_versions(node, trained):
-    """W&B's own process keeps an offline run in memory for a while, and ends at once with the trainer: the part of a killed one is empty."""
+    """W&B's own process keeps an offline run in memory for a while, and ends at once with the trainer: so the part of a killed run is empty."""
     trained("wandb", project="p", id="run7", dir=str(node.base), resume="allow")
     found = read(node, "wandb", node.base)
     check(node, found, tags=["global_step9"])

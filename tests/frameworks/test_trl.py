@@ -11,7 +11,7 @@ def job(node, kind, *more, output="out", environment="trl", **options):
 @pytest.mark.parametrize("kind", ["sft", pytest.param("dpo", marks=full), pytest.param("grpo", marks=full)])
 def test_trl_resumes_bit_for_bit_after_sigkill(node, kind):
     whole = job(node, kind, "--way", "stock", output="stock")
-    node.environment["NEBULA_STORE_MBPS"] = "0.1"  # the last checkpoint is on its way when the job is killed
+    node.environment["NEBULA_STORE_MBPS"] = "0.1"  # the last checkpoint is not durable yet when the job is killed
     job(node, kind, "--kill-at", 4, check=False)
     del node.environment["NEBULA_STORE_MBPS"]
     again = job(node, kind, "--resume")

@@ -14,7 +14,7 @@ def job(node, run, *more, **options):
 def test_the_tracker_names_what_is_durable_and_the_run_resumes_from_it_after_sigkill(node):
     whole = job(node, "stock", "--stock", "--steps", 8)
     assert not (node.base / "stock" / "latest_checkpointed_iteration.txt").exists()  # so a run of verl's own begins at 0
-    node.environment["NEBULA_STORE_MBPS"] = "0.02"  # step 4 is on its way when all ranks are killed
+    node.environment["NEBULA_STORE_MBPS"] = "0.02"  # step 4 is not durable yet when all ranks are killed
     job(node, "run", "--kill-at", 4, check=False)
     assert (node.base / "run" / "latest_checkpointed_iteration.txt").read_text() == "2"
     del node.environment["NEBULA_STORE_MBPS"]
@@ -24,7 +24,7 @@ def test_the_tracker_names_what_is_durable_and_the_run_resumes_from_it_after_sig
     of_run, of_stock = (files_below(node.base / run / "global_step_8" / "actor") for run in ("run", "stock"))
     assert of_run == of_stock
     end = time.monotonic() + 30
-    while (node.base / "run" / "global_step_4" / "actor").exists():  # max_ckpt_to_keep is 2, of what this process has saved
+    while (node.base / "run" / "global_step_4" / "actor").exists():  # max_ckpt_to_keep is 2, and counts saves of this process
         assert time.monotonic() < end, again.end
         time.sleep(0.05)
     assert (node.base / "run" / "global_step_6" / "actor").exists()

@@ -1,4 +1,4 @@
-"""A training that logs to one tool and saves; it may kill itself. It says nothing; its tool's files are looked at."""
+"""A training that logs to one tool and saves; it may kill itself. It prints nothing: the test reads the files of the tool."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ for step in range(first + 1, args.steps + 1):
         checkpoint.wait("durable", timeout=60)
         time.sleep(0.5)  # the thread that listens has heard of it
     if step == args.kill_at:
-        time.sleep(1)  # W&B's own process has taken what it was given
+        time.sleep(1)  # W&B's own process has received all values
         os.kill(os.getpid(), signal.SIGKILL)
 tracker.close()
 print(json.dumps({"end": True}), flush=True)

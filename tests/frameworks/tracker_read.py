@@ -1,4 +1,4 @@
-"""Prints what the tools' own readers find: {"losses": [[step, value], ...], "sizes": [...], "versions": [...]}."""
+"""Prints the results of the tools' own readers: {"losses": [[step, value], ...], "sizes": [...], "versions": [...]}."""
 
 import glob
 import json

@@ -1,4 +1,4 @@
-"""A TRL trainer on CPU, attached or as it comes: trains, may be killed, resumes. Prints one JSON line per step.
+"""A TRL trainer on CPU, with or without nm.attach: trains, may be killed, resumes. Prints one JSON line per step.
 
 --kind sft, dpo, grpo; --way attach, axolotl (its plugin manager attaches), stock.
 """

@@ -1,4 +1,4 @@
-"""verl's FSDP checkpoint manager on two CPU ranks, and its checkpoint callback on rank 0, which stands for the driver.
+"""verl's FSDP checkpoint manager on two CPU ranks, and its checkpoint callback on rank 0, which takes the part of the driver.
 
 One JSON line per step on rank 0. --stock: verl's own manager and callback, to compare with.
 """
@@ -33,7 +33,7 @@ def say(**line):
 
 
 class Config(dict):
-    """As much of verl's configuration as the callback asks for."""
+    """The part of verl's configuration that the callback uses."""
 
     trainer = {} if args.stock else {"checkpoint_callback_class": "nebulaml.integrations.verl.NebulaCheckpointCallback"}
 

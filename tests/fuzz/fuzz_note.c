@@ -20,7 +20,7 @@ static void read_note(const void *data, size_t size)
                 size_t again_size;
                 void *again = survival_record_format(catalogue.jobs->versions, 0, &again_size);
 
-                /* What was read is what is written, but for loans and images, which cannot have been taken over. */
+                /* A log that is read and written again has the same content, except loans and images, which this test cannot adopt. */
                 if (!again || catalogue.jobs->versions->loans)
                         abort();
                 free(again);

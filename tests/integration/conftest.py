@@ -1,4 +1,4 @@
-"""The `nebula` command as it is built, versions that C wrote, and an emulator of Azure Blob Storage."""
+"""Fixtures: the `nebula` command of the build, versions that C has written, and an emulator of Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def find_built(name: str, variable: str) -> pathlib.Path:
-    """The program under test: from the environment, else the youngest build directory's."""
+    """Returns the program under test: from the environment, else from the newest build directory."""
     if os.environ.get(variable):
         return pathlib.Path(os.environ[variable])
     where = "src" if name == "nebula" else "tests/unit/cli"
@@ -42,7 +42,7 @@ def maker(nebula) -> pathlib.Path:
 
 @pytest.fixture
 def run(nebula, tmp_path):
-    """Runs the command without any agent around; returns the finished process."""
+    """Runs the command where no agent runs. Returns the finished process."""
     runtime = tmp_path / "runtime"
 
     def call(*arguments, cwd=tmp_path, **extra):
@@ -72,7 +72,7 @@ def make(maker, tmp_path):
 
 @pytest.fixture(scope="session")
 def serve():
-    """The variables that lead to the server of a store of test_object_stores; it ends with the tests."""
+    """Starts the server of a store of test_object_stores. Returns the variables that clients need. The server ends with the tests."""
     servers = {}
 
     def call(name):
@@ -97,7 +97,7 @@ def serve():
 
 @pytest.fixture(scope="session")
 def azurite(serve):
-    """The variables that lead to an emulator of Azure Blob Storage with the container `training`."""
+    """Returns the variables for an emulator of Azure Blob Storage with the container `training`."""
     variables = serve("azure")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
@@ -118,11 +118,11 @@ def open_storage(kind, request, tmp_path, monkeypatch):
 
 @pytest.fixture(params=["directory", "azure"])
 def storage(request, tmp_path, monkeypatch):
-    """A storage path that holds nothing yet, of each kind."""
+    """Returns an empty storage path, of each kind."""
     return open_storage(request.param, request, tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=["directory", *STORES])
 def each_storage(request, tmp_path, monkeypatch):
-    """The same of every driver there is."""
+    """Returns an empty storage path of every driver."""
     return open_storage(request.param, request, tmp_path, monkeypatch)

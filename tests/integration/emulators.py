@@ -1,4 +1,4 @@
-"""The emulator Azurite for a test, and a server before it that breaks or counts requests."""
+"""Starts the emulator Azurite for a test, and a proxy before it that breaks or counts requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP = ["sh", "-c", 'printf "%s\\n" "$AZURE_STORAGE_CONNECTION_STRING" "${SSL_CE
 
 
 def emulator(*options: str):
-    """An emulator for as long as this is not exhausted: its connection string, and its certificate or "none"."""
+    """Runs an emulator until the generator is exhausted. Yields its connection string, and its certificate or "none"."""
     process = subprocess.Popen(
         [SCRIPT, "run", "--table", *options, *KEEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -28,7 +28,7 @@ def emulator(*options: str):
 
 
 class Between(http.server.BaseHTTPRequestHandler):
-    """Stands before the table's server. ``plan`` says for each writing request, in order, what happens to it."""
+    """A proxy before the table's server. ``plan`` gives the fate of each write request, in order."""
 
     plan: list[str] = []
     seen: list[tuple[float, str]] = []  # when which request came
@@ -64,7 +64,7 @@ class Between(http.server.BaseHTTPRequestHandler):
 
 
 def between_server(connection: str) -> Iterator[tuple[type[Between], str]]:
-    """The handler's class, whose `plan` and `seen` are its own, and the endpoint."""
+    """Starts a proxy. Returns the class of its handler, which has its own `plan` and `seen`, and the endpoint."""
     port = int(re.search(r"TableEndpoint=http://127.0.0.1:(\d+)", connection)[1])
     handler = type("Handler", (Between,), {"plan": [], "seen": [], "port": port})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

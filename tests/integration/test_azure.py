@@ -1,4 +1,4 @@
-"""Nodes that know of each other from a container of Azure Blob Storage: an emulator keeps it, and the agents and the package are the real ones."""
+"""Nodes that find each other through a container of Azure Blob Storage, in an emulator. The agents and the package are real."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print("state", checkpoint.state)
 
 
 def signed(method: str, resource: str, query: str = "", **headers: str) -> urllib.request.Request:
-    """A request for CONTAINER/BLOB with the key of the connection string. query: one name=value."""
+    """Makes a signed request for CONTAINER/BLOB with the key of the connection string. query: one name=value."""
     parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
     path = re.sub(r"https?://[^/]+", "", parts["BlobEndpoint"]) + f"/{resource}"

@@ -1,4 +1,4 @@
-"""One memory budget for all ranks of a node, which holds little more than one version."""
+"""All ranks of a node share one memory budget, which holds little more than one version."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BUDGET = 40 * MIB
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Slow storage, so that versions wait for one another."""
+    """Makes a world with slow storage, so that versions wait for one another."""
     with a_world(NEBULA_MEMORY_BUFFER_SIZE=str(BUDGET), NEBULA_STORE_MBPS="60") as one:
         yield one
 
 
 class Watch(threading.Thread):
-    """The most that lay in the memory directory at one time, in bytes."""
+    """Records the largest size of the memory directory, in bytes."""
 
     def __init__(self, world: World) -> None:
         super().__init__(daemon=True)
@@ -42,7 +42,7 @@ class Watch(threading.Thread):
 
 
 def test_all_ranks_of_a_node_keep_to_one_budget_and_lose_no_version(world):
-    """Files grow from step to step, so that no image serves twice: each has to go before the next is made."""
+    """Files grow from step to step, so that no image can be used again: each must be removed before the next one is made."""
     ranks = world.start({"a": [0, 1]}, "r1")
     watch = Watch(world)
     for step in range(STEPS):
@@ -56,7 +56,7 @@ def test_all_ranks_of_a_node_keep_to_one_budget_and_lose_no_version(world):
 
 
 def test_ranks_that_wait_for_the_same_memory_all_get_their_share(world):
-    """One large file makes room for two: while one rank gives its pages back, the other has nothing left to give up."""
+    """One large file makes room for two. While one rank returns its pages, the other has no image that it could return."""
     ranks = world.start({"a": [0, 1]}, "r1")
     for step in range(0, 2 * STEPS, 2):
         ranks[0].ask("save", f"global_step{step}", ALL_RANKS, 1, 38 * MIB)

@@ -1,4 +1,4 @@
-"""The `nebula` command over storage that C wrote, bytes flipped in every region, and files that torch loads again."""
+"""The `nebula` command on storage that C has written, with flipped bytes in every region, and files that torch loads again."""
 
 import contextlib
 import json
@@ -154,7 +154,7 @@ def test_verify_of_a_sound_version_reads_every_byte(run, make):
 
 
 def regions(path: pathlib.Path) -> dict[str, int]:
-    """One offset in each kind of region of a zip image."""
+    """Returns one offset in each kind of region of a zip image."""
     with zipfile.ZipFile(path) as archive:
         pickle = archive.getinfo("archive/data.pkl")
         storage = archive.getinfo("archive/data/0")
@@ -275,7 +275,7 @@ def test_verify_of_all_calls_a_version_damaged_that_it_cannot_read(run, make, na
     assert result.returncode == 1 and "1 damaged" in result.stdout and "global_step2/.nebula" in result.stdout
 
 
-def test_a_newest_that_cannot_be_read_is_not_passed_over_without_a_word(run, make, tmp_path):
+def test_a_newest_version_that_cannot_be_read_is_reported(run, make, tmp_path):
     store = make("global_step1", "model.pt=100")
     make("global_step2", "model.pt=100")
     flip(store / "global_step2/.nebula/manifest-1.json", 5)
@@ -315,7 +315,7 @@ def has_open(pid: int, name: str) -> bool:
     return False
 
 
-def test_what_is_removed_while_verify_runs_is_named_and_is_no_damage(nebula, make, tmp_path):
+def test_a_version_that_is_removed_during_verify_is_named_and_is_no_damage(nebula, make, tmp_path):
     store = make("global_step1", f"model.pt={32 << 20}", f"optim.pt={64 << 20}")
     make("global_step2", "model.pt=100")
     with subprocess.Popen(
@@ -414,7 +414,7 @@ for turn in range(1, 10_000):
 
 
 def test_a_tag_that_is_written_again_and_again_is_restored_whole_or_not_at_all(run, tmp_path):
-    """From memory: the agent keeps two of its writings, and a restore takes longer than a save."""
+    """The restore reads from memory: the agent keeps two writings of the tag, and a restore takes longer than a save."""
     places = {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
     arguments = [sys.executable, "-c", WRITES_AGAIN_AND_AGAIN]
     whole = 0
@@ -437,7 +437,7 @@ def test_a_tag_that_is_written_again_and_again_is_restored_whole_or_not_at_all(r
 
 @pytest.fixture
 def held(nebula, tmp_path):
-    """Runs a command, does `meanwhile` while it is stopped in the middle of reading the file `name`, and lets it end."""
+    """Runs a command, stops it while it reads the file `name`, calls `meanwhile`, and lets the command end."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NEBULA_")}
     environment |= {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
 
@@ -475,7 +475,7 @@ def test_a_restore_that_a_signal_ends_leaves_no_half_file(nebula, make, tmp_path
 
 
 @pytest.mark.parametrize("tag", ["best", "latest"])
-def test_what_is_written_again_while_it_is_restored_is_looked_for_once_more(held, make, tmp_path, tag):
+def test_a_version_that_is_written_again_during_a_restore_is_searched_again(held, make, tmp_path, tag):
     store = make("best", LONG, "b.pt=100")
     out = tmp_path / "out"
     again = lambda: make("best", "a.pt=7", "b.pt=7", "--generation", 2)  # noqa: E731
@@ -486,7 +486,7 @@ def test_what_is_written_again_while_it_is_restored_is_looked_for_once_more(held
         assert path.read_bytes() == (store / "best" / path.name).read_bytes()
 
 
-def test_what_is_removed_while_it_is_restored_is_not_there_and_replaces_nothing(held, run, make, tmp_path):
+def test_a_version_that_is_removed_during_a_restore_is_not_found_and_replaces_nothing(held, run, make, tmp_path):
     store = make("best", "small.pt=100", LONG)
     out = tmp_path / "out"
     out.mkdir()
@@ -615,7 +615,7 @@ def test_doctor_measures_memory_and_storage_and_leaves_nothing(run, make, tmp_pa
     assert failed.returncode == 1 and limits["error"] and limits["write_bytes_per_s"] is None and limits["copy_bytes_per_s"] > 1e6
 
 
-def test_a_fifo_in_the_place_of_a_file_is_damage_and_holds_nobody_up(run, make):
+def test_a_fifo_in_the_place_of_a_file_is_damage_and_does_not_block(run, make):
     store = make("global_step1", "model.pt=100")
     make("global_step2", "model.pt=100")
     for path in (store / "global_step1/.nebula/manifest-1.json", store / "global_step2/model.pt"):
@@ -627,7 +627,7 @@ def test_a_fifo_in_the_place_of_a_file_is_damage_and_holds_nobody_up(run, make):
     assert "is not a regular file" in run("inspect", "global_step2", "model.pt", "--path", store).stderr
 
 
-def test_errors_are_one_harmless_line_and_json_whatever_was_asked_for(run, make, tmp_path):
+def test_every_error_is_one_harmless_line_or_json(run, make, tmp_path):
     store = make("global_step1", "model.pt=100")
     odd = os.fsdecode(b"\xff\x1b[31m")
     for arguments in (["inspect", odd], ["restore", "latest", odd, "--to", tmp_path / "out"], ["list", "--path", odd]):
@@ -701,7 +701,7 @@ def test_an_agent_that_is_silent_is_named_and_storage_is_shown_all_the_same(run,
     store = make("global_step1", "model.pt=100")
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as listener:  # connections are made, and nobody ever reads them: a stopped agent
+    with socket.socket(socket.AF_UNIX) as listener:  # clients can connect, but no process reads: like a stopped agent
         listener.bind(str(runtime / "agent.sock"))
         listener.listen(16)
         listed = run("list", "--path", store)
@@ -740,7 +740,7 @@ def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
 
 @pytest.fixture
 def train(nebula, maker, run, tmp_path):
-    """A trainer that saves through the library and dies; its agent stays until the test ends."""
+    """Runs a trainer that saves through the library and dies. Its agent stays until the test ends."""
     trainer = maker.parent / "save_versions"
     if not trainer.exists():
         pytest.skip("save_versions is not built")
@@ -754,7 +754,7 @@ def train(nebula, maker, run, tmp_path):
 
     @contextlib.contextmanager
     def stay(path, interval, count, name):
-        """The same with a file of that name, and it lives as long as the context."""
+        """Runs a trainer that saves a file of that name and lives as long as the context."""
         arguments = [trainer, nebula, path, str(interval), str(count), name]
         with subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"saved\n"
@@ -822,7 +822,7 @@ def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):
 
 def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, nebula, train, tmp_path):
     store = tmp_path / "store"
-    train(store, 0, 1, NEBULA_STORE_MBPS="0.002")  # minutes for a version, which nobody waits for
+    train(store, 0, 1, NEBULA_STORE_MBPS="0.002")  # a version takes minutes; no command waits for it
     given_up = run("stop", "--timeout", 2)
     assert given_up.returncode == 6 and f"waiting for 1 version (391.3 KiB) for {store}" in given_up.stderr
     assert "the agent goes on" in given_up.stderr and "finishing 1 version" in given_up.stdout
@@ -843,7 +843,7 @@ def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, ne
     assert waiting.wait(timeout=20) == -signal.SIGINT
     waiting.stderr.close()
     deadline = time.monotonic() + 20
-    while json.loads(run("status", "--json").stdout)["agent"]["stopping"]:  # it sees within a second that nobody asks
+    while json.loads(run("status", "--json").stdout)["agent"]["stopping"]:  # the agent notices within a second that no client asks
         assert time.monotonic() < deadline
         time.sleep(0.1)
     train(store, 0, 2)  # it serves as before
@@ -859,7 +859,7 @@ def test_stop_now_with_yes_drops_the_memory_tier(run, train):
 
 
 def ask(nebula, store, *lines):
-    """The answers of `nebula store` to these requests."""
+    """Returns the answers of `nebula store` to these requests."""
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     done = subprocess.run([nebula, "store", "--path", str(store)], input=text, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -79,7 +79,7 @@ def test_another_version_of_a_tag_is_replaced_only_when_told(run, make, storage,
     assert results(run("copy", newer, storage, "--all", "--json", "--replace")) == {"best": "present", "aaa": "present"}
 
 
-def test_what_was_removed_can_be_copied_again(run, make, storage):
+def test_a_removed_version_can_be_copied_again(run, make, storage):
     make("global_step1", "model.pt=5000")
     store = make("global_step2", "model.pt=10")
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_a_damaged_source_is_named_and_nothing_of_it_counts(run, make, storage):
 
 
 def test_a_copy_that_was_killed_goes_on_with_the_files_that_are_missing(run, make, storage, nebula, tmp_path):
-    """The speed is bounded, so that the kill comes when the first file is there and the second is not."""
+    """The speed is limited, so that the kill comes when the first file exists and the second does not."""
     store = make("global_step1", "a.pt=250000", "b.pt=2000000")
     environment = os.environ | {"NEBULA_STORE_MBPS": "4"}
     copying = subprocess.Popen([nebula, "copy", str(store), storage], env=environment, stdout=subprocess.DEVNULL)
@@ -133,7 +133,7 @@ def test_a_copy_that_was_killed_goes_on_with_the_files_that_are_missing(run, mak
 
 
 def first_is_there(run, storage, tmp_path):
-    """What tells one writing of a.pt from another; None: it is not there."""
+    """Returns an identity of the stored a.pt, which another writing changes. None: the file does not exist."""
     if not storage.startswith("az"):
         path = pathlib.Path(storage) / "global_step1/a.pt"
         return path.stat().st_ino if path.exists() else None

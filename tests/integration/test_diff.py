@@ -15,7 +15,7 @@ OTHERS = [torch.bool, torch.complex64, torch.complex128]
 
 @pytest.fixture
 def put(maker, run, tmp_path):
-    """Stores objects, each as torch.save writes it, as the files of one version."""
+    """Stores objects as the files of one version, each in the format of torch.save."""
 
     def call(tag, storage=None, **files):
         described = []
@@ -163,7 +163,7 @@ def test_missing_new_and_reshaped_tensors_of_a_whole_training_state_are_named(ru
 
 
 def test_equal_files_are_not_read_and_equal_tensors_of_a_changed_file_neither(run, put, tmp_path):
-    """Whoever reads them finds bytes that are not those of the checksums."""
+    """The test has changed the bytes of these files, so a command that reads them finds wrong checksums."""
     big = torch.arange(100_000, dtype=torch.float32)
     store = put("a", same={"w": big}, part={"big": big, "small": torch.zeros(4)})
     put("b", same={"w": big}, part={"big": big, "small": torch.ones(4)})
@@ -226,7 +226,7 @@ def test_versions_of_two_storages_and_hostile_names(run, put, make, tmp_path):
 
 
 def test_no_name_hides_a_tensor(run, put):
-    """Python has texts that are no UTF-8."""
+    """Python's strings can hold text that is not valid UTF-8."""
     keys = ["\udcff", "\ud800", "b" + "ä" * 700]
     store = put("a", m={key: torch.zeros(3) for key in keys})
     put("b", m={key: torch.full((3,), float(value)) for value, key in enumerate(keys, 1)})

@@ -1,4 +1,4 @@
-"""`nebula doctor --path URL`: what works of a store, and what to do about what does not."""
+"""`nebula doctor --path URL`: it reports the features of a store that work, and a cure for each that does not."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ def checks(result):
 
 
 def service_sas(permissions, end):
-    """A SAS of the container `training`, as the emulator's account signs it."""
+    """Returns a SAS of the container `training`, signed by the emulator's account."""
     parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
     version, resource = "2021-12-02", f"/blob/{parts['AccountName']}/training"
     text = "\n".join([permissions, "", end, resource, "", "", "", version, "c", "", "", "", "", "", "", ""])
@@ -56,7 +56,7 @@ def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, each_stora
         assert "storage" not in found and "this machine" in found["transport"]["found"]
     assert (
         run("copy", each_storage, tmp_path / "back").returncode == 0
-    )  # readers are not disturbed by what is left, if it is
+    )  # an object that may be left does not disturb readers
     again = checks(run("doctor", "--path", each_storage, "--json"))
     assert again["checkpoints"] == found["checkpoints"]
     left = [path for path in (tmp_path / "other storage").rglob("*") if "doctor" in path.name]
@@ -98,7 +98,7 @@ def test_a_signature_in_a_url_that_no_driver_takes_is_not_shown(run):
 
 
 class Late(http.server.BaseHTTPRequestHandler):
-    """A service whose clock is 20 minutes ahead of this machine's, and that therefore refuses each request."""
+    """A service that refuses each request, because its clock is 20 minutes ahead of this machine's."""
 
     protocol_version = "HTTP/1.1"
 

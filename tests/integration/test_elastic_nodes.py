@@ -1,4 +1,4 @@
-"""Real torchrun: nodes meet, the first one is killed, the others go on, one returns. In a directory, in blobs and in a table."""
+"""Real torchrun: nodes meet, the first one is killed, the others continue, one returns. With a directory, with blobs and with a table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 class Storage:
-    """One kind of storage: the options of a node, its requests, and what is left in the end."""
+    """One kind of storage: the options of a node, its requests, and the objects that are left at the end."""
 
     def __init__(self, place: Path, nebula: str) -> None:
         self.place, self.nebula = place, nebula
@@ -113,7 +113,7 @@ def start(job: Job, storage: Storage, number: int) -> Node:
 
 
 def in_round(storage: Storage, number: int, begun: float, ended: float) -> int:
-    """A node's requests in that time. Asking again for what another node has not written yet counts once: its speed decides how often."""
+    """Returns a node's requests in that time. Repeated requests for a key that another node has not written yet count once, because their number depends on that node's speed."""
     requests = [line for at, line in storage.requests(number) if begun <= at <= ended and "features" not in line]
     distinct = [line for line, before in zip(requests, [None, *requests], strict=False) if line != before]
     print(f"node {number}: {len(requests)} requests, {len(distinct)} distinct", *(line[:150] for line in requests), sep="\n  ")

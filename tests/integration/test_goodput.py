@@ -26,7 +26,7 @@ class Job:
         self.read_step, self.read_tier, self.step, self.high, self.background = -1, "", 0, 0, 0.0
 
     def train(self, steps, step_s=2.0, kept=True):
-        """kept: no failure undoes them. While a version is written, a step takes a fifth longer."""
+        """Trains. kept: no failure undoes these steps. While a version is written, a step takes a fifth longer."""
         for _ in range(steps):
             extra = min(0.2 * step_s, self.background)
             self.background = max(self.background - step_s - extra, 0.0)
@@ -64,7 +64,7 @@ class Job:
         )
 
     def fail(self, to, down=100.0, known=True, tier=""):
-        """What was done since the last save is in the history of nobody; the job goes on from a step."""
+        """Fails the job: no history has the steps since the last save. The job continues from a step."""
         self.stopped = self.now if known else 0.0
         self.now += down
         self.truth["restart"] += down
@@ -87,7 +87,7 @@ def ledger(run, path):
 
 
 def trained(failures=True):
-    """Saves far enough apart that most intervals have steps that nothing slows. Between the first and the last save all is known."""
+    """Trains with saves so far apart that most intervals have undisturbed steps. The times between the first and the last save are known."""
     job = Job()
     job.save(persist=0.0)
     job.truth = dict.fromkeys(KINDS, 0.0) | {"blocked": 0.5}

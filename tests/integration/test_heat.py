@@ -24,7 +24,7 @@ def build_directory():
 
 @pytest.fixture
 def node(tmp_path):
-    """A node of its own: an environment in which no other agent is found; its agent is stopped at the end."""
+    """A separate node: an environment in which no other agent is found. Its agent is stopped at the end."""
     build = build_directory()
     name = uuid.uuid4().hex[:8]
     runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")

@@ -1,4 +1,4 @@
-"""What `meson install` puts somewhere, and a program that uses it as others do: through pkg-config."""
+"""The installation of `meson install`, and programs that use it through pkg-config."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ def prefix(tmp_path_factory):
 
 @pytest.fixture
 def environment(prefix):
-    """An installation's environment, with an agent of its own that is stopped at the end."""
+    """Returns the environment of an installation, with its own agent, which is stopped at the end."""
     name = uuid.uuid4().hex[:8]
     (library,) = prefix.glob("lib/**/libnebula.so")
     runtime, memory = f"/tmp/nb-{name}", f"/dev/shm/nb-{name}"
@@ -71,7 +71,7 @@ def needs(program):
 
 
 def check_that_it_resumes(run, tmp_path):
-    """A whole run, one that is killed in step 230, and one that goes on from step 200."""
+    """Compares a whole run with one that is killed in step 230 and then continues from step 200."""
     whole = run(tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout.splitlines()[0] == "starting from step 0"
@@ -106,7 +106,7 @@ def test_two_ranks_of_an_mpi_job_survive_sigkill_of_one(prefix, environment, tmp
 
 @pytest.fixture(scope="module")
 def debian(prefix, tmp_path_factory):
-    """A root into which dpkg has installed both packages, and nothing else."""
+    """Makes a root directory into which dpkg has installed both packages, and nothing else."""
     needs("dpkg-shlibdeps")
     place = tmp_path_factory.mktemp("deb")
     tree, root = place / "tree", place / "root"

@@ -1,4 +1,4 @@
-"""`nebula metrics`: the exposition, a dashboard and alert rules, which promtool and a parser of the format read."""
+"""`nebula metrics`: promtool and a parser of the format read the metrics, a dashboard and alert rules."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_pa
 
 
 def left_out(ours, theirs, where=""):
-    """What of the first the second does not have."""
+    """Returns the parts of the first that the second lacks."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name, value in ours.items():
             yield from left_out(value, theirs.get(name), f"{where}/{name}")
@@ -127,7 +127,7 @@ def left_out(ours, theirs, where=""):
 
 
 def test_the_dashboard_is_what_grafanas_schema_knows():
-    """The classes are generated from Grafana's schema: a field or a kind of panel that it does not know does not come back."""
+    """The classes are generated from Grafana's schema. They drop a field or a kind of panel that it does not have."""
     dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     pytest.importorskip("grafana_foundation_sdk.cog.plugins").register_default_plugins()
@@ -146,7 +146,7 @@ def test_the_dashboard_is_what_grafanas_schema_knows():
 
 @pytest.fixture
 def live(nebula, tmp_path):
-    """A job that resumed from storage, because its agent had ended, and then from memory. The agent still runs."""
+    """A job that has resumed from storage, because its agent had ended, and then from memory. The agent still runs."""
     pytest.importorskip("nebulaml")
     name = uuid.uuid4().hex[:8]
     runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")
@@ -233,7 +233,7 @@ def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):
         port = int(address.split(":")[2].split("/")[0])
         idle = [
             socket.create_connection(("127.0.0.1", port)) for _ in range(4)
-        ]  # clients that say nothing hold nobody up
+        ]  # clients that send nothing block no other client
         assert urllib.request.urlopen(address, timeout=30).status == 200
         for one in idle:
             one.close()

@@ -1,6 +1,6 @@
-"""Jobs on a directory that an NFS client shows: what other nodes did may be seen late, the server goes and comes back.
+"""Jobs on a directory of an NFS client: it may show changes of other nodes late, and the server may vanish and come back.
 
-tests/servers/nfs_fuse.c plays the client. Two mounts of one directory are two nodes.
+tests/servers/nfs_fuse.c simulates the client. Two mounts of one directory are two nodes.
 """
 
 import os
@@ -154,7 +154,7 @@ def test_a_mount_that_shows_an_old_latest_is_harmless(clients):
     assert said.splitlines() == ["from 3"] and job.returncode == 1
     assert 'has made "global_step4" durable' in failed and "that checkpoint stays" in failed
     stale.stop("--now", "--yes")
-    # Nothing of the other job was touched. A mount that believes what it saw for some seconds, as NFS does, goes on from there.
+    # The other job's files are unchanged. The next test step uses a mount that caches attributes for some seconds, as NFS does.
     assert writer.command("verify", "--all").returncode == 0
     stale.rules(ttl_ms=500)
     time.sleep(0.6)

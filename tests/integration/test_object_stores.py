@@ -1,4 +1,4 @@
-"""A job whose storage path is an object store: an emulator keeps it, and the agent, the command and the package are the real ones."""
+"""A job whose storage path is an object store: an emulator serves it. The agent, the command and the package are real."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STORES = {
     "gs": Store(["tests/servers/gs.py"], "gs://nebula/training/run", "GS_SECRET_ACCESS_KEY"),
 }
 
-# What must be nowhere else: the key of the environment.
+# No file and no output may contain the key of the environment.
 SECRETS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -114,13 +114,13 @@ def prepare(store: str) -> None:
 
 
 def lose_memory() -> None:
-    """As a new machine: no agent, and nothing in memory."""
+    """Simulates a new machine: ends the agent and removes its memory."""
     subprocess.run([os.environ["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], capture_output=True, timeout=60)
     shutil.rmtree(os.environ["NEBULA_MEMORY_DIR"], ignore_errors=True)
 
 
 def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
-    """What the code prints, which runs with the store's server in its environment and agents of its own. Its second argument is the store."""
+    """Runs code with the store's server in its environment and with its own agents. Returns its output. Its second argument is the store."""
     nebulaml = pytest.importorskip("nebulaml")
     from nebulaml._session import locate
 

@@ -1,4 +1,4 @@
-"""`nebula pin`: what is pinned stays, whoever removes, and everybody sees why."""
+"""`nebula pin`: no command and no agent removes a pinned version, and each of them shows the reason."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ HOSTILE = "ev/il\033[31m<b>\u202e"
 
 @pytest.fixture
 def filled(run, make, storage):
-    """Three numbered versions and one with a hostile name, which is the newest."""
+    """Makes three numbered versions, and as the newest one a version with a hostile name."""
     for step in (1, 2, 3):
         make(f"global_step{step}", f"model.pt={step}0")
     store = make(HOSTILE, "model.pt=10")

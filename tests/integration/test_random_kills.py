@@ -51,12 +51,12 @@ class Job:
         return count
 
     def start(self):
-        """Two trainers of one rank may not live at once, so the next run waits for the end of the last."""
+        """Starts a run. It waits for the end of the last one, because two trainers of one rank may not live at once."""
         self.run_count += 1
         return self.world.start(self.nodes, f"run{self.run_count}", interval=self.random.choice([0, 0, 0.3]))
 
     def durable(self) -> int:
-        """The newest version whose manifest lies in storage."""
+        """Returns the newest version whose manifest is in storage."""
         steps = [
             int(path.parent.parent.name.removeprefix("global_step"))
             for path in self.world.storage.glob("global_step*/.nebula/manifest-*.json")
@@ -64,7 +64,7 @@ class Job:
         return max(steps, default=0)
 
     def check(self, ranks) -> int:
-        """All ranks load one version, and it is right. Returns its step."""
+        """Checks that all ranks load the same version, with the right bytes. Returns its step."""
         durable = self.durable()
         held = []
         for rank in ranks:
@@ -93,14 +93,14 @@ class Job:
         return step
 
     def run_of(self, tag: str, rank: int, digest: str) -> str | None:
-        """Whose bytes these are; None: nobody's."""
+        """Returns the run that wrote these bytes. None: no run did."""
         for run in (f"run{number}" for number in range(self.run_count, 0, -1)):
             if hashlib.sha256(content(tag, rank, 0, SIZE, run)).hexdigest() == digest:
                 return run
         return None
 
     def train(self, ranks, step: int) -> int:
-        """Steps in lock step until something is killed; how many kills."""
+        """Trains in lock step until a process is killed. Returns the number of kills."""
         run, pick = f"run{self.run_count}", self.random.random()
         lives = self.random.randint(0, 4)
         while True:
@@ -108,7 +108,7 @@ class Job:
             lives -= 1
             for rank in ranks:
                 rank.send("save", f"global_step{step}", ALL_RANKS, 1, SIZE, run)
-            # A rank that answers has the bytes fixed; a killed one may have, too. What is loaded tells.
+            # A rank that answers has fixed its bytes; a killed one may have, too. The load shows it.
             self.saved_by.setdefault(step, set()).add(run)
             if lives < 0:
                 time.sleep(self.random.random() * 0.03)

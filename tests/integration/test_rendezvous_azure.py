@@ -202,7 +202,7 @@ def test_key_sas_and_connection_string_open_the_table(environment, monkeypatch):
 
 
 class Identity(http.server.BaseHTTPRequestHandler):
-    """The managed identity of App Service: gives a token for Storage."""
+    """Simulates the managed identity of App Service, which gives a token for Storage."""
 
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Copies in another node's memory: real agents on 127.0.0.1, each a node by its NEBULA_NODE_ID, and faults between them."""
+"""Copies in another node's memory: real agents on 127.0.0.1, each a node by its NEBULA_NODE_ID, and faults on their connections."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Node:
             until(lambda: self.agent() is None, what="the end of the agent")
 
     def lose(self, *processes: subprocess.Popen[str]) -> None:
-        """The whole node goes: processes, agent and memory."""
+        """Removes the whole node: processes, agent and memory."""
         for process in processes:
             process.kill()
             process.wait()
@@ -130,7 +130,7 @@ class World:
         return made
 
     def holder(self, name: str, **extra: str) -> Node:
-        """A node that is there and has nothing of its own to copy: a second job's rank sits on it."""
+        """A node without versions of its own to copy: a rank of a second job runs on it."""
         made = self.node(name, **extra)
         process = made.start("say('there'); sys.stdin.readline()")
         assert process.stdout.readline() == "there\n", process.stderr.read()
@@ -190,7 +190,7 @@ rank = int(os.environ["RANK"])
 
 
 def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
-    """Rank 0's node is lost with the only copy of its share of step 2 but one: that in the memory of rank 1's node."""
+    """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
     nodes = [world.node("a"), world.node("b")]
 
     def job(code: str, run: str) -> list[subprocess.Popen[str]]:
@@ -231,7 +231,7 @@ def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
 
 
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
-    """Rank 1's share of step 2 lies on a third node, rank 0's nowhere: nobody kept a copy of it."""
+    """A third node has rank 1's share of step 2. No node has a copy of rank 0's share."""
     world.holder("c")
     nodes = [world.node("a"), world.node("b")]
 
@@ -338,7 +338,7 @@ def test_the_secret_is_made_once_and_private(world):
 
 
 class Tamper(threading.Thread):
-    """A wire between two agents that spoils what passes: flips a bit, stops, or ends."""
+    """A proxy between two agents that damages the traffic: it flips a bit, stops, or closes the connection."""
 
     def __init__(self, target: int, deed: str, after: int) -> None:
         super().__init__(daemon=True)
@@ -380,7 +380,7 @@ class Tamper(threading.Thread):
 
 
 def through(world: World, b: Node, deed: str, after: int) -> tuple[Node, Tamper]:
-    """A node whose only way to b is the wire."""
+    """A node that reaches b only through the proxy."""
     wire = Tamper(b.record()["port"], deed, after)
     shared = world.persist / ".nebula" / "secret"
     return world.node("a", NEBULA_PEERS=f"127.0.0.1:{wire.port}", NEBULA_SECRET_FILE=str(shared)), wire
@@ -438,7 +438,7 @@ def test_a_recorded_conversation_opens_nothing_when_played_again(world):
         b"\x16\x03\x01\xff\xff" + b"\0" * 64,
     ],
 )
-def test_who_does_not_speak_the_language_gets_no_further(world, noise):
+def test_a_client_that_does_not_speak_the_protocol_is_turned_away(world, noise):
     b = world.holder("b")
     with socket.create_connection(("127.0.0.1", b.record()["port"])) as stranger:
         stranger.sendall(noise)
@@ -487,7 +487,7 @@ def test_a_holder_without_room_refuses_and_says_so(world):
     assert "NEBULA_PEER_MEMORY" in out and "no room for a copy of node" in b.log
 
 
-def test_without_replicas_nothing_listens_and_nobody_is_told(world):
+def test_without_replicas_no_port_is_opened_and_no_record_written(world):
     a = world.node("a")
     a.run(
         "save(1).wait('durable', 20)\ntry: nm.Checkpoint('global_step1').wait('replicated', 5)\nexcept Exception as e: say(e)",
@@ -538,7 +538,7 @@ def test_a_copy_too_few_is_said_and_the_other_one_is_made(world):
     assert "one more copy" in out and "holds global_step1" in b.log
 
 
-def test_what_is_sent_to_peers_stays_below_the_bound(world):
+def test_the_rate_of_copies_to_peers_stays_below_the_bound(world):
     world.holder("b")
     a = world.node("a", NEBULA_PEER_MBPS="1")
     a.run("first(); copied(save(1), 40)")

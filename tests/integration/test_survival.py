@@ -37,7 +37,7 @@ def kill(ranks, number=signal.SIGKILL):
 
 
 def resume(world, nodes, report, expected, tier, run="r1", steps=3):
-    """A restarted job finds the newest version on every rank, with the bytes that were saved; prints the row's figures."""
+    """Restarts the job. Every rank must find the newest version, with the saved bytes. Prints the row's figures."""
     started = time.monotonic()
     ranks = world.start(nodes, "resumed", interval=HOUR)
     connected = time.monotonic()

@@ -7,7 +7,7 @@ HOSTILE = "ev/il\033[31m<b>\u202e"
 
 
 def check_format(document):
-    """The rules for the kinds of event that are used: complete (X), instant (i) and metadata (M)."""
+    """Checks the rules for the kinds of event that are used: complete (X), instant (i) and metadata (M)."""
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"} and document["displayTimeUnit"] in (
         "ms",
         "ns",

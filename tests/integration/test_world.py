@@ -1,4 +1,4 @@
-"""Ranks on several nodes: when a version is complete, which agent writes that down, and how incomplete versions end."""
+"""Ranks on several nodes: when a version is complete, which agent writes the commit, and how incomplete versions end."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_tag_written_twice_is_two_generations_on_all_nodes(world):
 
 
 @pytest.mark.parametrize("nodes", [{"a": [0, 1]}, {"a": [0, 1], "b": [2, 3]}])
-def test_what_a_killed_run_left_open_is_not_mixed_with_what_the_next_one_saves(world, nodes):
+def test_open_versions_of_a_killed_run_are_not_mixed_with_those_of_the_next_run(world, nodes):
     ranks = world.start(nodes, "r1")
     tag, last = "global_step1", len(ranks) - 1
     for rank in ranks[:1] + ranks[2:]:  # not rank 1
@@ -234,7 +234,7 @@ def test_a_job_that_goes_on_with_fewer_nodes_loads_what_is_whole_without_the_oth
 
 
 def replace_b(world: World, *states: str) -> list[RankProcess]:
-    """Node b is lost when global_step1 is durable and global_step2 has gone through these states; another takes its place."""
+    """Replaces node b after global_step1 is durable and global_step2 has reached these states."""
     ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600, replicas=1)
     for tag, reached in (("global_step1", ["durable"]), ("global_step2", states)):
         together(ranks, "save", tag, ALL_RANKS, 1, 10_000)
@@ -247,7 +247,7 @@ def replace_b(world: World, *states: str) -> list[RankProcess]:
     return world.start({"a": [0], "b2": [1]}, "r2", replicas=1)
 
 
-def test_what_peers_alone_hold_of_a_lost_node_is_not_waited_for_to_be_durable(world):
+def test_a_lost_node_s_share_that_only_peers_hold_delays_no_durable_version(world):
     ranks = replace_b(world, "replicated")
     assert ranks[1].ask("latest")["source"] == ["peer"]
     with pytest.raises(RankFailed, match="is only in other nodes' memory"):
@@ -268,7 +268,7 @@ def test_a_lost_node_finds_all_of_what_is_durable_though_peers_hold_its_share(wo
 
 
 def load_all(rank: RankProcess, tag: str, count: int, writing: str = "") -> None:
-    """Every rank's file, by this one."""
+    """Loads the file of every rank, by this rank."""
     wanted = {f"r{other}-0.bin": digest(tag, other, writing=writing) for other in range(count)}
     assert rank.ask("load", tag, list(wanted)) == wanted
 
@@ -283,7 +283,7 @@ def rows(rank: RankProcess, tag: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("room", ["", "4K"])
 def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
-    """Storage has none of it. Without room for copies each node's own share is all that there is."""
+    """Storage has no file of the version. The nodes have no memory for copies, so each node has only its own share."""
     with a_world(**({"NEBULA_PEER_MEMORY": room} if room else {})) as world:
         ranks = world.start(TWO, "r1", interval=3600, replicas=1)
         for tag, state in (("global_step1", "durable"), ("global_step2", "committed" if room else "replicated")):
@@ -294,7 +294,7 @@ def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
             assert rows(rank, "global_step2") == [["memory"]]
             assert listed(rank, "global_step2") == ["r0-0.bin", "r1-0.bin", "r2-0.bin"]
         assert world.manifest("global_step2") is None
-        # The tag's second writing in this run is the second on each node, whatever its agent has heard of the first.
+        # The tag's second writing in this run is the second on each node, even if its agent does not know the first.
         together(ranks, "save", "global_step2", ALL_RANKS, 1, 10_000, "again")
         together(ranks, "wait", "global_step2", "durable", 30)
         assert world.manifest("global_step2")["generation"] == 2
@@ -302,7 +302,7 @@ def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
 
 
 def test_a_node_whose_ranks_saved_nothing_loads_the_others_files_and_its_next_writing_is_theirs(world):
-    """It has no share in memory beside which they could be listed."""
+    """The node has no share in memory, so it must find the files in another way."""
     ranks = world.start(TWO, "r1", interval=3600, replicas=1)
     together(ranks, "save", "global_step1", ALL_RANKS, 1, 10_000)
     together(ranks, "wait", "global_step1", "durable", 30)
@@ -318,7 +318,7 @@ def test_a_node_whose_ranks_saved_nothing_loads_the_others_files_and_its_next_wr
 
 
 def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none(world):
-    """What the lost node had saved lies in the other one's memory, and what that one saved too, as its own."""
+    """The other node's memory has copies of the files that the lost node saved, and its own files."""
     ranks = replace_b(world, "replicated")
     for rank in ranks:
         assert listed(rank, "global_step2") == ["r0-0.bin", "r1-0.bin"], "before any of them was loaded"

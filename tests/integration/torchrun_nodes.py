@@ -95,14 +95,14 @@ class Node:
             return []
 
     def lose(self) -> None:
-        """The machine is gone: torchrun, its worker, and all that they started."""
+        """Kills torchrun, its worker, and all processes that they have started, as if the machine was gone."""
         for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
 
     def wait_for(self, condition: Callable[[dict[str, float]], bool], seconds: float = 90) -> dict[str, float]:
-        """Until a step is said of which this is true."""
+        """Waits until the job prints a step for which the condition is true."""
         deadline = time.monotonic() + seconds
         while True:
             said = self.said()
@@ -146,7 +146,7 @@ class Job:
 
 
 def counting(nebula: str, place: Path, name: str) -> dict[str, str]:
-    """The environment in which `nebula store` writes down its requests."""
+    """Returns an environment in which `nebula store` logs its requests."""
     script, log = place / f"{name}-nebula", place / f"{name}.requests"
     script.write_text(COUNTING.format(python=sys.executable, log=str(log), nebula=nebula))
     script.chmod(0o755)

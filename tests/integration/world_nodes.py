@@ -22,7 +22,7 @@ OPEN, ALL_RANKS = -1, -2
 
 
 class RankFailed(Exception):
-    """What a rank answered instead."""
+    """A rank has answered with an error."""
 
 
 class RankProcess:
@@ -63,7 +63,7 @@ class RankProcess:
             self.process.send_signal(number)
 
     def end(self) -> int:
-        """After a kill, or as a program that comes to its end."""
+        """Ends the process, by a kill or as a program that comes to its end."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
@@ -72,7 +72,7 @@ class RankProcess:
 
 
 class World:
-    """Storage, and nodes by their names ("": the only one)."""
+    """Storage, and the nodes by name ("": the only one)."""
 
     def __init__(self, **environment: str) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="nw-"))
@@ -109,7 +109,7 @@ class World:
         world: int | None = None,
         replicas: int = 0,
     ) -> list[RankProcess]:
-        """A run of the job: its ranks, in order, connected."""
+        """Starts a run of the job. Returns its ranks, in order, connected."""
         count = world or sum(map(len, nodes.values()))
         started = [
             RankProcess(self, node, rank, count, len(ranks), run, interval, job, replicas)
@@ -144,12 +144,12 @@ class World:
             until(lambda: not self.agents(node), what="the agent's end")
 
     def lose_memory(self, node: str) -> None:
-        """As a reboot of that node."""
+        """Simulates a reboot of that node."""
         self.kill_agents(node)
         shutil.rmtree(self.memory / f"node-{node}", ignore_errors=True)
 
     def manifest(self, tag: str) -> dict[str, object] | None:
-        """The version that storage has of a tag."""
+        """Returns the version that storage has under a tag."""
         paths = sorted((self.storage / tag / ".nebula").glob("manifest-*.json"), key=lambda path: int(path.stem.removeprefix("manifest-")))
         found = json.loads(paths[-1].read_text()) if paths else None
         return found if found and found["nebula"] == "manifest" else None
@@ -176,7 +176,7 @@ def a_world(**environment: str) -> Iterator[World]:
 
 
 def together(ranks: list[RankProcess], *command: object) -> list[object]:
-    """The same command to all at once."""
+    """Sends the same command to all ranks at once."""
     for rank in ranks:
         rank.send(*command)
     return [rank.answer() for rank in ranks]

@@ -1,4 +1,4 @@
-"""One rank that a test drives by lines on its standard input; no torch, so that many are cheap.
+"""One rank, which a test controls by lines on its standard input. It does not import torch, so that many ranks are cheap.
 
 Arguments: storage path ("" for none), rank, world, local world, run, persist interval in seconds, job, replicas. Each
 line is a command, each answer one line of JSON.
@@ -15,7 +15,7 @@ from nebulaml import _nebula
 
 
 def content(tag: str, rank: int, index: int, size: int, writing: str = "") -> bytes:
-    """What rank saves as its index-th file of a tag: any mixture of ranks, tags or writings is seen."""
+    """Returns the bytes of the index-th file that a rank saves under a tag. They differ for each rank, tag and writing, so that a mixture is noticed."""
     block = hashlib.sha256(f"{tag} {rank} {index} {writing}".encode()).digest()
     return (block * (size // len(block) + 1))[:size]
 
@@ -70,12 +70,12 @@ class Rank:
         return json.loads(self.session.find(tag, None).report())
 
     def load(self, tag: str, files: list[str], own: bool = False) -> object:
-        """Digest of each file. own: of the checkpoint that this rank has saved, not one that is looked for."""
+        """Returns the digest of each file. own: of the checkpoint that this rank has saved, without a search."""
         found = self.checkpoints[tag] if own else self.session.find(tag, None)
         return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
 
     def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str:
-        """Digest of a file of that very version."""
+        """Returns the digest of a file of exactly that version."""
         found = self.session.find(tag, None, generation, sequence)
         return hashlib.sha256(memoryview(found.map(name))).hexdigest()
 

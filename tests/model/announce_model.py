@@ -1,12 +1,12 @@
 """The documents by which nodes commit together, `captured-*.json` and `committed.json`, explored exhaustively.
 
 Two nodes, A with rank 0 and B; one tag, two runs of the job that both write it. commit_model.py begins where this ends: with
-the records and the manifest, which are one step each here. An agent decides on documents as it last saw them, and may
-look at any time; a node may die once; somebody may ask for durability on one node at any time.
+the records and the manifest, which are one step each here. An agent decides by the documents that it saw last, and may
+look again at any time. A node may die once. A client may ask for durability on one node at any time.
 
-What must hold: a version that a node calls committed was captured by both, in one run. Where nothing is left to do but to
-give up, nodes that both hold the version of the last run have both committed it, agree on whether it is to be durable, and it
-is. And where nothing at all is left to do nobody waits: what a node wants durable is, or was given up there.
+The promise: if a node calls a version committed, both nodes have captured it in one run. When the only steps left are to
+give up, and both nodes hold the version of the last run, both have committed it, they agree whether it shall be durable, and it
+is. When no step is left, no client waits: a version that a node wants durable is durable, or that node has given it up.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Rules:
 
     announce_captured: bool = True  # else: a node speaks for ranks that have only begun
     same_run: bool = True  # else: captured documents of any run complete a version
-    decide_once: bool = True  # else: each agent goes by its own clock whether to persist
-    tell_wanted: bool = True  # else: who wants durability does not rewrite committed.json
-    by_document: bool = True  # else: who knows that all have captured what was announced commits it by itself
-    give_up: bool = True  # else: who has written its records waits for the others' for as long as it takes
+    decide_once: bool = True  # else: each agent decides by its own clock whether to persist
+    tell_wanted: bool = True  # else: a node that wants durability does not rewrite committed.json
+    by_document: bool = True  # else: a node that knows that all have captured commits by itself
+    give_up: bool = True  # else: a node that has written its records waits for the others without a limit
 
 
 @dataclass(frozen=True)
 class State:
     run: int = 1
     held: tuple[Runs, Runs] = (frozenset(), frozenset())  # per node: the runs whose images it holds
-    ever: tuple[Runs, Runs] = (frozenset(), frozenset())  # the same, deaths forgotten: for the promise alone
+    ever: tuple[Runs, Runs] = (frozenset(), frozenset())  # the same without deaths: only for the promise
     captured: tuple[int, int] = (0, 0)  # the run of each node's captured document; 0: none
     committed: Committed = None
     seen_captured: tuple[int, int] = (0, 0)  # the other's document, as each agent last saw it
@@ -57,7 +57,7 @@ def put(pair: tuple, node: int, value: object) -> tuple:
 
 
 def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """What agents do by themselves."""
+    """Yields the steps that agents take by themselves."""
     for node, name in enumerate("AB"):
         other, held = 1 - node, state.held[node]
         newest = max(held, default=0)
@@ -76,7 +76,7 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         seen = state.seen_committed[node]
         covered = state.seen_captured[node] == newest if rules.same_run else state.seen_captured[node] > 0
         if open_version and covered and not (seen and seen[0] == newest):
-            # Two that decide at once come to the same but for `persist`: the later one's stands, and is read by both.
+            # Two agents that decide at once differ only in `persist`: the later document stays, and both read it.
             for persist in (False, True):
                 yield (
                     f"{name} commits run {newest}, persist {persist}",
@@ -111,7 +111,7 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def time_passes(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """What agents do when they have waited for long, and that is when nothing else is left to do."""
+    """Yields the steps that agents take after a long wait, when no other step is left."""
     if not rules.give_up or next(work(state, rules), None):
         return
     for node, name in enumerate("AB"):
@@ -126,7 +126,7 @@ def time_passes(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def events(state: State) -> Iterator[tuple[str, State]]:
-    """What happens to them."""
+    """Yields events from outside: deaths, new runs and requests."""
     for node, name in enumerate("AB"):
         if state.run not in state.held[node] and not (state.died and state.run == 1):
             own = frozenset({state.run})
@@ -161,7 +161,7 @@ def events(state: State) -> Iterator[tuple[str, State]]:
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The promise that does not hold, or None."""
+    """Returns the broken promise. None: all hold."""
     for node, name in enumerate("AB"):
         if not state.adopted[node] <= state.ever[1 - node]:
             return f"{name} calls run {max(state.adopted[node])} committed, and the other node never captured it"
@@ -183,7 +183,7 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
-    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    """Explores every reachable state. Returns (number of states, first broken promise or None, the steps that lead to it)."""
     return search.explore(
         State(),
         lambda state: chain(work(state, rules), time_passes(state, rules), events(state)),

@@ -5,7 +5,7 @@ writes the same tag again. Each step of each process may come at any time; a nod
 plans are lost, storage stays), a whole run may be killed while its agents live on, and a listing may be stale: an agent
 may see any set of documents that was true at some moment since it last looked.
 
-What must hold in every reachable state: a manifest that a reader accepts names, for every rank, a record and a file of
+The promise in every reachable state: a manifest that a reader accepts names, for every rank, a record and a file of
 the manifest's own run; and once a version was accepted, a reader finds some version ever after.
 """
 
@@ -54,7 +54,7 @@ def put(values: tuple[int, int, int], index: int, value: int) -> tuple[int, int,
 
 
 def sound(state: State, rules: Rules) -> bool:
-    """What a reader accepts: every record that the manifest names is there unchanged, and so is the file it describes."""
+    """Returns whether a reader accepts the manifest: each record that it names exists unchanged, and so does the record's file."""
     if state.manifest is None:
         return False
     if not rules.digests:
@@ -72,14 +72,14 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             return (new, state.memory[1]) if index == 0 else (state.memory[0], new)
 
         for rank in ranks:
-            # A run that finds the tag whole would start another generation: files of its own, not modelled here.
+            # A run that finds the tag complete would start another generation with its own files, which this model does not have.
             if state.run * 10 + rank not in memory and not whole:
                 yield (
                     f"rank {rank} captures in run {state.run}",
                     replace(state, memory=with_memory(memory | {state.run * 10 + rank})),
                 )
             for run in RUNS:
-                # An agent goes on persisting what it holds, also of a run that was killed; only the newest per rank.
+                # An agent continues to persist its images, also those of a killed run; only the newest of each rank.
                 newest = max((held // 10 for held in memory if held % 10 == rank), default=0)
                 if run != newest or whole:
                     continue
@@ -96,7 +96,7 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     )
         view = state.views[index]
         for rank in RANKS:
-            # Documents come into an agent's sight one by one, in any order: that is a stale listing.
+            # An agent sees documents one by one, in any order: this models a stale listing.
             if view[rank] != state.records[rank]:
                 fresh = put(view, rank, state.records[rank])
                 views = (fresh, state.views[1]) if index == 0 else (state.views[0], fresh)
@@ -118,14 +118,14 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                 replace(state, memory=with_memory(frozenset()), views=views, crashes=state.crashes + 1),
             )
     if state.run == 1:
-        # The new run's start-up drops a manifest that is not sound, and trusts one that is.
+        # At its start the new run drops an invalid manifest, and trusts a valid one.
         yield "the job is killed and started again", replace(state, run=2, manifest=state.manifest if whole else None)
     if whole and not state.accepted:
         yield "a reader loads", replace(state, accepted=True)
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The promise that does not hold, or None."""
+    """Returns the broken promise. None: all hold."""
     if sound(state, rules):
         assert state.manifest is not None
         run, named = state.manifest
@@ -142,5 +142,5 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
-    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    """Explores every reachable state. Returns (number of states, first broken promise or None, the steps that lead to it)."""
     return search.explore(State(), lambda state: steps(state, rules), lambda state: broken(state, rules))

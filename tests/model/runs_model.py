@@ -1,12 +1,12 @@
-"""Two runs of a job that write the same tag, each by an agent of its own, explored exhaustively.
+"""Two runs of a job that write the same tag, each by its own agent, explored exhaustively.
 
-Agent A holds the version of run 1, agent B that of run 2. Either may sleep between any two steps for as long as it takes: that
-is a node that hangs, or slow storage. `after`: run 2 found a version of run 1 when it began, as a job does that is started
-again; else the two jobs know nothing of each other. A look at storage and the one write that follows it are one step here,
-since nothing but a few instructions lies between them.
+Agent A holds the version of run 1, agent B that of run 2. Each may sleep between any two steps for any time: this
+models a hanging node, or slow storage. `after`: run 2 found a version of run 1 when it began, like a job that is started
+again; else the two jobs do not know each other. A look at storage and the write that follows it are one step here,
+because only a few instructions lie between them.
 
-What must hold: a manifest that is in storage names a record and a file of its own run. What is durable stays, unless a run that
-came after replaces it. When nothing is left to do, each agent has its version in storage, or has been told that it gave way, or
+The promise: a manifest in storage names a record and a file of its own run. A durable version stays, unless a run that
+came after replaces it. When no step is left, each agent has its version in storage, or knows that it gave way, or
 a run that came after has replaced it.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import search
 
 RUNS = (1, 2)
-LOOK, STAGE, RECORD, PLACE, MANIFEST, DURABLE, GAVE_WAY = range(7)  # what an agent does next, or has come to
+LOOK, STAGE, RECORD, PLACE, MANIFEST, DURABLE, GAVE_WAY = range(7)  # the next step of an agent, or its end
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Rules:
     """The protocol, and the mistakes that the model must find."""
 
     give_way: bool = True  # else: a manifest of any run is replaced
-    look_again: bool = True  # else: what was seen before the bytes were staged is still believed
-    own_record: bool = True  # else: whoever has written a record takes it for his own later
+    look_again: bool = True  # else: an agent still trusts what it saw before it staged its bytes
+    own_record: bool = True  # else: an agent that has written a record later takes any record in that place for its own
 
 
 @dataclass(frozen=True)
 class State:
     steps: tuple[int, int] = (LOOK, LOOK)
-    seen: tuple[int, int] = (0, 0)  # the run of the manifest, as each agent saw it
+    seen: tuple[int, int] = (0, 0)  # the run of the manifest that each agent saw
     records: tuple[int, int] = (0, 0)  # by generation: the run that wrote it; 0: none
     files: tuple[int, int] = (0, 0)
     manifest: tuple[int, int] = (0, 0)  # run, generation
@@ -51,7 +51,7 @@ def may_replace(run: int, other: int, after: bool) -> bool:
 def work(state: State, rules: Rules, after: bool) -> Iterator[tuple[str, State]]:
     for index, run in enumerate(RUNS):
         step, seen, there = state.steps[index], state.seen[index], state.manifest[0]
-        generation = 1 if seen else 0  # a file of a generation that follows another waits elsewhere
+        generation = 1 if seen else 0  # a file of a later generation waits in another place
         name = "AB"[index]
 
         def to(next_step: int, index: int = index, **changes: object) -> State:
@@ -75,7 +75,7 @@ def work(state: State, rules: Rules, after: bool) -> Iterator[tuple[str, State]]
         if stale or lost:
             yield f"{name} begins anew", to(LOOK)
         elif step == RECORD:
-            # Where another run's record lies, and nothing more comes of it, it is taken over: whoever wrote it may sleep only.
+            # The agent takes over another run's record that has no manifest. Its writer may only be asleep.
             yield f"{name} writes its record", to(PLACE, records=put(state.records, generation, run))
         elif step == PLACE:
             yield f"{name} puts its file in place", to(MANIFEST, files=put(state.files, generation, run))
@@ -85,7 +85,7 @@ def work(state: State, rules: Rules, after: bool) -> Iterator[tuple[str, State]]
 
 
 def broken(state: State, rules: Rules, after: bool) -> str | None:
-    """The promise that does not hold, or None."""
+    """Returns the broken promise. None: all hold."""
     run, generation = state.manifest
     if run and (state.records[generation] != run or state.files[generation] != run):
         of = (state.records[generation], state.files[generation])
@@ -102,5 +102,5 @@ def broken(state: State, rules: Rules, after: bool) -> str | None:
 
 
 def explore(rules: Rules, after: bool) -> tuple[int, str | None, list[str]]:
-    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    """Explores every reachable state. Returns (number of states, first broken promise or None, the steps that lead to it)."""
     return search.explore(State(), lambda state: work(state, rules, after), lambda state: broken(state, rules, after))

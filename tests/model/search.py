@@ -14,7 +14,7 @@ def explore(
     steps: Callable[[State], Iterator[tuple[str, State]]],
     broken: Callable[[State], str | None],
 ) -> tuple[int, str | None, list[str]]:
-    """(states seen, the first broken promise or None, the steps that lead to it)."""
+    """Returns (number of states, first broken promise or None, the steps that lead to it)."""
     before: dict[State, tuple[State, str] | None] = {first: None}
     queue = deque([first])
     while queue:

@@ -1,13 +1,11 @@
 """Storage that is written once and committed by condition, as a small state machine, explored exhaustively.
 
-This is the protocol of the next storage format. The engine still writes format 1 (docs/formats.md).
-
 One tag and one file. Writers of two runs put the file and commit it; removers (retention, prune, sweeps) take versions away.
-Every process may sleep before each of its steps for as long as it likes, die there, or not hear the answer of a write that was
-done. The store knows three conditions: create an object if its name is free, remove an object if it is still the one that was
-seen (its stamp), and nothing else. No clock and no lock decides anything.
+Every process may sleep before each of its steps for any time, die there, or not receive the answer of a write that was
+done. The store has two conditions: create an object if its name is free, and remove an object if it still has the stamp that
+the caller saw. No decision depends on a clock or a lock.
 
-What a tag has in storage:
+The objects of a tag in storage:
 
     x            the file under its own name, for the first writer that finds the name free
     own-<w>      the file under a name of writing w, for every other writer
@@ -36,15 +34,15 @@ class Rules:
     """The protocol, and the mistakes that the model must find."""
 
     create_if_free: bool = True  # else: an entry of the log replaces one of its number
-    put_if_free: bool = True  # else: the file replaces what has its name
+    put_if_free: bool = True  # else: the file replaces an object with its name
     gives_way: bool = True  # else: a writer commits over any run
-    removal_is_entered: bool = True  # else: a remover removes what it saw without an entry
+    removal_is_entered: bool = True  # else: a remover removes objects without an entry
     again_after_removal: bool = True  # else: a writer trusts the file that it put before a removal
     last_look: bool = True  # else: a version is called durable without a look at its file
-    remove_if_seen: bool = True  # else: a name is removed, whatever has it by now
+    remove_if_seen: bool = True  # else: a removal ignores the stamp
     numbers_go_on: bool = True  # else: an empty log begins at 1
     log_before_number: bool = True  # else: a remover reads `removed` before the log
-    answers_get_lost: bool = True  # no rule: what the store does
+    answers_get_lost: bool = True  # not a rule: the behaviour of the store
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Writer:
     at: str = "begin"
     attempt: int = 0  # each has another writing
     base: int = 0  # the newest entry that it knows
-    key: str = ""  # where its file lies
+    key: str = ""  # the key of its file
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class State:
     objects: frozenset[tuple[str, str]] = frozenset()
     log: frozenset[Entry] = frozenset()
     removed: int = 0
-    meant: frozenset[str] = frozenset()  # writings that a removal was entered for, in good order
+    meant: frozenset[str] = frozenset()  # writings with a removal entry that followed the rules
     durable: frozenset[str] = frozenset()
 
 
@@ -95,7 +93,7 @@ def has(state: State, key: str) -> str | None:
 
 
 def create(state: State, entry: Entry, rules: Rules) -> State | None:
-    """None: the number is taken."""
+    """Creates an entry. None: the number is taken."""
     if any(number == entry[0] for number, _, _ in state.log):
         if rules.create_if_free:
             return None
@@ -112,7 +110,7 @@ def put(state: State, key: str, by: str, rules: Rules) -> State | None:
 
 
 def may_follow(index: int, by: str, related: bool) -> bool:
-    """Whether a writer's run may commit over a version by `by`: its own run's, or one that its run came after."""
+    """Returns whether a writer's run may commit over a version of run `by`: its own run, or one that its run came after."""
     return by[0] == NAMES[index] or (related and index == 1)
 
 
@@ -141,7 +139,7 @@ def write_steps(state: State, index: int, rules: Rules, related: bool) -> Iterat
             yield f"{me} reads entry {base}", at("put", base=base)
         elif rules.again_after_removal and any(one[0] > writer.base and not one[2] for one in state.log):
             yield f"{me} sees a removal and begins anew", again()
-        elif number == writer.base:  # what took the name has gone since
+        elif number == writer.base:  # the entry that took the name has been removed since
             yield f"{me} begins anew", again()
         else:
             yield f"{me} reads entry {base}", at("commit", base=base)
@@ -154,7 +152,7 @@ def write_steps(state: State, index: int, rules: Rules, related: bool) -> Iterat
                     yield f"{me} puts {name} and hears no answer", at("put again", after)
                 break
     elif writer.at == "put again":
-        # The name may be its own or another's: the name of its own writing can only be its own.
+        # Another writer may have the plain name. The name of its own writing can only be its own.
         name = f"own-{me}"
         yield f"{me} puts {name}", at("commit", put(state, name, me, rules) or state, key=name)
     elif writer.at == "commit":
@@ -218,7 +216,7 @@ def remove_steps(state: State, index: int, rules: Rules) -> Iterator[tuple[str, 
     elif remover.at == "remove":
         names = {one[0] for one in remover.seen}
         gone = remover.seen if rules.remove_if_seen else {one for one in state.objects if one[0] in names}
-        # Batches may end in the middle; what is left is left to the next step or the next remover.
+        # A batch may end in the middle. The next step or the next remover removes the rest.
         for some in {frozenset(gone), *(frozenset({one}) for one in gone)}:
             if some & state.objects:
                 yield f"{name} removes {sorted(some)}", at("remove", replace(state, objects=state.objects - some))
@@ -248,7 +246,7 @@ def steps(state: State, rules: Rules, related: bool) -> Iterator[tuple[str, Stat
 
 
 def broken(state: State, related: bool) -> str | None:
-    """The promise that does not hold, or None."""
+    """Returns the broken promise. None: all hold."""
     number, by, key = newest(state)
     for one in state.durable - state.meant:
         index = NAMES.index(one[0])
@@ -266,6 +264,6 @@ def broken(state: State, related: bool) -> str | None:
 def explore(
     rules: Rules, *, related: bool = True, writers: int = 2, removers: int = 1
 ) -> tuple[int, str | None, list[str]]:
-    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    """Explores every reachable state. Returns (number of states, first broken promise or None, the steps that lead to it)."""
     first = State((Writer(),) * writers, (Remover(),) * removers)
     return search.explore(first, lambda state: steps(state, rules, related), lambda state: broken(state, related))

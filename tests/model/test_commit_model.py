@@ -42,7 +42,7 @@ def test_breaking_a_rule_of_the_documents_between_nodes_is_found(rule):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["two jobs at once", "a job that is started again"])
-def test_what_a_run_made_durable_stays_or_goes_to_a_run_that_came_after_in_every_reachable_state(after):
+def test_a_durable_version_stays_or_is_replaced_by_a_later_run_in_every_reachable_state(after):
     seen, problem, path = runs_model.explore(runs_model.Rules(), after)
     assert problem is None, "\n".join([problem or "", *path])
     assert seen > 50, "the model explores next to nothing"

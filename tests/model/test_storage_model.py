@@ -1,11 +1,11 @@
-"""The protocol of write-once storage holds whichever process sleeps at whichever step, and each of its conditions is needed."""
+"""The protocol of write-once storage holds if any process sleeps at any step, and each of its conditions is needed."""
 
 import os
 
 import pytest
 from storage_model import Rules, explore
 
-# Writers, removers. Lost answers multiply the states: the larger two are explored with them in the long run only.
+# Writers, removers. Lost answers multiply the states, so only the long run explores the larger two with them.
 SIZES = [(2, 0, True), (1, 1, True), (1, 2, False), (2, 1, False)]
 if os.environ.get("NEBULA_TEST_NIGHTLY"):
     SIZES += [(1, 2, True), (2, 1, True)]
@@ -13,7 +13,7 @@ if os.environ.get("NEBULA_TEST_NIGHTLY"):
 
 @pytest.mark.parametrize("related", [True, False], ids=["a run after another", "two runs by mistake"])
 @pytest.mark.parametrize(("writers", "removers", "lost"), SIZES)
-def test_what_is_durable_stays_whole_and_newest_in_every_reachable_state(writers, removers, lost, related):
+def test_a_durable_version_stays_whole_and_newest_in_every_reachable_state(writers, removers, lost, related):
     rules = Rules(answers_get_lost=lost)
     seen, problem, path = explore(rules, related=related, writers=writers, removers=removers)
     assert problem is None, "\n".join([problem or "", *path])

@@ -1,7 +1,7 @@
-"""A device made of threads: its memory is CPU memory that was marked, its streams run late, and its copies really copy.
+"""A device made of threads: its memory is marked CPU memory, its streams run late, and its copies really copy.
 
-What a program does on the device is queued with enqueue(). Copies from it are held up until let_go(), so that whatever
-should have waited for them, and did not, is seen in what they read.
+A program queues work for the device with enqueue(). Copies from it are held up until let_go(). So a call that should have
+waited for a copy, and did not, leads to a wrong value in the copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Event:
 
 
 class Stream:
-    """Runs what is queued, one after the other. A failure stays, as a device's does."""
+    """Runs the queued work in order. A failure stays, as on a real device."""
 
     def __init__(self) -> None:
         self.work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Device:
-    """The backend of device.py, and what a program sees of a device."""
+    """The backend of device.py, and the interface of the device for programs."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -84,7 +84,7 @@ class Device:
         self.current.work.put(work)
 
     def hold_up(self, least: int = 0) -> None:
-        """Copies of so many bytes wait until let_go()."""
+        """Makes copies of so many bytes wait until let_go()."""
         self.held_least = least
         self.open.clear()
 
@@ -188,7 +188,7 @@ class Device:
 
 
 class SGD(torch.optim.Optimizer):
-    """Steps on the device: what it changes is queued there."""
+    """An optimizer that queues its changes on the device."""
 
     def __init__(self, parameters: Any, device: Device, lr: float = 1.0) -> None:
         super().__init__(parameters, {"lr": lr})

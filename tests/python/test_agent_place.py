@@ -1,4 +1,4 @@
-"""One agent per user and node, whatever the environment of the shell is; and a warning if there are two."""
+"""One agent per user and node, in every environment of the shell, and a warning if there are two."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(*arguments):
 
 @pytest.fixture
 def shell(place, monkeypatch):
-    """As a login shell: no directory of Nebula's is chosen. Other agents of this machine are kept off by the node's name."""
+    """Returns the environment of a login shell, in which no directory of Nebula is set. The node's name keeps other agents of this machine apart."""
     monkeypatch.delenv("NEBULA_RUNTIME_DIR")
     monkeypatch.setenv("NEBULA_NODE_ID", f"t{uuid.uuid4().hex[:8]}")
     yield monkeypatch

@@ -73,7 +73,7 @@ def test_every_rank_comes_to_the_same_list():
     assert tags(agree.choose(inventories)) == ["best", "global_step3"]
 
 
-def test_what_could_not_be_made_durable_is_agreed_on_as_long_as_memory_holds_it(place, monkeypatch):
+def test_ranks_agree_on_a_version_that_could_not_become_durable_while_memory_holds_it(place, monkeypatch):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
     place.storage.write_text("not a directory")
     nebulaml.init(str(place.storage), 0)
@@ -124,7 +124,7 @@ RANK = """
 
 
 class Ranks:
-    """Two ranks, on a node each."""
+    """Two ranks, each on its own node."""
 
     def __init__(self, place, group, run, monkeypatch, timeout="30"):
         self.processes = []
@@ -211,7 +211,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
 
 
 def kill_with_one_in_memory(place, monkeypatch):
-    """Everything ends, and storage has the version before the newest."""
+    """Kills everything. Storage then has the version before the newest."""
     ranks = Ranks(place, "none", "one", monkeypatch)
     assert ranks.ask("save", "global_step1", "durable") == ["saved"] * 2
     assert ranks.ask("save", "global_step2", "committed") == ["saved"] * 2
@@ -268,7 +268,7 @@ def test_after_an_init_with_another_path_ranks_agree_on_what_is_there(place, gro
 
 
 @pytest.mark.parametrize("group", ["none", "gloo"])
-def test_a_rank_that_never_asks_is_named_and_nobody_hangs(place, group, monkeypatch):
+def test_a_rank_that_never_asks_is_named_and_no_rank_hangs(place, group, monkeypatch):
     both = Ranks(place, group, "one", monkeypatch, timeout="1")
     (answer,) = both.ask("latest", only=0)
     assert "NebulaTimeout" in answer and "ranks 1 did not" in answer and "world=1" in answer
@@ -280,7 +280,7 @@ def test_a_rank_that_never_asks_is_named_and_nobody_hangs(place, group, monkeypa
 
 
 @pytest.mark.parametrize("group", ["none", "gloo"])
-def test_a_rank_that_waited_in_vain_and_asks_again_meets_the_one_that_was_late(place, group, monkeypatch):
+def test_a_rank_that_asks_again_after_a_timeout_meets_the_late_rank(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
     first.end()
@@ -290,7 +290,7 @@ def test_a_rank_that_waited_in_vain_and_asks_again_meets_the_one_that_was_late(p
     second.end()
 
 
-def test_what_would_begin_from_nothing_without_a_word_is_refused_on_several_nodes_too(place, monkeypatch):
+def test_a_silent_start_from_nothing_is_refused_on_several_nodes_too(place, monkeypatch):
     nebulaml.init(str(place.storage), 0, on_error="raise")
     nebulaml.Checkpoint("global_step1").save("a.pt", 1)
     assert nebulaml.flush_persistence()
@@ -304,7 +304,7 @@ def test_what_would_begin_from_nothing_without_a_word_is_refused_on_several_node
         nebulaml.get_checkpoint("global_step1_universal")
 
 
-def test_a_process_that_uses_nebula_alone_in_a_larger_world_waits_for_nobody(place, monkeypatch):
+def test_a_process_that_uses_nebula_alone_in_a_larger_world_waits_for_no_rank(place, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     nebulaml.init(str(place.storage), 0, world=1, on_error="raise")
@@ -330,7 +330,7 @@ def test_runs_are_told_apart_by_what_launchers_say():
     assert ranks._find_run(ranks.Place()) != ranks._find_run(ranks.Place())
 
 
-def test_what_was_agreed_on_is_loaded_and_never_another_writing_of_its_tag(place):
+def test_ranks_load_the_agreed_version_and_never_another_writing_of_its_tag(place):
     nebulaml.init(str(place.storage), 0, 2)
     checkpoint = nebulaml.Checkpoint("global_step1")
     checkpoint.save("m.pt", {"a": 1})

@@ -59,7 +59,7 @@ def check_files(load, step: int, files: int) -> None:
 
 
 def held(directory: Path) -> bool:
-    """The newest entry of the tag's log is a version. A removal adds an entry, takes the files, and removes the entries last."""
+    """Returns True if the newest entry of the tag's log is a version. A removal adds an entry, removes the files, and removes the entries last."""
     entries = sorted(directory.glob(".nebula/manifest-*.json"), key=lambda path: int(path.stem.removeprefix("manifest-")))
     try:
         return bool(entries) and json.loads(entries[-1].read_text())["nebula"] == "manifest"
@@ -68,7 +68,7 @@ def held(directory: Path) -> bool:
 
 
 def check_storage(storage: Path, files: int) -> list[int]:
-    """Each version that storage holds is whole, read by torch alone, unless retention takes it away. Returns their steps."""
+    """Checks that torch alone reads each stored version completely, unless retention removes it meanwhile. Returns their steps."""
     steps = []
     for directory in filter(held, storage.glob("global_step*")):
         step = int(directory.name.removeprefix("global_step"))
@@ -109,7 +109,7 @@ def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, vict
         time.sleep(chance.uniform(0, 0.6))
         if victims != "trainer":
             place.kill_agent(wait=False)
-        if victims == "agent":  # the trainer goes on with another one
+        if victims == "agent":  # the trainer continues with another agent
             for _ in range(2):
                 lines_until(process, "saved")
         process.send_signal(signal.SIGKILL)

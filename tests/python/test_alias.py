@@ -1,4 +1,4 @@
-"""torch_nebula is nebulaml under its old name; a broken installation says so in a way DeepSpeed cannot swallow."""
+"""torch_nebula is nebulaml under another name. A broken installation raises an error that DeepSpeed does not hide."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_importing_takes_neither_torch_nor_a_framework():
     assert python(code) == "[]"
 
 
-def test_a_missing_extension_is_not_an_import_error_and_sends_nobody_to_another_package(tmp_path):
+def test_a_missing_extension_is_no_import_error_and_names_no_other_package(tmp_path):
     package = Path(nebulaml.__file__).parent
     shutil.copytree(package, tmp_path / "nebulaml", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     code = """

@@ -38,7 +38,7 @@ def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, m
     monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(place.storage))
     monkeypatch.setenv("NEBULA_PERSISTENT_TIME_INTERVAL", "7")
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "512M")
-    first = engine.settings()  # nobody called init()
+    first = engine.settings()  # the program has not called init()
     assert (first.persist_path, first.persist_interval_s, first.memory_bytes) == (str(place.storage), 7, 512 << 20)
     nebulaml.init(None, 0)
     nebulaml.init(num_of_version_in_retention=3)
@@ -91,7 +91,7 @@ def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, m
         {"persistent_time_interval": "9" * 400},
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(arguments):
+def test_invalid_settings_are_refused(arguments):
     with pytest.raises(NebulaConfigError, match=str(next(iter(arguments.values())))):
         nebulaml.init(**arguments)
 
@@ -143,14 +143,14 @@ def test_an_init_that_is_refused_changes_nothing(place, change):
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "", "x" * 300, 5])
-def test_tags_and_names_that_cannot_be_meant_are_refused_as_such(nm, text):
+def test_invalid_tags_and_names_are_refused_by_their_kind(nm, text):
     for call in (nm.Checkpoint, nm.get_checkpoint, nm.flush_persistence, lambda name: nm.Checkpoint("global_step1").save(name, 1)):
         with pytest.raises(NebulaConfigError):
             call(text)
 
 
 @pytest.mark.parametrize("text", ["/a\0b", "/\udcff"])
-def test_what_is_no_text_in_a_setting_is_refused_when_it_is_given(nm, text):
+def test_a_setting_that_is_not_text_is_refused_when_it_is_given(nm, text):
     for call in (nm.init, lambda text: nm.init(job=text), nm.get_latest_checkpoint, nm.list_checkpoints):
         with pytest.raises(NebulaConfigError, match="must be valid UTF-8 without NUL"):
             call(text)
@@ -274,7 +274,7 @@ def test_ranks_come_from_whichever_launcher_there_is(monkeypatch):
     assert ranks.current() == (5, 6, 2, 4)
 
 
-def test_a_rank_that_changes_is_noticed_whatever_the_environment_is_kept_in(monkeypatch):
+def test_a_changed_rank_is_noticed_in_every_kind_of_environment_mapping(monkeypatch):
     held = ranks.mark()
     assert ranks.mark() == held
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "NEBULA_NODE_ID", "SLURM_NNODES"):
@@ -447,7 +447,7 @@ def test_the_newest_is_the_highest_step(nm):
     assert nm.get_latest_checkpoint().tag == "global_step10"
 
 
-def test_other_tags_come_by_their_commits_whatever_number_they_end_with(nm, place):
+def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, place):
     save("v10", 10).wait("durable", 30)
     save("v9", 9)
     assert nm.get_latest_checkpoint().tag == "v9"
@@ -473,7 +473,7 @@ def test_the_directory_of_one_checkpoint_is_no_path_without_any(nm, place):
         nm.get_latest_checkpoint(str(place.storage / "global_step1"))
 
 
-def test_what_is_not_committed_is_not_found(nm):
+def test_an_uncommitted_checkpoint_is_not_found(nm):
     nm.Checkpoint("open", -2).save("m.pt", 1)
     assert nm.get_latest_checkpoint() is None
 
@@ -527,7 +527,7 @@ def test_a_process_that_names_no_path_gets_files_of_another_path_and_waits_for_t
     assert place.run(code, place.storage).strip() == str(place.storage / "global_step2" / "m.pt")
 
 
-def test_what_was_saved_without_a_storage_path_never_becomes_durable_whatever_init_names_since(place):
+def test_a_checkpoint_without_a_storage_path_stays_in_memory_after_a_later_init_with_a_path(place):
     begun = save("global_step1")
     for held in (begun, nebulaml.get_latest_checkpoint()):
         with pytest.raises(NebulaConfigError, match="will never be durable"):
@@ -623,12 +623,12 @@ def test_the_context_manager_commits_or_gives_up(nm):
     assert checkpoint.state == "failed" and "on purpose" in checkpoint.error
 
 
-def test_whichever_object_of_a_tag_commits_closes_it_with_what_all_have_saved(nm):
+def test_a_commit_by_any_object_of_a_tag_closes_it_with_the_files_of_all(nm):
     first, second = nm.Checkpoint("shared", -2), nm.Checkpoint("shared", -2)
     first.save("a.pt", "a")
     second.save("b.pt", "b")
     assert second.commit() and first.commit()
-    first.save("c.pt", "c")  # the tag is written again, and what is not written again stays
+    first.save("c.pt", "c")  # the tag is written again, and files that are not written again stay
     assert sorted(nm.get_checkpoint("shared").files) == ["a.pt", "b.pt"]
     assert first.commit()
     assert sorted(nm.get_checkpoint("shared").files) == ["a.pt", "b.pt", "c.pt"]

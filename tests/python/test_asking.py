@@ -1,4 +1,4 @@
-"""What a person asks of a running job from outside: `nebula flush`, and a save at the next step."""
+"""Requests to a running job from outside: `nebula flush`, and a save at the next step."""
 
 import json
 import os

@@ -34,7 +34,7 @@ def save(step, mib=1):
 
 @pytest.fixture
 def small_memory(place):
-    """A memory directory on a file system of 4 MiB, as in a container whose /dev/shm was left as it is."""
+    """Makes a memory directory on a file system of 4 MiB, as in a container with the default /dev/shm."""
     command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "nebula-test", str(place.memory)]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("mounting a file system needs root")
@@ -104,7 +104,7 @@ def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monk
 
 
 def wait_for_image(place, size):
-    """Until an image of at least that size is lent: its trainer is copying."""
+    """Waits until an image of at least that size is lent: its trainer is copying."""
     until(lambda: any(path.stat().st_size >= size for path in place.memory.glob("*.img") if path.exists()))
 
 
@@ -213,7 +213,7 @@ def test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoin
     assert checkpoint.commit() and sorted(checkpoint.files) == ["a.pt", "b.pt"]
 
 
-def test_what_the_agent_makes_is_for_its_user_alone(place):
+def test_files_of_the_agent_are_only_for_its_user(place):
     nebulaml.init(str(place.storage), 0, 2)
     save(1)
     for path in (place.runtime, place.memory, *place.memory.glob("*.img"), *place.memory.glob("*.version")):
@@ -223,7 +223,7 @@ def test_what_the_agent_makes_is_for_its_user_alone(place):
 
 
 def as_nobody(code, *arguments):
-    """Another user's process, without torch: it may not be able to read this one's packages."""
+    """Runs code as another user, without torch: that user may not be able to read this one's packages."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
     return subprocess.run(
         [python, "-I", "-c", code, *map(str, arguments)],
@@ -251,7 +251,7 @@ except PermissionError:
 """
     place.root.chmod(0o755)
     assert as_nobody(knock, path).stdout.strip() == "forbidden"
-    # Doors left open by hand: the agent itself still looks at who comes.
+    # The test opens the directories to all users: the agent itself still checks the user of a client.
     place.runtime.chmod(0o755)
     path.chmod(0o777)
     assert as_nobody(knock, path).stdout.strip() == "closed"

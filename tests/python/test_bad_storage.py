@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def save(step, mib=1, files=1):
-    """A version whose files hold its step; False where nebula gave up."""
+    """Saves a version whose files hold its step. Returns False if the save failed."""
     checkpoint = nebulaml.Checkpoint(f"global_step{step}")
     for index in range(files):
         checkpoint.save(f"{index}.pt", torch.full((mib * MIB // 4,), float(step)))
@@ -31,7 +31,7 @@ def holds(checkpoint, step, files=1):
 
 
 def forget_memory(place):
-    """As after a reboot: neither agent nor memory tier is left."""
+    """Ends the agent and removes the memory tier, as a reboot does."""
     nebulaml._shutdown()
     place.kill_agent()
     shutil.rmtree(place.memory)
@@ -39,7 +39,7 @@ def forget_memory(place):
 
 @pytest.fixture
 def disk(place):
-    """A file system of 12 MiB of its own, mounted as the storage path."""
+    """Mounts a file system of 12 MiB as the storage path."""
     place.storage.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=12m", "nebula-test", str(place.storage)]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
@@ -117,7 +117,7 @@ def test_a_storage_directory_that_is_removed_while_running_is_made_again(nm, pla
     forget_memory(place)
     nebulaml.init(str(place.storage), 0)
     assert holds(nebulaml.get_latest_checkpoint(), 2)
-    assert nebulaml.get_checkpoint("global_step1") is None  # it went with its directory, and nobody pretends otherwise
+    assert nebulaml.get_checkpoint("global_step1") is None  # the version was lost with its directory, and no answer claims otherwise
 
 
 def test_a_storage_path_that_becomes_a_file_is_an_error_until_it_is_a_directory_again(nm, place):
@@ -144,7 +144,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("kind", list(OBSTACLES))
-def test_what_lies_where_a_tag_goes_holds_up_that_version_alone_and_is_named(kind, nm, place):
+def test_an_obstacle_in_the_place_of_a_tag_blocks_only_that_version_and_is_named(kind, nm, place):
     make, words = OBSTACLES[kind]
     place.storage.mkdir()
     path = place.storage / "global_step2"
@@ -164,7 +164,7 @@ def test_what_lies_where_a_tag_goes_holds_up_that_version_alone_and_is_named(kin
 
 
 def test_a_directory_in_the_place_of_a_file_does_not_hold_up_its_version_and_is_named(nm, place):
-    """Programs that know no manifests find that directory; readers of Nebula find the file."""
+    """Programs that do not read manifests find that directory. Readers of Nebula find the file."""
     (place.storage / "global_step2/0.pt/mine").mkdir(parents=True)
     save(2).wait("durable", 30)
     forget_memory(place)
@@ -217,7 +217,7 @@ def test_a_truncated_file_is_found_and_never_loaded(kept, nm, place):
 
 
 def flip_in_document(place, document, part):
-    """A byte of a document of the second of two versions, which only storage has."""
+    """Flips a byte of a document of the second of two versions. Only storage has both."""
     for step in (1, 2):
         save(step)
     nebulaml.flush_persistence()

@@ -26,14 +26,14 @@ BUDGET = IMAGE * 12 // 10
 
 @pytest.fixture
 def slow(place, monkeypatch):
-    """1.2 versions of memory, and storage that takes 20 MB/s, on a local disk."""
+    """Sets memory for 1.2 versions, and storage of 20 MB/s on a local disk."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(BUDGET))
     monkeypatch.setenv("NEBULA_STORE_MBPS", "20")
     return place
 
 
 def save(step):
-    """Whether this version was saved and committed."""
+    """Saves and commits a version. Returns whether both succeeded."""
     value = torch.full((SIZE // 4,), float(step))
     checkpoint = nebulaml.Checkpoint(f"global_step{step}")
     saved = checkpoint.save("m.pt", value)
@@ -109,11 +109,11 @@ def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
         assert save(step) and memory_bytes(slow) <= BUDGET
-        assert not stored(slow, step)  # nobody waited for storage that takes 20 MB/s
+        assert not stored(slow, step)  # no save waited for storage of 20 MB/s
     assert not stored(slow, 2) and holds(3) and holds(1)
     nebulaml.flush_persistence()
     assert all(holds(step) for step in (1, 2, 3))
-    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps beside what it answers
+    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps while it answers
 
 
 def test_a_file_larger_than_all_memory_is_streamed(slow):
@@ -165,7 +165,7 @@ def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_on
     monkeypatch.delenv("NEBULA_STORE_MBPS")
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream")
     assert nebulaml.get_latest_checkpoint().tag == "global_step1" and holds(1)
-    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps beside what it answers
+    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps while it answers
 
 
 def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
@@ -240,8 +240,8 @@ def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_load
     assert (value == 4).all() and Path(place.storage / "global_step4").exists()
 
 
-def test_what_is_being_loaded_while_retention_removes_versions_is_right_or_was_gone_before(place):
-    """One thread saves; others load whatever is oldest in storage, the next that retention takes."""
+def test_a_load_while_retention_removes_versions_is_right_or_finds_nothing(place):
+    """One thread saves. Others load the oldest version in storage, which retention removes next."""
     nebulaml.init(str(place.storage), 0, 1, keep_last=2, on_error="raise")
     loaded, gone, wrong, ended = [], [], [], threading.Event()
 
@@ -276,7 +276,7 @@ def test_what_is_being_loaded_while_retention_removes_versions_is_right_or_was_g
 
 @pytest.fixture
 def cgroup():
-    """A memory cgroup of 640 MiB: a function that moves a process into it, and the count of its limit's hits."""
+    """Makes a memory cgroup of 640 MiB. Returns a function that moves a process into it, and one that counts the hits of its limit."""
     for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         group = Path(root) / f"nebula-test-{os.getpid()}"
         try:
@@ -301,7 +301,7 @@ def cgroup():
 
 
 def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_is_killed(place, monkeypatch, cgroup):
-    """Fourteen versions of 48 MiB are more than the limit, and all may stay by the settings."""
+    """Fourteen versions of 48 MiB are more than the limit, although the settings would keep them all."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8G")
     code = """
         open(sys.argv[2] + "/cgroup.procs", "w").write(str(os.getpid()))

@@ -1,4 +1,4 @@
-"""Copy-on-write captures: the file has the values at the time of save(), whatever the program does afterwards."""
+"""Copy-on-write captures: the file has the values at the time of save(), also if the program changes the memory after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 16 * MIB  # floats: 64 MiB, some 32 blocks
 
 
 def possible() -> bool:
-    """Whether this machine lets anybody protect pages."""
+    """Returns whether this machine allows write protection of pages."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.syscall(323, os.O_CLOEXEC) if os.uname().machine == "x86_64" else -1
     if fd >= 0:
@@ -213,7 +213,7 @@ def test_a_storage_that_is_resized_fails_its_version_or_is_exact(nm, caplog, siz
     else:
         assert found.tag == "global_step2" and (found.load("m.pt") == 3).all()
     t = big(4)
-    with contextlib.suppress(nebulaml.NebulaError):  # what came too late for the calls before
+    with contextlib.suppress(nebulaml.NebulaError):  # memory that was ready too late for the earlier calls
         saved("global_step3", t)
     assert (loaded(saved("global_step4", t)) == 4).all()
 
@@ -256,7 +256,7 @@ def test_a_name_saved_again_while_it_copies_has_the_later_values(nm):
 
 def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, caplog):
     large, first, second = big(count=128 * MIB), big(2, MIB), big(3, MIB)
-    checkpoint = saved("again", large)  # what follows is told to the agent behind it
+    checkpoint = saved("again", large)  # later messages reach the agent after this one
     assert checkpoint.save("n.pt", first) and checkpoint.save("n.pt", second)
     assert sorted(checkpoint.files) == ["m.pt", "n.pt"]  # which waits for the copies
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -265,7 +265,7 @@ def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, c
 
 def test_a_save_that_fails_after_a_later_one_has_replaced_it_is_no_loss(nm):
     large, first, second = big(count=128 * MIB), big(2, 4 * MIB), big(3, 4 * MIB)
-    checkpoint = saved("again", large)  # what follows is told to the agent behind it
+    checkpoint = saved("again", large)  # later messages reach the agent after this one
     assert checkpoint.save("n.pt", first)
     start, size = (first.data_ptr() + 4095) & ~4095, (first.nbytes - 8192) & ~4095
     assert ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 4) == 0  # MADV_DONTNEED
@@ -368,14 +368,14 @@ def test_memory_that_is_moved_fails_its_version_or_is_exact(nm):
     assert libc.mremap(*arguments) == new
     moved = at(new, size)
     assert (moved == 3).all()
-    moved.fill_(4)  # its pages are still protected: nobody may wait for ever
+    moved.fill_(4)  # its pages are still protected: no write may wait for ever
     nebulaml._session.engine.session().settle(60_000)
     if checkpoint.state == "failed":
         assert "moved" in checkpoint.error
         assert nebulaml.get_latest_checkpoint() is None
     else:
         assert (loaded(checkpoint) == 3).all()
-    with contextlib.suppress(nebulaml.NebulaError):  # what came too late for the calls before
+    with contextlib.suppress(nebulaml.NebulaError):  # memory that was ready too late for the earlier calls
         saved("global_step2", moved)
     assert (loaded(saved("global_step3", moved)) == 4).all()
     del t, moved
@@ -393,7 +393,7 @@ def test_memory_of_a_file_is_copied_at_once(nm, tmp_path, mode):
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_what_was_loaded_is_protected_once_all_of_it_was_written_to(nm, is_written):
+def test_loaded_memory_is_protected_once_all_of_it_was_written_to(nm, is_written):
     tensor = loaded(saved("global_step0", {"m": big(0.0)}))["m"]
     if is_written:
         tensor.fill_(1)
@@ -414,7 +414,7 @@ def test_what_was_loaded_is_protected_once_all_of_it_was_written_to(nm, is_writt
 
 
 def test_memory_that_torch_calls_pinned_is_copied_at_once(nm, monkeypatch):
-    # What torch answers where there is a device; the rest of the way is the real one.
+    # The answers of torch with a device; all other code is the real one.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.UntypedStorage, "is_pinned", lambda self, device="cuda": self.nbytes() == 4 * COUNT)
     pinned, other = big(6), big(6, 2 * COUNT)
@@ -455,7 +455,7 @@ def test_shared_memory_is_copied_at_once(nm):
 
 @pytest.mark.parametrize("memory", ["named", "memfd"])
 def test_an_agent_killed_during_a_copy_loses_nothing(nm, place, monkeypatch, memory):
-    if memory == "memfd":  # its images die with it: the file is copied from what the trainer still maps
+    if memory == "memfd":  # its images end with it: the file is copied from the trainer's mapping
         nebulaml._shutdown()
         place.kill_agent()
         monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")
@@ -540,7 +540,7 @@ def test_tensors_made_after_the_import_lie_in_huge_pages_and_are_protected(place
 
 
 @pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
-def test_who_has_set_torchs_switch_for_huge_pages_has_decided(place):
+def test_the_user_s_setting_of_torchs_switch_for_huge_pages_is_kept(place):
     huge, faults = huge_mib_and_faults(place, THP_MEM_ALLOC_ENABLE="0")
     assert huge < 16 and faults == 0
     assert huge_mib_and_faults(place, NEBULA_CAPTURE="copy")[0] < 16

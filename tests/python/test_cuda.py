@@ -55,7 +55,7 @@ def test_the_pickle_is_that_of_torch_save():
 
 
 @OVERLAP
-def test_what_is_loaded_is_what_torch_save_and_load_give(nm, overlap):
+def test_loaded_objects_are_those_of_torch_save_and_torch_load(nm, overlap):
     generator = torch.Generator("cuda").manual_seed(1)
     large = torch.randn(LARGE, device="cuda", generator=generator)
     state = {
@@ -88,7 +88,7 @@ def test_what_is_loaded_is_what_torch_save_and_load_give(nm, overlap):
     assert checkpoint.load("m.pt", map_location="cpu")["large"].equal(large.cpu())
 
 
-def test_what_was_queued_before_the_save_belongs_to_its_values(nm):
+def test_device_work_queued_before_the_save_counts_in_its_values(nm):
     state = {"large": on(LARGE), "small": on(7)}
     other = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -182,7 +182,7 @@ def test_a_step_of_mixed_precision_on_a_stream_of_the_program_waits_too(nm):
 
 
 def test_with_overlap_save_and_step_return_while_the_device_is_still_busy(nm):
-    """The device sleeps first: nothing can have been copied when these calls have returned."""
+    """The device sleeps first, so nothing can be copied when these calls return."""
     parameter = torch.nn.Parameter(on(LARGE))
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -208,12 +208,12 @@ def test_with_overlap_save_and_step_return_while_the_device_is_still_busy(nm):
 
 
 def test_without_the_gate_the_late_copy_would_read_the_step(nm, monkeypatch):
-    """Shows that the tests above can tell."""
+    """Shows that the tests above would notice a missing wait."""
     monkeypatch.setattr(device.Filler, "hold", lambda self: None)
     parameter = torch.nn.Parameter(on(64 * LARGE // 8))
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    optimizer.step()  # what a first one waits for is over
+    optimizer.step()  # the work that the first call waits for is done
     found = []
     for step in range(4):
         parameter.data.fill_(1)
@@ -274,7 +274,7 @@ def test_memory_that_is_given_back_under_an_overlapped_copy_is_not_used_for_anyt
         checkpoint = nm.Checkpoint(f"global_step{step}")
         assert checkpoint.save("m.pt", tensors, overlap=True)
         for tensor in tensors:
-            if how == "resized":  # as sharded training does with what it has gathered
+            if how == "resized":  # as sharded training frees gathered parameters
                 tensor.untyped_storage().resize_(0)
             elif how == "replaced":
                 tensor.set_(torch.zeros(3, device="cuda"))
@@ -316,7 +316,7 @@ def test_images_are_registered_once_and_none_is_left_when_the_session_goes(nm, m
     assert on(3).sum() == 3
 
 
-def test_where_registering_is_refused_a_little_memory_is_enough(nm, monkeypatch, caplog):
+def test_a_little_memory_is_enough_if_registering_is_refused(nm, monkeypatch, caplog):
     monkeypatch.setattr(device._Cuda, "register", lambda self, place, address, size: False)
     device.use(None)
     state = {"t": torch.randn(3 * LARGE, device="cuda"), "few": on(3)}
@@ -541,7 +541,7 @@ def test_dcp_saves_and_loads_device_memory(nm, place):
     assert all(torch.equal(state[name], wanted[name]) for name in state)
 
 
-def test_what_the_stager_copies_of_a_distributed_tensor_lies_on_the_host(monkeypatch, tmp_path):
+def test_the_stager_copies_a_distributed_tensor_to_the_host(monkeypatch, tmp_path):
     import torch.distributed as dist
     from nebulaml import dcp
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
@@ -595,7 +595,7 @@ def test_a_replayed_graph_between_saves_is_saved_as_it_is(nm):
 
 def test_a_device_that_is_full_can_still_be_saved(nm):
     tensor = on(LARGE, value=3.0)
-    before = nm.Checkpoint("global_step0")  # the driver has what it needs for itself
+    before = nm.Checkpoint("global_step0")  # the driver has allocated its own memory
     assert before.save("m.pt", {"t": tensor}, overlap=True) and before.commit()
     before.wait("durable", timeout=60)
     free, _ = torch.cuda.mem_get_info()

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint in one process: several directories, directories of torch's own writer, and what a save says."""
+"""torch.distributed.checkpoint in one process: several directories, directories of torch's own writer, and the log of a save."""
 
 from __future__ import annotations
 

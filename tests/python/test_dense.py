@@ -39,7 +39,7 @@ LAZY = {
 
 
 def values_of(tensor):
-    """Element by element, so that nothing of how torch stores the tensor is believed."""
+    """Returns the values element by element, without assumptions about torch's storage of the tensor."""
     tensor = tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
     return torch.tensor([0.0] * len(tensor) if tensor._is_zerotensor() else tensor.detach().tolist(), dtype=tensor.dtype)
 
@@ -59,7 +59,7 @@ def test_bytes_of_a_lazy_view_are_those_of_its_values(kind, nm):
 
 
 @pytest.mark.parametrize("kind", LAZY)
-def test_what_was_seen_of_a_plain_tensor_is_not_believed_of_a_lazy_one(kind, nm):
+def test_findings_about_a_plain_tensor_are_not_used_for_a_lazy_one(kind, nm):
     tensor = LAZY[kind]()
     plain = values_of(tensor)
     for first, second in ((plain, tensor), (tensor, plain)):

@@ -57,7 +57,7 @@ def test_without_overlap_the_file_is_whole_when_save_returns(nm, fake):
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["registered", "staged"])
 def test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told_so(nm, fake, is_refused, caplog):
-    """It cannot wait for the save that it interrupts: that would be for ever."""
+    """The handler cannot wait for the save that it interrupts: the wait would never end."""
     nm.init(on_error="warn")
     state = {"large": on(fake, LARGE)}
     fake.refuses = is_refused
@@ -154,7 +154,7 @@ def test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_
 
 
 def test_without_the_gate_the_late_copy_would_read_the_step(nm, fake, monkeypatch):
-    """Shows that the fake device can tell: this is the test above without what makes it pass."""
+    """Shows that the fake device notices a missing wait: this is the test above without the gate."""
     monkeypatch.setattr(device.Filler, "hold", lambda self: None)
     parameter = torch.nn.Parameter(on(fake, LARGE))
     optimizer = SGD([parameter], fake)
@@ -170,7 +170,7 @@ def test_without_the_gate_the_late_copy_would_read_the_step(nm, fake, monkeypatc
 
 
 class Graph:
-    """As torch.cuda.CUDAGraph: the work of a step, without its optimizer's call."""
+    """Like torch.cuda.CUDAGraph: the work of a step, without the call of its optimizer."""
 
     def __init__(self, fake, work):
         self.fake, self.work = fake, work
@@ -187,7 +187,7 @@ def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
     checkpoint = nm.Checkpoint("global_step1")
     assert checkpoint.save("m.pt", {"p": parameter.data}, overlap=True) and checkpoint.commit()
     fake.records = True
-    fake.enqueue, enqueue = (lambda work: None), fake.enqueue  # what is captured does not run
+    fake.enqueue, enqueue = (lambda work: None), fake.enqueue  # captured work does not run
     optimizer.step()
     fake.enqueue, fake.records = enqueue, False
     Graph(fake, lambda: parameter.data.fill_(-1)).replay()
@@ -200,7 +200,7 @@ def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
 
 
 class WrappedOptimizer:
-    """As DeepSpeed's: no torch optimizer itself, it steps one over tensors of its own."""
+    """Like DeepSpeed's optimizer: it is not a torch optimizer, but calls one for its own tensors."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -238,7 +238,7 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm, fake):
 
 
 def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(nm, fake):
-    """A checkpoint of several files would else be overlapped for the last of them only."""
+    """Otherwise only the last file of a checkpoint would overlap with training."""
     fake.hold_up(least=device.SMALL_BYTES)
     checkpoint = nm.Checkpoint("global_step1")
     for number in range(3):
@@ -293,7 +293,7 @@ def test_each_image_is_registered_once_and_given_back_before_its_mapping_goes(nm
     assert not fake.registered
 
 
-def test_where_registering_is_refused_a_little_memory_is_enough_and_the_log_says_so_once(nm, fake, monkeypatch, caplog):
+def test_a_little_memory_is_enough_if_registering_is_refused_and_the_log_says_so_once(nm, fake, monkeypatch, caplog):
     monkeypatch.setattr(device, "CHUNK_BYTES", 1 << 18)
     fake.refuses = True
     tensor = fake.put(torch.arange(LARGE, dtype=torch.float32))
@@ -455,7 +455,7 @@ def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fa
 
 
 def test_a_compiled_step_waits_too(nm, fake):
-    """Whether it was compiled before a first save asks to hear of steps, or after."""
+    """The step is compiled before the first save registers for steps, or after it."""
     state = on(fake, LARGE)
     other = torch.nn.Parameter(torch.ones(5))
     other.grad = torch.ones(5)

@@ -12,7 +12,7 @@ NAMED = re.compile(r"`(?:([a-z_/]+\.(?:py|c)))?(?:::|: )?([a-z0-9_]*)`")
 
 
 def named_tests(text: str) -> list[tuple[str, str]]:
-    """(file, test) pairs; a name without a file is of the file named before it in the same line."""
+    """Returns (file, test) pairs. A name without a file belongs to the file before it in the same line."""
     found = []
     for line in text.splitlines():
         current = ""

@@ -17,7 +17,7 @@ def parsed(line: str, **environment: str):
     return run.parse(line.split(), environment)
 
 
-def test_what_the_wrapper_passes_becomes_torchruns(caplog):
+def test_the_wrapper_s_arguments_become_torchruns(caplog):
     options = parsed("train.py --epochs 2", AZUREML_RUN_ID="job_7")
     assert (options.rdzv_backend, options.rdzv_id, options.nnodes) == ("nebula-azure-table", "job_7", "1:50")
     assert (options.training_script, options.training_script_args) == ("train.py", ["--epochs", "2"])

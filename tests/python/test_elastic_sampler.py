@@ -1,4 +1,4 @@
-"""Each sample of an epoch once and in one order, whatever the number of ranks, and however often it changes."""
+"""Each sample of an epoch comes once and in the same order, for any number of ranks and any number of changes."""
 
 import collections
 import itertools
@@ -16,7 +16,7 @@ def shares(n, world, epoch=0, start=0, **more):
 
 
 def steps(n, world, **more):
-    """The samples of each global step, of all ranks, in order."""
+    """Returns the samples of all ranks for each global step, in order."""
     return [list(itertools.chain(*parts)) for parts in zip(*shares(n, world, **more), strict=True)]
 
 
@@ -54,7 +54,7 @@ def test_torchs_generator_is_neither_asked_nor_changed():
 
 
 def test_the_order_is_written_down_for_ever():
-    """Checkpoints of other versions of Nebula and of torch go on with it."""
+    """Checkpoints of other versions of Nebula and torch depend on this order."""
     assert order(range(12), 12, 7, 3) == [5, 2, 1, 3, 4, 11, 10, 9, 7, 0, 6, 8]
     assert order([0, 1, 10**12 - 1], 10**12, 7, 3) == [304997066947, 61211129390, 273974275161]
 
@@ -81,7 +81,7 @@ def test_every_sample_comes_at_every_place_equally_often(n):
 @few
 @given(size=st.integers(1, 40), world=st.integers(1, 9), most=st.integers(1, 12))
 def test_accumulated_gradients_are_those_of_the_global_batch(size, world, most):
-    """Of the mean loss over the step, averaged over the ranks; and each rank has as many parts as any other."""
+    """The gradients are those of the mean loss over the step, averaged over the ranks. All ranks have the same number of parts."""
     values = torch.arange(1, 41, dtype=torch.float64) ** 2
     ranks = [mine[0].parts(most) for mine in shares(40, world, global_batch=size, drop_last=True)]
     assert len({len(parts) for parts in ranks}) == 1 and all(0 < len(part) <= most for parts in ranks for part in parts)

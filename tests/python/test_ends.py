@@ -1,4 +1,4 @@
-"""A committed checkpoint survives every kind of end of its process, although its copies go on after the commit: the end waits for them."""
+"""A committed checkpoint survives every kind of end of its process, although its copies still run after the commit: the end waits for them."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ WAYS = [in_process, in_process_of_process, in_pool, in_executor, in_start_proces
 
 
 @pytest.mark.parametrize("parent", ["without a session", "with a session"])
-def test_what_a_forked_child_has_committed_survives_its_end(place, parent):
+def test_commits_of_a_forked_child_survive_its_end(place, parent):
     before = "commit(0, 10)\n" if parent == "with a session" else ""
-    last = -1 if before else None  # what a server has forked is no child of the parent's, but another trainer, which is refused
+    last = -1 if before else None  # a process that a server has forked is not a child of the parent: it is another trainer, which is refused
     code = f"HEAD = {HEAD!r}\n{before}{IN_CHILD}for step, way in enumerate(WAYS[:{last}], 1): way(step); say(way.__name__)"
     ways = ended(place, code).split()
     nebulaml.init(str(place.storage), 3600, 2)
@@ -104,7 +104,7 @@ def test_what_a_forked_child_has_committed_survives_its_end(place, parent):
     assert len(ways) == (9 if before else 10)
 
 
-def test_what_workers_of_a_pool_and_of_a_data_loader_save_is_all_there(place):
+def test_all_saves_of_workers_of_a_pool_and_of_a_data_loader_are_kept(place):
     ended(
         place,
         """
@@ -163,14 +163,14 @@ die(signal.SIGTERM)""", -signal.SIGTERM),
 
 
 @pytest.mark.parametrize("end", list(AT_ONCE))
-def test_what_was_committed_survives_an_end_right_behind_it(place, end):
+def test_a_committed_version_survives_an_end_right_after_the_commit(place, end):
     ended(place, *AT_ONCE[end])
     check_newest(place)
 
 
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM", "SIGUSR1", "SIGFPE"])
-def test_what_was_committed_survives_a_signal_that_comes_from_outside(place, number):
-    """Sent by another process, a fork of this one, so that no call of the program's own is there to wait."""
+def test_a_committed_version_survives_a_signal_from_outside(place, number):
+    """A fork of this process sends the signal, so that no call of the program is waiting."""
     code = f"""
 import subprocess
 sender = subprocess.Popen(["sh", "-c", f"read go; kill -{number[3:]} {{os.getpid()}}"], stdin=subprocess.PIPE)
@@ -235,7 +235,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("end", list(LATE))
-def test_what_is_saved_while_the_interpreter_ends_is_there(place, end):
+def test_a_save_while_the_interpreter_ends_is_kept(place, end):
     code, when = LATE[end]
     if when:
         code = f"""

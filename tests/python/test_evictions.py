@@ -1,4 +1,4 @@
-"""What a cloud says before it takes a machine away is a notice: a save, and the end. Against small metadata servers that answer as the clouds' do."""
+"""A cloud's announcement of an eviction is a notice: the job saves and ends. The tests use small metadata servers with the answers of the clouds."""
 
 import datetime
 import email.utils
@@ -96,7 +96,7 @@ def test_an_eviction_asks_for_one_save_and_what_was_reached_is_logged(place, clo
     assert any("global_step3 is durable after" in record.getMessage() for record in caplog.records)
     asked = cloud.asked
     time.sleep(1.5)
-    assert cloud.asked <= asked + 1  # once it has come, nobody asks any more
+    assert cloud.asked <= asked + 1  # after the notice no thread asks again
 
 
 def test_events_of_other_machines_and_those_that_end_nothing_are_no_notice(place, cloud):
@@ -121,7 +121,7 @@ def test_a_service_that_fails_is_asked_again(place, cloud):
         assert manager.should_save(2)
 
 
-def test_who_leaves_waits_no_longer_than_there_is_time(place, caplog):
+def test_the_end_of_a_process_waits_no_longer_than_its_time_allows(place, caplog):
     with nm.Manager(place.storage, save_every_steps=1000, evictions=None) as manager:
         assert manager.leave() is None
         manager.save(1, {"model": {"w": torch.ones(1000)}}, force=True)

@@ -111,7 +111,7 @@ def test_a_forked_worker_does_not_hold_the_exports_up(place, tmp_path):
     assert output == "True\n"
 
 
-def test_what_cannot_be_exported_is_said_and_the_next_one_is_served(nm, tmp_path, capfd):
+def test_a_failed_export_is_reported_and_the_next_one_succeeds(nm, tmp_path, capfd):
     with nm.Checkpoint("global_step1") as checkpoint:
         checkpoint.save("model.pt", {"optimizer": {"state": {}, "lr": 1.0}})
     assert nm.export_safetensors(checkpoint, tmp_path / "bad.safetensors")

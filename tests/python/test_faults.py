@@ -1,4 +1,4 @@
-"""Several ranks, bad storage, damaged files, an agent inside the trainer: the messages that the user gets for each."""
+"""Several ranks, bad storage, damaged files, an agent inside the trainer: the messages for the user in each case."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_storage_that_cannot_be_written_stops_nothing_and_is_named(place, caplog
 
 
 def forget_memory(place):
-    """As after a reboot: neither agent nor memory tier is left."""
+    """Ends the agent and removes the memory tier, as a reboot does."""
     nebulaml._shutdown()
     place.kill_agent()
     shutil.rmtree(place.memory)
@@ -127,7 +127,7 @@ UNSAVEABLE = {
 
 @pytest.mark.parametrize("wrong", UNSAVEABLE.values(), ids=UNSAVEABLE)
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
-def test_what_cannot_be_saved_leaves_no_older_file_in_its_place(nm, on_error, wrong):
+def test_a_failed_save_leaves_no_older_file_in_its_place(nm, on_error, wrong):
     nm.init(on_error=on_error)
     with nm.Checkpoint("best") as first:
         first.save("model", 1)
@@ -257,7 +257,7 @@ say(checkpoint.commit())
 
 
 def ranks_of_two_containers(place, monkeypatch, first_is_inside):
-    """Two ranks of one node; one of them in a pid namespace of its own, where its number is one that no process has outside."""
+    """Starts two ranks of one node, one of them in its own pid namespace. Outside, no process has the number that it has there."""
     number = next(n for n in range(30000, 32000) if not os.path.exists(f"/proc/{n}"))
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", f'echo {number - 1} > /proc/sys/kernel/ns_last_pid; "$@"; exit $?', "sh"]
     if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
@@ -278,7 +278,7 @@ def ranks_of_two_containers(place, monkeypatch, first_is_inside):
 
 @pytest.mark.parametrize("first_is_inside", [False, True])
 def test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace(place, monkeypatch, first_is_inside):
-    """The agent is the first rank's: inside, it cannot see the second one at all."""
+    """The first rank has started the agent inside its namespace, where the agent cannot see the second rank."""
     ranks = ranks_of_two_containers(place, monkeypatch, first_is_inside)
     inside, outside = (0, 1) if first_is_inside else (1, 0)
     ranks[outside].stdin.write("\n")

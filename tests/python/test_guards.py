@@ -30,7 +30,7 @@ def test_a_deepspeed_that_cannot_commit_is_refused_however_its_version_ends(deep
 
 
 @pytest.mark.parametrize("version", SOUND)
-def test_other_versions_of_deepspeed_and_those_that_nobody_can_read_are_taken(deepspeed, version):
+def test_other_versions_of_deepspeed_and_unreadable_ones_are_accepted(deepspeed, version):
     deepspeed.__version__ = version
     nebulaml.init()
 

@@ -1,4 +1,4 @@
-"""The history, the listing and the status say the same of the same versions."""
+"""The history, the listing and the status agree on each version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def save(tag, count=1000):
 
 
 def recorded(place, count):
-    """The rows of the file, once it has so many."""
+    """Returns the rows of the file when it has so many."""
     path, deadline = place.root / "output" / "checkpointHistories.csv", time.monotonic() + 20
     rows = []
     while len(rows) < count:
@@ -50,7 +50,7 @@ def recorded(place, count):
 
 
 def first_frame(place):
-    """The tags that `nebula status --watch` shows."""
+    """Returns the tags that `nebula status --watch` shows."""
     command = [program(), "status", "--watch", "--path", str(place.storage)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
@@ -65,7 +65,7 @@ def first_frame(place):
 
 
 def test_history_stats_list_and_status_agree_on_every_version(place, monkeypatch):
-    """Durable ones, some that left memory before they were due, a tag written twice, and one that failed between them."""
+    """The versions: durable ones, some that left memory before they were due, a tag written twice, and a failed one between them."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "32M")
     nebulaml.init(str(place.storage), 1000, 2, on_full="skip")
     save("global_step1").wait("durable", 30)

@@ -1,4 +1,4 @@
-"""Images that the C core writes, read by everything that reads torch files and zip archives."""
+"""Programs that read torch files or zip archives read the images that the C core writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = [
 
 
 def find_tool() -> Path | None:
-    """image_tool of the environment, else of the youngest build directory."""
+    """Returns image_tool: from the environment, else from the newest build directory."""
     if "NEBULA_IMAGE_TOOL" in os.environ:
         return Path(os.environ["NEBULA_IMAGE_TOOL"])
     built = [*ROOT.glob("build*/tests/unit/image_tool"), *ROOT.glob("build*/tests/unit/image/image_tool")]

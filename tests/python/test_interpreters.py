@@ -1,4 +1,4 @@
-"""Where the extension module can be loaded."""
+"""The interpreters into which the extension module can be loaded."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent(nm
 
 
 @pytest.mark.parametrize("count", [None, 1, -2])
-def test_a_handle_of_what_an_agent_took_with_it_says_so_and_nobody_waits(place, monkeypatch, count):
+def test_a_handle_of_files_that_were_lost_with_an_agent_reports_that_and_no_call_waits(place, monkeypatch, count):
     monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then
     nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
     kept = durable(save(1, "best", count))
@@ -264,8 +264,8 @@ def test_a_checkpoint_that_was_flushed_goes_on_with_the_next_agent_and_one_that_
         lost.save("b.pt", 2)
 
 
-def test_what_a_trainer_has_loaded_from_memory_stays_as_it_is_when_agents_are_killed(place):
-    """Also in a process that it forked, and when the next agent is killed, too."""
+def test_values_loaded_from_memory_stay_unchanged_when_agents_are_killed(place):
+    """Also in a forked child, and when the next agent is killed, too."""
     place.run("""
         nm.init(sys.argv[1], 0, 2, on_error="raise")
         with nm.Checkpoint("global_step1") as c:

@@ -15,7 +15,7 @@ FILES = 600  # more than half of the 1,024 open files that a shell's programs ma
 
 @pytest.fixture
 def few_descriptors():
-    """1,024 open files for what is started from here on; what this process may have stays as it is."""
+    """Limits processes that are started from now on to 1,024 open files. The limit of this process does not change."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
     yield 1024
@@ -37,7 +37,7 @@ HARD = """
 
 @pytest.mark.parametrize("hard", [0, 1024], ids=["soft", "hard"])
 def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(place, hard):
-    """With the hard limit too: then images are opened by their names."""
+    """Also with this hard limit: then the agent opens images by their names."""
     output = place.run(
         HARD
         + f"""
@@ -84,7 +84,7 @@ def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors)
 
 
 def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
-    """Two versions of 300 files took 1,200 MiB, and 2,000 files were refused here."""
+    """If each small file took 2 MiB, two versions of 300 files would need 1,200 MiB, and 2,000 files would be refused."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "64M")
     nebulaml.init(str(place.storage), 1000, 2, on_error="raise")
     for step in (1, 2):
@@ -100,7 +100,7 @@ def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
 
 
 def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, monkeypatch):
-    """Twelve short runs with a path each held two versions each until memory was full."""
+    """Twelve short runs, each with its own path, would otherwise hold two versions each until memory is full."""
     monkeypatch.setenv("NEBULA_AGENT_LINGER", "4")
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")  # the agent has something to do all the time
     with nebulaml.Checkpoint("global_step1") as checkpoint:

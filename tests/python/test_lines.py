@@ -30,7 +30,7 @@ class Job:
         self.place, self.settings, self.runs = place, {}, 0
 
     def run(self, code):
-        """One more run of the job: a process of its own."""
+        """Runs the job once more, in a process of its own."""
         self.runs += 1
         body = SAVE + code + "\nnm.flush_persistence()\n"
         return self.place.run(body, self.place.storage, self.runs, self.settings).split()
@@ -64,7 +64,7 @@ def forget_memory(place):
         path.unlink()
 
 
-def test_what_is_saved_after_going_back_is_the_newest_from_memory_and_from_storage(job, place):
+def test_a_save_after_going_back_is_the_newest_in_memory_and_in_storage(job, place):
     job.run("save(100, 200, 300, 350, 400)")
     job.run("load(300); save(310, 320)")
     assert job.latest() == "global_step320"
@@ -110,7 +110,7 @@ def test_retention_counts_along_the_line(job):
     job.settings = {"keep_last": 2, "keep_every": 100}
     job.run("save(100, 200, 300, 340, 350, 400)")
     job.run("load(300); save(310); nm.flush_persistence(); save(320)")
-    until(lambda: job.stored() == [100, 200, 300, 310, 320])  # 400 is a multiple too, of no line that goes on
+    until(lambda: job.stored() == [100, 200, 300, 310, 320])  # 400 is a multiple, too, but of an abandoned line
     assert job.latest() == "global_step320"
 
 

@@ -51,7 +51,7 @@ def test_values_go_into_the_tensors_that_are_there(saved):
         (lambda t: t.update(w=torch.zeros(4, 1).expand(4, 3)), r"\['w'\]: several elements of an expanded tensor are one"),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_changed(saved, change, words):
+def test_a_mismatch_is_named_and_changes_nothing(saved, change, words):
     checkpoint, _ = saved
     target = empty()
     change(target)
@@ -72,7 +72,7 @@ def test_a_module_is_loaded_in_place(nm):
 
 
 class Scaled(torch.nn.Linear):
-    """Keeps a number that is no buffer, as layers for 8-bit floats do."""
+    """A module with a number that is not a buffer, as layers for 8-bit floats have."""
 
     def __init__(self, as_tensor):
         super().__init__(3, 3)
@@ -86,7 +86,7 @@ class Scaled(torch.nn.Linear):
 
 
 class Copied(torch.nn.Linear):
-    """Its state_dict() holds copies."""
+    """A module whose state_dict() holds copies."""
 
     def __init__(self, size=3):
         super().__init__(size, 3)
@@ -226,7 +226,7 @@ def test_dtensors_get_this_ranks_shard_in_place_and_no_other_ranks(place, monkey
 
 @pytest.fixture
 def cold(nm, place):
-    """Saves an object so that only storage has it; returns the checkpoint as a new agent finds it."""
+    """Saves an object so that only storage has it. Returns the checkpoint that a new agent finds."""
 
     def only_stored(obj):
         checkpoint = nm.Checkpoint("cold")
@@ -245,12 +245,12 @@ def cold(nm, place):
 
 
 def memory_used():
-    """Bytes of the node's memory tier."""
+    """Returns the bytes of the node's memory tier."""
     status = json.loads(engine.session().report(_nebula.REPORT_STATUS, None))
     return status["agent"]["memory_used"]
 
 
-def test_what_only_storage_has_is_read_by_the_program_first_and_kept_when_asked_for_again(cold):
+def test_a_file_that_only_storage_has_is_read_by_the_program_and_kept_at_the_second_request(cold):
     state = {"w": torch.randn(700_001), "s": 3}
     checkpoint = cold(state)
     loaded = checkpoint.load("s.pt")
@@ -261,7 +261,7 @@ def test_what_only_storage_has_is_read_by_the_program_first_and_kept_when_asked_
     assert memory_used() > 700_001 * 4
 
 
-def test_what_a_program_has_changed_of_a_lazy_map_stays_when_the_rest_comes_from_the_agent(cold, place):
+def test_changes_to_a_lazy_map_stay_when_the_rest_comes_from_the_agent(cold, place):
     checkpoint = cold({"w": torch.ones(3 << 20)})
     mapped = checkpoint._map("s.pt", lazily=True)
     view = memoryview(mapped)

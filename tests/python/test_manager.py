@@ -167,7 +167,7 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
 
 
 def test_the_agent_removes_nothing_that_is_pinned(place):
-    """By keep_last alone: no manager decides here."""
+    """Only keep_last removes versions here; there is no manager."""
     nm.init(str(place.storage), 0, 2, keep_last=1, on_error="raise")
 
     def save_one(step):
@@ -350,7 +350,7 @@ def test_two_managers_and_the_functions_of_the_package_live_side_by_side(place):
     assert nm.get_latest_checkpoint().tag == "global_step9"
 
 
-def test_what_cannot_be_meant_is_refused_at_once(place):
+def test_invalid_arguments_are_refused_at_once(place):
     for wrong in ({"keep_last": 0}, {"keep_every": -1}, {"keep_best": "loss"}, {"save_every_steps": 0}, {"save_every_s": "soon"}):
         with pytest.raises(nm.NebulaConfigError):
             nm.Manager(place.storage, **wrong)

@@ -1,4 +1,4 @@
-"""Eight ranks, many versions in a row: nothing grows, commits are quick, and an agent with nothing to do does nothing.
+"""Eight ranks, many versions in a row: nothing grows, commits are quick, and an idle agent uses no processor time.
 
 NEBULA_TEST_NIGHTLY=1 runs it at full size: 200 versions of 8 x 64 MiB. The figures are in the output (pytest -s).
 """
@@ -20,7 +20,7 @@ MIB = (64 if NIGHTLY else 1) << 20
 VERSIONS = 200 if NIGHTLY else 60
 WARM = 20  # versions until pools are full
 
-# No torch: eight of these must fit beside whatever else the machine does. "tensors": memory as torch's tensors have it once nebulaml
+# No torch: eight of these must fit beside other work of the machine. "tensors": memory as torch's tensors have it once nebulaml
 # was imported, private huge pages, which a save protects. "bytes": a buffer, which a save copies; each rank says then when its bytes
 # were captured and when it knew that the version is committed, on the clock that all processes share.
 RANK = """
@@ -98,7 +98,7 @@ class Job:
         )
 
     def save(self, first: int, last: int) -> list[list[tuple[float, float]]]:
-        """All ranks save these versions; per rank and version: (captured, committed)."""
+        """Makes all ranks save these versions. Returns (captured, committed) for each rank and version."""
         for process in self.processes:
             process.stdin.write(f"{first} {last}\n")
             process.stdin.flush()
@@ -126,7 +126,7 @@ class Job:
 
 
 def commit_delays_ms(times: list[list[tuple[float, float]]]) -> list[float]:
-    """From the last rank's capture until the first rank knew of the commit."""
+    """Returns the times from the last rank's capture until the first rank knew of the commit."""
     return sorted(
         1000 * (min(rank[i][1] for rank in times) - max(rank[i][0] for rank in times)) for i in range(len(times[0]))
     )
@@ -174,7 +174,7 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
 
 
 def until_durable(place, step: int) -> None:
-    """Until the newest version is in storage and retention has removed the others: no file is being written then."""
+    """Waits until the newest version is in storage and retention has removed the others. Then no file is being written."""
     manifest = place.storage / f"global_step{step}" / ".nebula" / "manifest-1.json"
     deadline = time.monotonic() + 120
     while not manifest.exists() or len(list(place.storage.glob("global_step*"))) > 2:

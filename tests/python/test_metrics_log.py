@@ -1,4 +1,4 @@
-"""nm.MetricsLog: each step once, whatever was computed twice and wherever the process was killed."""
+"""nm.MetricsLog: each step comes once, even if it was computed twice, and the process may be killed at any point."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ for step in range(1, 100000):
     assert list(found) == list(range(1, len(found) + 1)) and said <= len(found) <= said + 1
 
 
-def test_what_is_no_line_of_ours_is_left_out(tmp_path):
+def test_foreign_lines_are_left_out(tmp_path):
     log = nm.MetricsLog(tmp_path / "metrics")
     log.log(1, loss=1.0)
     with open(log.path, "ab") as file:

@@ -12,7 +12,7 @@ from nebulaml import api
 
 
 def save(place, *steps):
-    """By a run that has ended, and whose memory is lost."""
+    """Saves by a run that then ends and loses its memory."""
     place.run(
         """
 nm.init(sys.argv[1], 0, on_error="raise")
@@ -81,7 +81,7 @@ def rename(folder):
         (rename, "renamed"),
     ],
 )
-def test_what_is_newer_and_cannot_be_loaded_is_named_with_the_reason(place, caplog, damage, word):
+def test_a_newer_version_that_cannot_be_loaded_is_named_with_the_reason(place, caplog, damage, word):
     save(place, 100, 200)
     damage(place.storage / "global_step200")
     nm.init(place.storage, 0)

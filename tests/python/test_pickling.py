@@ -84,7 +84,7 @@ def test_pickle_and_storages_are_those_of_torch_save(obj):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(obj=STRUCTURES)
-def test_what_is_loaded_equals_torch_save_and_torch_load(obj, nm):
+def test_a_load_equals_torch_save_and_torch_load(obj, nm):
     checkpoint = nm.Checkpoint("hypothesis")
     checkpoint.save("o.pt", obj)
     checkpoint.commit()
@@ -215,7 +215,7 @@ class Level(enum.IntFlag):
 
 
 def leaves():
-    """Each twice, and some that share parts."""
+    """Returns objects that each occur twice, and some that share parts."""
     weight = torch.nn.Parameter(torch.ones(3))
     weight.note = "kept"
     return {
@@ -268,7 +268,7 @@ def test_an_enum_whose_pickling_fails_is_left_to_the_pickler_which_says_so():
         pickling.capture({"a": [Local.ONE]})
 
 
-def test_what_sends_a_large_state_the_slow_way_is_named_once(monkeypatch, caplog):
+def test_a_part_that_makes_a_large_state_slow_to_pickle_is_named_once(monkeypatch, caplog):
     monkeypatch.setattr(pickling, "_slow_said", False)
     caplog.set_level(logging.INFO, "nebulaml")
     pickling.capture({"few": torch.ones(1), "odd": {1}})
@@ -300,13 +300,13 @@ def not_plain():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", not_plain())
-def test_what_is_not_plain_is_left_to_the_pickler(what):
+def test_objects_that_are_not_plain_are_left_to_the_pickler(what):
     assert _nebula.plain_dump({"first": torch.ones(3), "second": [not_plain()[what]]}) is None
     assert _nebula.plain_dump({**{str(i): torch.ones(i) for i in range(20)}, "looked at ahead": not_plain()[what]}) is None
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_was_found_of_one_tensor_is_not_believed_of_another_kind():
+def test_findings_about_one_kind_of_tensor_are_not_used_for_another():
     z = torch.ones(2, dtype=torch.complex64)
     wanted = torch.ones(2, requires_grad=True)
     for ordinary, unusual in (
@@ -343,7 +343,7 @@ def test_tensors_of_a_known_kind_are_asked_for_their_storage_alone():
     assert asked == ["untyped_storage"] * 5
 
 
-def test_what_is_looked_at_ahead_changes_nothing():
+def test_a_preview_changes_nothing():
     state = collections.OrderedDict((f"layer{i}", torch.full((i,), i) if i % 3 else {"step": i}) for i in range(40))
     for name in ("layer7", "layer39", "layer20"):
         state.move_to_end(name, last=False)
@@ -355,7 +355,7 @@ def test_the_plain_way_frees_everything_it_held():
     key, tensor = "key of a tensor"[:-1], torch.ones(3)
     values = [tensor, collections.OrderedDict({key: [tensor]}), {1: (key, 2.5)}]
     counts = [sys.getrefcount(value) for value in (key, tensor, values, *values)]
-    for obj in (values, [*values, {1}]):  # plain, and given up at its end
+    for obj in (values, [*values, {1}]):  # begins as plain state, and is not plain at its end
         for _ in range(3):
             _nebula.plain_dump(obj)
     del obj
@@ -448,7 +448,7 @@ def test_a_container_that_another_thread_changes_never_gives_a_broken_pickle():
 
 
 def pickle_of_keys(data):
-    """The dict, with the number of its storage in the place of each tensor."""
+    """Returns the pickle of the dict, with the number of its storage in the place of each tensor."""
 
     class Reader(pickle.Unpickler):
         def persistent_load(self, pid):
@@ -538,8 +538,8 @@ def nested(kind, depth):
 
 
 @pytest.mark.parametrize("kind", [dict, list, tuple, collections.OrderedDict])
-def test_what_is_nested_deeply_is_left_to_the_pickler_of_cpython_which_takes_less_stack(kind):
-    """A program that has raised the limit of recursion has done so for that one; deeper C code of ours would end it by a signal."""
+def test_deeply_nested_objects_are_left_to_cpython_s_pickler_which_takes_less_stack(kind):
+    """A program raises the limit of recursion for CPython's pickler. Nebula's C code needs more stack for each level, and could crash."""
     assert _nebula.plain_dump(nested(kind, 200)) is not None and _nebula.plain_dump(nested(kind, 201)) is None
     for depth in (200, 201, 240):
         obj = nested(kind, depth)

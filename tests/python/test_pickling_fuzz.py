@@ -1,4 +1,4 @@
-"""Fuzz of TorchPickler: what torch.load makes of its pickle is what torch.load makes of torch.save's.
+"""Fuzz of TorchPickler: torch.load returns the same objects for its pickle and for that of torch.save.
 
 The examples are built as graphs: parts made earlier are used again, so that the same object, the same storage or a
 view of it occurs in several places, and containers may hold themselves.
@@ -29,7 +29,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Slotted:
-    """State outside a __dict__."""
+    """An object with state outside a __dict__."""
 
     __slots__ = ("one", "two")
 
@@ -66,7 +66,7 @@ def new_tensor(draw: Any) -> torch.Tensor:
 
 
 def view_of(draw: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same storage."""
+    """Returns another tensor on the same storage."""
     flat = tensor.detach()
     kind = draw(st.sampled_from(["alias", "slice", "shape", "transpose", "expand", "conj", "typed", "parameter"]))
     if kind == "slice" and flat.dim() == 1 and flat.numel() > 1:
@@ -152,7 +152,7 @@ def saved(obj: Any) -> io.BytesIO:
 
 
 def rebuilt(taken: pickling.Capture, like: io.BytesIO) -> io.BytesIO:
-    """A torch file of our pickle and of the bytes at our addresses; the rest as torch wrote it."""
+    """Returns a torch file with our pickle and the bytes at our addresses. The rest is as torch wrote it."""
     assert not taken.whole, "the pickle is torch's own, nothing was tested"
     file = io.BytesIO()
     with zipfile.ZipFile(like) as archive, zipfile.ZipFile(file, "w") as made:
@@ -172,7 +172,7 @@ def untyped(storage: Any) -> torch.UntypedStorage:
 
 
 class Shape:
-    """What is the same object or the same storage as what: numbers in the order of first meeting, by path."""
+    """Records which paths lead to the same object or storage: objects are numbered in the order of their first occurrence."""
 
     def __init__(self, obj: Any) -> None:
         self.seen: dict[int, int] = {}
@@ -215,7 +215,7 @@ def inside(obj: Any) -> list[Any]:
 
 
 def leaves(obj: Any) -> list[Any]:
-    """Everything that is no container, each object once, in order; ends on cycles too."""
+    """Returns all objects that are not containers, each once, in order. It also ends on cycles."""
     found, todo, seen = [], [obj], set()
     while todo:
         one = todo.pop()

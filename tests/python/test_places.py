@@ -35,7 +35,7 @@ def test_it_is_within_where_the_parent_or_what_is_hidden_there_is_closed_to_this
         assert places.beside(tmp_path / folder / "run") == str(tmp_path / folder / "run" / "_nebula")
 
 
-def test_what_is_empty_goes_and_what_holds_something_stays(tmp_path):
+def test_an_empty_directory_is_removed_and_one_with_entries_stays(tmp_path):
     one, two = places.beside(tmp_path / "run", "-staging"), places.beside(tmp_path / "run")
     os.makedirs(one)
     os.makedirs(two)

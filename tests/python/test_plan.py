@@ -1,4 +1,4 @@
-"""`nebula plan`: its formulas against a simulator that knows none of them, its numbers against published ones, and what it says of bad input."""
+"""`nebula plan`: its formulas are compared with a simulator that does not use them, its numbers with published ones, and bad input is refused."""
 
 import json
 import math
@@ -20,7 +20,7 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # a smaller f
 
 
 def simulate(costs: interval.Costs, memory_s: float, storage_s: float, count: int, seed: int) -> float:
-    """The share of the time that is progress in a job with so many failures. It plays the job event by event: training, blocked saves, persists,
+    """Returns the share of the time that is progress in a job with so many failures. It simulates the job event by event: training, blocked saves, persists,
     failures, also during a resume."""
     dice = random.Random(seed)
     now = progress = 0.0
@@ -51,7 +51,7 @@ def simulate(costs: interval.Costs, memory_s: float, storage_s: float, count: in
             if persisting and persisting[0] <= now:
                 durable, persisting = persisting[1], None
             if persisting is None and now - last_persist >= storage_s:
-                # What a persist takes from training is taken at once.
+                # The training time that a persist costs is subtracted at once.
                 persisting, last_persist = (now + costs.durable_s, progress), now
                 now = min(now + costs.slowdown_s, failure)
                 if now >= failure:
@@ -155,7 +155,7 @@ def test_failure_rates_are_those_that_their_sources_report():
 
 
 @given(st.integers(1, 10**12), st.integers(1, 16), st.integers(1, 4096))
-def test_what_the_stages_partition_adds_up(parameters, gpus_per_node, nodes):
+def test_the_parts_of_the_stages_add_up(parameters, gpus_per_node, nodes):
     gpus = gpus_per_node * nodes
     assert memory.guide(parameters, 0, gpus) == 20 * parameters
     shares = [memory.guide(parameters, stage, gpus) for stage in memory.STAGES]
@@ -267,7 +267,7 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
         (["--params", "7B", "--shiny"], "--shiny"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence(arguments, why):
+def test_an_invalid_command_line_is_refused_with_one_sentence(arguments, why):
     result = subprocess.run([sys.executable, "-m", "nebulaml", "plan", *arguments], capture_output=True, text=True)
     assert result.returncode in (2, 4) and why in result.stderr and result.stderr.count("\n") == 1, result.stderr
 

@@ -26,7 +26,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def make_version(place, tag: str, again: bool = False) -> None:
-    """A sound version in storage, its second writing with files that still wait to be put in place."""
+    """Makes a valid version in storage. Files of its second writing still wait to be put in place."""
     nebulaml.init(str(place.storage), 0, 2)
     for content in [b"first", b"second"][: 1 + again]:
         with nebulaml.Checkpoint(tag) as checkpoint:
@@ -150,7 +150,7 @@ def test_a_latest_that_nebula_has_not_written_is_left_alone_and_named_once(place
 
 @pytest.mark.parametrize("text", ["global_step1\n", "global_step7", "other\n"])
 def test_a_latest_that_names_a_checkpoint_follows_the_newest(place, text):
-    """Also one of a version that the user has moved away, and DeepSpeed's own, which has no newline."""
+    """Also a `latest` of a version that the user has moved away, and DeepSpeed's own, which has no newline."""
     (place.storage / "other").mkdir(parents=True)
     (place.storage / "latest").write_text(text)
     nebulaml.init(str(place.storage), 0, 2)

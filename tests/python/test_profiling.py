@@ -70,7 +70,7 @@ def test_a_trace_has_saves_waits_and_writes_where_the_program_made_them(place, u
     assert path.read_bytes() == before
 
 
-def test_what_was_still_being_written_gets_its_end_and_tracks_are_not_doubled(place):
+def test_an_update_adds_the_ends_of_writes_and_doubles_no_track(place):
     nebulaml.init(str(place.storage), 1000, 2)  # the second version waits for its interval
     save(1).wait("durable", 30)
     track = nebulaml.profiler_track(place.root / "traces")

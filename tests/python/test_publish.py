@@ -59,7 +59,7 @@ def test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_versio
     assert nm.get_latest_checkpoint().load("checkpoint")["w"][0] == 1
 
 
-def test_links_are_made_for_those_who_ask_for_them(place, out, monkeypatch):
+def test_a_link_is_made_on_request(place, out, monkeypatch):
     monkeypatch.setenv("NEBULA_PUBLISH", "link")
     nebulaml.init(str(place.storage), 0)
     checkpoint = save(nebulaml, "global_step1", 1)
@@ -316,7 +316,7 @@ def test_a_name_never_leads_out_of_its_directory(nm, out):
     assert not list(out.parent.rglob("escaped.pt"))
 
 
-def test_what_cannot_appear_is_said_and_training_goes_on(nm, place, out):
+def test_a_checkpoint_that_cannot_appear_is_reported_and_training_continues(nm, place, out):
     out.mkdir()
     (out / "file").write_text("no directory")
     checkpoint = save(nm, "global_step1", 1)

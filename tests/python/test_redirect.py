@@ -29,7 +29,7 @@ def test_a_pickle_module_of_the_callers_own_is_used(nm, staging):
     assert torch.load(staging / "x.pt", weights_only=False) == {"generator": 5}
 
 
-def test_what_only_safetensors_can_write_it_writes_and_what_nobody_can_it_refuses(nm, staging):
+def test_tensors_that_only_safetensors_can_write_are_written_and_others_refused(nm, staging):
     tensors = {"scale": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu), "w": torch.ones(3)}
     shared = torch.ones(4)
     with captured(Capture("tag", str(staging), -2)) as capture:

@@ -88,7 +88,7 @@ def test_a_directory_that_refuses_is_told_at_once(place):
 
 
 def test_a_request_that_a_signal_cut_off_gives_its_answer_to_no_other(cells):
-    """torchrun's handler of SIGTERM raises wherever its agent is, and the agent asks storage again to leave the job."""
+    """torchrun's handler of SIGTERM raises at any point, and then its agent asks storage again to leave the job."""
 
     def interrupt(number, frame):
         raise KeyboardInterrupt
@@ -137,12 +137,12 @@ def test_a_writer_that_slept_takes_no_number_that_is_free_again(cells, monkeypat
         assert one.swap(cell, "stale", str(number)) is None
         assert one.read(cell)[0] == "7"
     one._seen[cell] = 7, 0.0
-    assert one.swap(cell, "8", "7") is not None  # slept too, and nobody came before it
+    assert one.swap(cell, "8", "7") is not None  # slept, too, and no other writer came before it
     assert one.read(cell)[0] == "8"
 
 
 def test_a_list_that_is_behind_the_log_hides_nothing(cells, place):
-    """As a client of NFS may show it."""
+    """An NFS client may show such a list."""
     writer, cell = cells(), Cell("job", "state")
     token = writer.swap(cell, "1", None)
     reader = LogCells(StoreProcess(str(place.storage)), lists_fresh=False)
@@ -173,7 +173,7 @@ def seen_by(backend, node, keep_alive_s=5.0):
 
 
 def test_a_node_that_others_took_for_dead_joins_again(cells):
-    """Its own agent would train on beside the new world."""
+    """Otherwise its agent would go on training beside the new world."""
     other = Backend("nebula-store", cells(), "job")
     state = make_state(2)
     one, two = sorted(parts(state)["participants"])
@@ -187,7 +187,7 @@ def test_a_node_that_others_took_for_dead_joins_again(cells):
     assert not parts(other.get_state()[0])["wait_list"]
     joining = parts(shown) | {"wait_list": parts(shown)["wait_list"] | {two}}
     assert removed.set_state(make_state(1, wait_list=joining["wait_list"]), mine)[2]
-    assert parts(other.get_state()[0])["wait_list"] == {two}  # no other node sees the one that is made up
+    assert parts(other.get_state()[0])["wait_list"] == {two}  # no other node sees the invented node
     assert parts(removed.get_state()[0])["wait_list"] == {two}
     assert not parts(seen_by(other, one).get_state()[0])["participants"].keys() - {one}
 

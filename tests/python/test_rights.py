@@ -1,4 +1,4 @@
-"""Files and directories have the permissions that the saving program would give them, whichever program started the agent."""
+"""Files and directories have the permissions that the saving program would give them, no matter which program started the agent."""
 
 from __future__ import annotations
 

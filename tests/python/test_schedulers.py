@@ -70,7 +70,7 @@ def job(place, monkeypatch):
 
 
 def check_left(place, running, job):
-    """The step at which the notice came was saved, is durable, and that was logged. The job that is queued again goes on from there."""
+    """Checks that the step of the notice was saved and is durable, and that the log says so. The job that is queued again continues from there."""
     last = running.last_step()
     assert re.search(rf"SIGTERM: global_step{last} is durable after [\d.]+ s, of [\d.]+ s", running.text()), running.text()
     subprocess.run([os.environ.get("NEBULA_AGENT_PATH") or nm._session.locate.agent_path(), "stop", "--now", "--yes"], check=True, capture_output=True, timeout=60)

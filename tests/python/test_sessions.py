@@ -130,7 +130,7 @@ def test_a_forked_child_goes_on_in_each_session_by_itself(place):
     assert output.split() == ["global_step3", "global_step4"]
 
 
-def test_what_every_session_has_committed_survives_the_end_of_the_process(place):
+def test_commits_of_every_session_survive_the_end_of_the_process(place):
     place.run(
         """
         for name in sys.argv[1:]:
@@ -162,7 +162,7 @@ def test_threads_save_to_sessions_of_their_own(place):
     assert [value_of(session.get_latest_checkpoint()) for session in sessions] == [5, 105, 205, 305]
 
 
-def test_a_session_that_nobody_holds_leaves_no_engine_behind(place):
+def test_an_unreferenced_session_leaves_no_engine_behind(place):
     gc.collect()
     before = len(engine._engines)
     session = nm.Session(place.storage)
@@ -173,7 +173,7 @@ def test_a_session_that_nobody_holds_leaves_no_engine_behind(place):
 
 
 def lose(place, session):
-    """A version that is committed, and cannot become durable."""
+    """Makes a version that is committed and cannot become durable."""
     place.storage.write_text("not a directory")
     checkpoint = session.checkpoint("global_step1")
     checkpoint.save("a", 1)
@@ -186,7 +186,7 @@ def impatient(monkeypatch):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
 
 
-def test_what_fails_after_a_save_has_returned_is_raised_by_the_next_call(place, impatient):
+def test_a_failure_after_a_save_has_returned_is_raised_by_the_next_call(place, impatient):
     session = nm.Session(place.storage, persistent_time_interval=0, on_error="raise")
     lose(place, session)
     with pytest.raises(nm.NebulaError, match="'global_step1' is not durable, and will not be"):
@@ -194,7 +194,7 @@ def test_what_fails_after_a_save_has_returned_is_raised_by_the_next_call(place, 
     session.checkpoint("global_step2")  # once
 
 
-def test_what_fails_so_is_raised_nowhere_with_warn(place, impatient):
+def test_a_failure_after_a_save_has_returned_is_not_raised_with_warn(place, impatient):
     session = nm.Session(place.storage, persistent_time_interval=0)
     lose(place, session)
     session.checkpoint("global_step2")
@@ -231,7 +231,7 @@ def test_metrics_and_metadata_are_committed_with_a_version(place):
 
 
 @pytest.mark.parametrize("said", [{"metrics": {"loss": "low"}}, {"metrics": {1: 2.0}}, {"metadata": {"f": object()}}, {"metadata": {"f": float("inf")}}])
-def test_what_json_cannot_hold_is_refused_before_anything_is_begun(place, said):
+def test_values_that_json_cannot_hold_are_refused_before_the_save_begins(place, said):
     nm.init(place.storage, 0)
     with pytest.raises(nm.NebulaConfigError):
         nm.Checkpoint("global_step1", **said)

@@ -1,4 +1,4 @@
-"""Every environment variable that the code reads is in the documents, and the documents name none that nothing reads."""
+"""Every environment variable that the code reads is in the documents, and the documents name no other."""
 
 from __future__ import annotations
 

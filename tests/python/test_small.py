@@ -1,4 +1,4 @@
-"""Small things: the module as a command, listings and checkpoints that show themselves, and an import that changes nothing for children."""
+"""Small things: the module as a command, the texts of listings and checkpoints, and an import that changes nothing for child processes."""
 
 from __future__ import annotations
 

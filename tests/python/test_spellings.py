@@ -15,7 +15,7 @@ from nebulaml.errors import NebulaError
 
 
 def bind(place):
-    """The storage directory, mounted at a second place."""
+    """Mounts the storage directory at a second place."""
     place.storage.mkdir(exist_ok=True)
     other = place.root / "mounted"
     other.mkdir()
@@ -152,7 +152,7 @@ def test_a_directory_that_is_made_anew_elsewhere_is_not_taken_for_the_one_that_w
     shutil.rmtree(place.storage)
     names = [place.root / f"new{i}" for i in range(50)]
     for name in names:
-        name.mkdir()  # one of them may get the number of the one that went
+        name.mkdir()  # one of them may get the inode number of the removed directory
     same = [name for name in names if name.stat().st_ino == inode] or names[:1]
     assert place.run(SECOND, same[0]).strip() == "nothing"
 
@@ -196,7 +196,7 @@ def test_a_directory_of_the_agents_is_one_however_it_is_spelled(name, spell, pla
 
 
 def link_beside(path):
-    """The same directory through a link; as NEBULA_RUNTIME_DIR the name of it is the link's, with what Nebula adds."""
+    """Returns the same directory through a link. For NEBULA_RUNTIME_DIR it is the link's name with Nebula's suffix."""
     other = path.parent / ("z" + path.name)
     if not other.is_symlink():
         other.symlink_to(path)

@@ -1,4 +1,4 @@
-"""What a manager leaves to the `nebula` command: neither its command line nor its errors tell a URL, which can hold a secret."""
+"""A manager's calls of the `nebula` command: neither the command line nor the errors show a URL, which can hold a secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nebulaml.manager import pins, storage_tool
 
 @pytest.fixture
 def watched(place, monkeypatch):
-    """The real command behind one that writes down its arguments."""
+    """Returns a command that logs its arguments and calls the real one."""
     seen, script = place.root / "seen", place.root / "watched"
     real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {seen}\nexec {real} "$@"\n')

@@ -1,4 +1,4 @@
-"""The studio's thread goes on, and tells that storage did not answer, when `nebula store` does not."""
+"""If `nebula store` does not answer, the studio's thread continues and reports that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nm.log_to: which versions a tool hears of, whatever the moment at which the program ends."""
+"""nm.log_to: a tool gets each durable version once, at whatever moment the program ends."""
 
 import json
 

@@ -35,7 +35,7 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture
 def saved(nm) -> Callable[[Any], Any]:
-    """save(obj, change=None) gives a checkpoint with it as file "x.pt"; ``change(name, content)`` gives records other content."""
+    """Returns a function save(obj, change=None), which returns a checkpoint with the object as file "x.pt". ``change(name, content)`` changes records."""
 
     def save(obj: Any, change: Callable[[str, bytes], bytes] | None = None) -> Any:
         checkpoint = nm.Checkpoint("x")
@@ -56,7 +56,7 @@ def saved(nm) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def torchs_reader(monkeypatch) -> list[Any]:
-    """The calls to it."""
+    """Records the calls to torch's reader."""
     calls, load = [], torch.serialization._load
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def torchs_reader(monkeypatch) -> list[Any]:
 
 
 class Own:
-    """Something that is not plain."""
+    """A class of the program, so not plain."""
 
     def __init__(self) -> None:
         self.tensor = torch.ones(2)
@@ -111,7 +111,7 @@ def test_on_the_meta_device_tensors_have_no_values(saved, torchs_reader, device)
     assert len(torchs_reader) == 1
 
 
-def test_where_torch_is_told_to_skip_the_data_it_is_asked(saved, torchs_reader):
+def test_torch_itself_loads_if_it_is_set_to_skip_the_data(saved, torchs_reader):
     checkpoint = saved({"w": torch.ones(3)})
     with torch.serialization.skip_data():
         assert checkpoint.load("x.pt")["w"].shape == (3,)
@@ -127,7 +127,7 @@ def test_a_file_of_the_other_byte_order_is_turned(saved, torchs_reader):
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_what_a_pickle_asks_for_and_is_not_there_is_an_error(saved, weights_only):
+def test_a_missing_record_that_a_pickle_names_is_an_error(saved, weights_only):
     def of_another(name: str, content: bytes) -> bytes:
         return content.replace(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009") if name == "data.pkl" else content
 
@@ -197,7 +197,7 @@ def unpickling_alone(checkpoint: Any) -> bool:
 
 @pytest.fixture
 def packages() -> Iterator[Callable[..., None]]:
-    """register(priority, restore) adds a package to those that torch asks where a storage goes."""
+    """Returns register(priority, restore), which adds a package to those that torch asks for the device of a storage."""
     before = list(torch.serialization._package_registry)
     yield lambda priority, restore: torch.serialization.register_package(priority, lambda _: None, restore)
     torch.serialization._package_registry[:] = before
@@ -313,7 +313,7 @@ def test_a_file_that_torch_cannot_load_is_named(nm, weights_only):
 
 
 def long_of(digits):
-    """A pickle of an integer of so many digits, as Python writes it."""
+    """Returns a pickle of an integer with so many digits, in Python's format."""
     return pickle.dumps(10 ** (digits - 1), 2)
 
 

@@ -1,4 +1,4 @@
-"""Loads onto a device, on a fake one whose copies come late: all values are there on return, each byte goes through pinned memory once."""
+"""Loads onto a fake device whose copies come late: all values are there on return, and each byte goes through pinned memory once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ QUANTISED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quin
 
 
 def plain(dtype: torch.dtype) -> torch.Tensor | None:
-    """A tensor with bits of every kind, or None when this torch cannot make or save one of that dtype."""
+    """Returns a tensor with bits of every kind. None: this torch cannot make or save one of that dtype."""
     try:
         tensor = torch.randint(0, 255, (64,), dtype=torch.uint8).view(dtype)
         if dtype == torch.bool:
@@ -228,7 +228,7 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
 
 
 def _with_attributes(module: str, name: str) -> bytes:
-    """A pickle that gets a global and sets an attribute of it: BUILD with a state for slots."""
+    """Returns a pickle that gets a global and sets an attribute of it: BUILD with a state for slots."""
     return f"c{module}\n{name}\n(N(dS'nebula_was_here'\nI1\nstb.".encode()
 
 
@@ -260,7 +260,7 @@ def test_weights_only_lets_a_file_change_nothing_of_the_program(nm, module, name
     assert not hasattr(getattr(importlib.import_module(module), name), "nebula_was_here")
 
 
-def test_a_switch_that_cannot_be_meant_is_refused_whatever_the_file_holds(nm, monkeypatch):
+def test_an_invalid_switch_is_refused_for_every_file(nm, monkeypatch):
     checkpoint = nm.Checkpoint("switch")
     checkpoint.save("t.pt", {"w": torch.ones(3)})
     checkpoint.commit()

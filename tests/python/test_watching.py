@@ -26,7 +26,7 @@ def save(step):
 
 
 def lines(caplog, level, wanted=1):
-    """The messages of that level, once there are as many."""
+    """Returns the messages of that level when there are so many."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = [record.getMessage() for record in caplog.records if record.levelno == level]
@@ -131,7 +131,7 @@ def sockets(pid):
 
 
 def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent(place, monkeypatch):
-    """As a worker of a data loader: the watch, a copy and a wait have connections of their own, on threads that the child has not."""
+    """The child is like a worker of a data loader. The watch, a copy and a wait have their own connections, on threads that do not exist in the child."""
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")
     monkeypatch.setenv("NEBULA_AGENT_LINGER", "1")
     trainer = place.trainer(

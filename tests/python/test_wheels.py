@@ -1,4 +1,4 @@
-"""What scripts/wheels.py puts into a wheel, and what it refuses; nothing is compiled for another machine here."""
+"""The content of a wheel by scripts/wheels.py, and the files that it refuses. The tests compile nothing for another machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compiled(file, source, *options):
 
 @pytest.fixture
 def stage(wheels, tmp_path):
-    """A tree as `meson install` leaves it, and unpacked libraries with their licences."""
+    """Makes a tree like that of `meson install`, and unpacked libraries with their licences."""
     stage, sources = tmp_path / "stage", tmp_path / "sources"
     package = stage / "lib/python3.11/site-packages/nebulaml"
     for version in ("3.11", "3.12"):

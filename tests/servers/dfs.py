@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As much of the dfs endpoint of Azure Data Lake Storage as Nebula uses, from its documentation: dfs.py COMMAND...
+"""Simulates the part of Azure Data Lake Storage's dfs endpoint that Nebula uses, by its documentation: dfs.py COMMAND...
 
 The command runs with AZURE_STORAGE_CONNECTION_STRING. The server checks signatures (SharedKey), CRC-64 of bodies, positions and conditions.
 It has directories: they are made by the creation of a file, are needed by a rename, and stay when they are empty. Its one container is

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""As much of Google Cloud Storage's XML API as Nebula uses, from its documentation: gs.py COMMAND...
+"""Simulates the part of Google Cloud Storage's XML API that Nebula uses, by its documentation: gs.py COMMAND...
 
 The command runs with GS_ACCESS_KEY_ID, GS_SECRET_ACCESS_KEY and STORAGE_EMULATOR_HOST. The server checks signatures (GOOG4-HMAC-SHA256), or the
 bearer token SECRET_BEARER; CRC-32C of bodies; generations; sizes and numbers of parts. Its one bucket is `nebula`.
@@ -236,7 +236,7 @@ class Google(Handler):
         self.reply(200, f"<ListPartsResult><Bucket>nebula</Bucket>{body}</ListPartsResult>".encode())
 
     def list_uploads(self) -> None:
-        """One upload in each answer, so that a client has to go on."""
+        """Lists one upload in each answer, so that a client must ask for the next page."""
         prefix, after = self.query.get("prefix", ""), (self.query.get("key-marker", ""), self.query.get("upload-id-marker", ""))
         found = sorted((name, number) for number, (name, _, _) in self.uploads.items() if name.startswith(prefix) and (name, number) > after)
         body = "".join(

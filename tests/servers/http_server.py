@@ -19,7 +19,7 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-# What a server or a proxy does wrong at will: before the request is done, or to its answer.
+# The faults of a server or a proxy: before the request is executed, or in its answer.
 FAULTS = ("busy", "stall", "reset", "flip request", "lost", "broken", "cut", "long", "flip answer")
 
 
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def fails(self) -> bool:
-        """Chooses the fault of this request. True: it is not done."""
+        """Chooses the fault of this request. True: the request is not executed."""
         self.fault = self.chance.choice(FAULTS) if self.chance.random() < self.faults else ""
         if self.fault == "flip request" and self.body:
             self.body = self.body[:-1] + bytes([self.body[-1] ^ 4])
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.error(refused.status, refused.code)
 
     def range_of(self, data: bytes) -> tuple[int, bytes, dict[str, str]]:
-        """The status, the bytes, and the field that says which they are."""
+        """Returns the status, the bytes, and the field with their range."""
         wanted = self.headers.get("Range")
         if not wanted:
             return 200, data, {}

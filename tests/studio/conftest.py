@@ -36,7 +36,7 @@ class Studio:
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = ""
     ) -> tuple[int, dict[str, str], Any]:
-        """One request. token: None for none, "" for the right one."""
+        """Makes one request. token: None for none, "" for the right one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {} if token is None else {"X-Nebula-Token": token or self.token}
         connection.request(method, path, None if body is None else json.dumps(body), {**sent, **(headers or {})})
@@ -50,7 +50,7 @@ class Studio:
         return self.ask("GET", "/api/state?since=0")[2]
 
     def until(self, holds: Callable[[dict[str, Any]], Any], limit_s: float = 20) -> dict[str, Any]:
-        """The state for which it holds."""
+        """Waits for a state for which the condition holds, and returns it."""
         deadline = time.monotonic() + limit_s
         while not holds(state := self.state()):
             assert time.monotonic() < deadline, state
@@ -94,7 +94,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page whose errors, and requests to anywhere else, fail the test."""
+    """Returns a page. Its errors, and requests to other servers, fail the test."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     made = context.new_page()
     problems: list[str] = []
@@ -119,5 +119,5 @@ SAVE = """
 
 @pytest.fixture
 def save(place: Place) -> Callable[..., None]:  # noqa: F811
-    """Saves versions of these steps by a trainer of its own, each durable."""
+    """Saves durable versions of these steps, by a separate trainer."""
     return lambda *steps: place.run(SAVE, place.storage, *steps) and None

@@ -1,4 +1,4 @@
-"""The page of a path in a container of Azure Blob Storage, which an emulator keeps."""
+"""The page for a path in a container of Azure Blob Storage, in an emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the studio tells a page: only what has changed, the newest version that counts, and no more rows than a page can hold."""
+"""The studio's document for a page: it has only the changes, the newest version, and no more rows than a page can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the studio: this machine's browsers, from the studio's own page, with the token."""
+"""The studio answers only browsers of this machine, from its own page, with the token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what it shows, how it follows a job, what its controls do, and what hostile names cannot do."""
+"""The page in a real Chromium: its content, its updates, its controls, and hostile names that do no harm."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_every_text_has_the_contrast_that_wcag_asks_for(place, start, save, page
 
 
 def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page):
-    """1,000 durable versions that a trainer has saved; a version's 1,024 ranks are an answer of the studio that the test writes."""
+    """A trainer saves 1,000 durable versions. The test itself writes the studio's answer with 1,024 ranks of a version."""
     place.storage = place.memory / "storage"  # where a sync costs nothing
     place.run(
         """

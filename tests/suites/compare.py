@@ -2,8 +2,8 @@
 
     python tests/suites/compare.py NAME PYTHON SOURCE [arguments of pytest]
 
-SOURCE: the unpacked source of the framework, tests among it. The end status is 0 if what passes without Nebula passes with it, but for
-what KNOWN names, each with its reason in docs/frameworks.md.
+SOURCE: the unpacked source of the framework, with its tests. The exit code is 0 if all tests that pass without Nebula pass with it, except for
+the tests in KNOWN, each with its reason in docs/frameworks.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUITES = {  # the directory that tests run in, below the source, and the tests
     ),
 }
 KNOWN: dict[str, tuple[str, ...]] = {
-    "accelerate": ("test_with_save_limit",),  # it counts what lies beside the checkpoints, where Nebula has its .nebula
+    "accelerate": ("test_with_save_limit",),  # it counts the entries beside the checkpoints, and Nebula has its .nebula there
     "lightning": (
         "test_ckpt_for_fsspec",  # paths of memory://, which are refused at setup
         "test_local_cross_device_checkpoint",

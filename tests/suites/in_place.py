@@ -1,6 +1,6 @@
 """A plugin of pytest: the tests of a framework run with Nebula in the place of its own writers. See compare.py.
 
-NEBULA_SUITE says which framework. What is saved is flushed before the call returns: these tests look at the disk at once.
+NEBULA_SUITE says which framework. Each save is flushed before the call returns, because these tests look at the disk at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def flushed(function):
 
 
 def replace(old, new):
-    """In every module that has imported it by name already; the tests themselves are imported later."""
+    """Replaces a function in every module that has already imported it by name. The tests themselves are imported later."""
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is old:

@@ -31,7 +31,7 @@ static inline unsigned char bench_byte(unsigned seed, size_t i)
         return (unsigned char)(seed * 77u + i * 3u + i / 512u);
 }
 
-/* memory NULL: memfds. */
+/* memory NULL: images are memfds. */
 static inline void bench_init(struct bench *bench, const char *memory, const char *storage)
 {
         char why[600];
@@ -47,7 +47,7 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
                                             .connection_count = 1 };
 }
 
-/* forget: as after a normal end; else as if the agent had been killed. */
+/* forget: true ends as an agent does; false as if the agent had been killed. */
 static inline void bench_done(struct bench *bench, bool forget)
 {
         memory_stop_removing(&bench->catalogue.memory, forget);
@@ -114,7 +114,7 @@ static inline struct version *bench_version(struct bench *bench, const char *tag
         return version;
 }
 
-/* Storage, as the worker does it. */
+/* Writes the version to storage, as the worker does. */
 static inline enum nebula_status bench_persist(struct bench *bench, struct version *version)
 {
         enum nebula_status status;

@@ -47,13 +47,13 @@ static inline void place_done(struct test_place *place)
 {
         char own[96];
 
-        storage_beside(place->root, own, sizeof own); /* place->storage may be that of another */
+        storage_beside(place->root, own, sizeof own); /* place->storage may belong to another place */
         if (storage_is_mem())
                 storage_remove(own);
         os_remove_tree(place->root);
 }
 
-/* A process of its own, as the command starts it; ready when this returns. */
+/* Starts an agent in a process of its own, as the command does. It is ready when this returns. */
 static inline pid_t agent_fork(const struct test_place *place)
 {
         pid_t pid;
@@ -91,7 +91,7 @@ static inline int agent_end(pid_t pid, int signal_number)
         return status;
 }
 
-/* An agent that a test ends: a process, or threads of this one where it holds the storage (agent_storage.h). */
+/* An agent that a test ends: a process, or threads of this process if it holds the storage (agent_storage.h). */
 struct test_agent {
         pid_t pid;
         struct agent *threads;
@@ -108,7 +108,8 @@ static inline struct test_agent agent_run(const struct test_place *place)
         return agent;
 }
 
-/* Threads cannot be killed: with SIGKILL they leave to the next agent what a process would. Returns what waitpid tells. */
+/* Threads cannot be killed. With SIGKILL they end and leave the same files to the next agent as a killed process. Returns the status of
+ * waitpid. */
 static inline int agent_finish(struct test_agent agent, int signal_number)
 {
         if (!agent.threads)
@@ -124,7 +125,7 @@ struct test_client {
         struct ipc_hello hello;
 };
 
-/* Sends a request; the answer lies in client->frame. */
+/* Sends a request. The answer is in client->frame. */
 static inline enum nebula_status ask(struct test_client *client, enum ipc_type type, const void *payload, size_t size)
 {
         enum nebula_status status = ipc_send(client->fd, type, NEBULA_OK, payload, size, -1, &client->error);
@@ -185,7 +186,7 @@ static inline unsigned char byte_at(unsigned seed, size_t i)
         return (unsigned char)(seed * 131u + i * 7u + i / 4096u);
 }
 
-/* IMAGE and the copy; the loan lies in *ret_loan. */
+/* Sends IMAGE and copies the file into the image. The loan is in *ret_loan. */
 static inline enum nebula_status copy_image(struct test_client *client, uint64_t version, const char *name, unsigned seed,
                                             size_t size, struct ipc_granted *ret_loan)
 {
@@ -264,7 +265,7 @@ static inline enum nebula_status find(struct test_client *client, const char *pa
         return status;
 }
 
-/* Opens a file and compares it; *ret_source says where it came from. */
+/* Opens a file and compares its bytes. *ret_source says where it came from. */
 static inline enum nebula_status load(struct test_client *client, uint64_t version, const char *name, unsigned seed, size_t size,
                                       int *ret_source)
 {

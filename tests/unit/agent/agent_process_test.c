@@ -10,7 +10,7 @@ static bool enter(struct test_client *client, uint64_t nonce)
         return !client_connect(client, &place);
 }
 
-/* A trainer of its own that runs `work` and ends without a word. */
+/* Runs `work` in a trainer process, which then ends without closing its session. */
 static void trainer(void (*work)(struct test_client *client), uint64_t nonce)
 {
         int status = 0;
@@ -54,7 +54,7 @@ static void committed_versions_survive_sigkill_of_the_agent(void)
         place_init(&place);
         pid = agent_fork(&place);
         client_init(&client, &place, 1);
-        client.hello.persist_path[0] = 0; /* memory only: nothing else can have it */
+        client.hello.persist_path[0] = 0; /* no storage path: only memory can have the version */
         REQUIRE(!client_connect(&client, &place));
         REQUIRE(!save_whole(&client, "global_step7", 7, &version));
         agent_end(pid, SIGKILL);
@@ -73,7 +73,7 @@ static void committed_versions_survive_sigkill_of_the_agent(void)
         place_done(&place);
 }
 
-/* A file lies where the storage's directory is to be; unlink() ends that. */
+/* Puts a file in the place of the storage directory. unlink() removes it. */
 static bool block_storage(void)
 {
         FILE *file = fopen(place.storage, "w");
@@ -119,7 +119,7 @@ static void a_save_that_the_agent_died_under_goes_on_with_the_next_one(void)
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
         CHECK(!copy_image(&client, version, "a", 1, FILE_BYTES, &first) && !captured(&client, first.image_id));
         CHECK(!copy_image(&client, version, "b", 2, FILE_BYTES, &second));
-        CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version); /* answered when what was lent has been noted */
+        CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version); /* the agent answers when the survival log has the loan */
         agent_end(pid, SIGKILL);
         client_done(&client);
         pid = agent_fork(&place);
@@ -168,7 +168,7 @@ static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void
         pid = agent_fork(&place);
         trainer(save_and_commit, 10);
         trainer(save_only, 11);
-        REQUIRE(enter(&client, 12)); /* takes the place of the dead ones at once */
+        REQUIRE(enter(&client, 12)); /* replaces the dead trainers at once */
         REQUIRE(!find(&client, "", "", &found));
         CHECK(found.step == 1);
         CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
@@ -177,7 +177,7 @@ static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void
         trainer(half_copied, 14);
         REQUIRE(enter(&client, 15));
         REQUIRE(!find(&client, "", "", &found));
-        CHECK(found.step == 3); /* whole when its trainer was gone */
+        CHECK(found.step == 3); /* the version was complete when its trainer ended */
         CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
         CHECK(!flush(&client, "", 10000));
         client_done(&client);
@@ -192,7 +192,7 @@ static bool comes_to(size_t image_count)
         return count_names(place.place.memory, ".img") == image_count;
 }
 
-/* It is not there for the second save that follows, and what takes its place is made before that asks for it. */
+/* The second save after the load cannot have that image. The agent makes a new one before the save asks for it. */
 static void an_image_that_a_loader_keeps_is_replaced_ahead_of_need(void)
 {
         struct test_client client;
@@ -216,7 +216,7 @@ static void an_image_that_a_loader_keeps_is_replaced_ahead_of_need(void)
         place_done(&place);
 }
 
-static void half_copied_debris_of_dead_trainers_goes_with_the_next_agent(void)
+static void the_next_agent_removes_incomplete_copies_of_dead_trainers(void)
 {
         struct test_client client;
         struct ipc_found found;
@@ -238,7 +238,7 @@ static void half_copied_debris_of_dead_trainers_goes_with_the_next_agent(void)
         REQUIRE(file);
         fclose(file);
         pid = agent_fork(&place);
-        REQUIRE(enter(&client, 21)); /* a connection is taken at once, an answer comes when the tier is in order */
+        REQUIRE(enter(&client, 21)); /* the agent accepts a connection at once, and answers when it has cleaned up the tier */
         CHECK(count_names(place.place.memory, ".img") == 1 && !access(path, F_OK));
         CHECK(count_names(place.place.memory, ".version") == 0);
         CHECK(find(&client, "", "", &found) == NEBULA_NOT_FOUND);
@@ -274,9 +274,9 @@ static void two_trainers_with_one_rank_are_told_of_each_other(void)
         CHECK(strstr(client.error.message, "job") && strstr(client.error.message, "process"));
         client_done(&client);
         strcpy(client.hello.job, "other");
-        CHECK(!client_connect(&client, &place)); /* a name of its own is the way out */
+        CHECK(!client_connect(&client, &place)); /* another job name is allowed */
         client_done(&client);
-        client_init(&client, &place, 30 + (UINT64_C(5) << 40)); /* a process that the first has forked */
+        client_init(&client, &place, 30 + (UINT64_C(5) << 40)); /* a process that the first one has forked */
         CHECK(!client_connect(&client, &place));
         client_done(&client);
         kill(rival, SIGKILL);
@@ -354,7 +354,7 @@ static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
         place_done(&place);
 }
 
-static void what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_storage_is_back(void)
+static void a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later(void)
 {
         for (int killed = 0; killed < 2; killed++) {
                 struct test_client client;
@@ -383,7 +383,7 @@ static void what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_sto
         }
 }
 
-/* The newer one may have been asked for alone. */
+/* A client may have asked for the newer writing only. */
 static void an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage(void)
 {
         for (int killed = 0; killed < 2; killed++) {
@@ -431,7 +431,7 @@ static void stop_now_ends_an_agent_that_a_signal_had_told_to_finish(void)
         CHECK(!save_whole(&client, "global_step1", 1, NULL));
         kill(pid, SIGTERM);
         usleep(300000);
-        CHECK(waitpid(pid, &status, WNOHANG) == 0); /* it finishes first */
+        CHECK(waitpid(pid, &status, WNOHANG) == 0); /* the agent finishes the write first */
         CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
         for (int i = 0; i < 1000 && !ended; i++) {
                 usleep(10000);
@@ -507,11 +507,11 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_save_that_the_agent_died_under_goes_on_with_the_next_one),
          TEST(a_killed_trainer_leaves_its_committed_versions_and_no_half_ones),
          TEST(an_image_that_a_loader_keeps_is_replaced_ahead_of_need),
-         TEST(half_copied_debris_of_dead_trainers_goes_with_the_next_agent),
+         TEST(the_next_agent_removes_incomplete_copies_of_dead_trainers),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
          TEST(a_trainer_that_is_just_leaving_makes_way_for_the_next),
          TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory),
-         TEST(what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_storage_is_back),
+         TEST(a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later),
          TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
          TEST(an_agent_that_is_not_needed_ends_by_itself))

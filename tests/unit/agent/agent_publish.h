@@ -18,7 +18,7 @@ static inline void put_text(const char *path, const char *text)
                 abort();
 }
 
-/* What a framework writes beside the checkpoint's own files: not synced, as frameworks do. */
+/* Writes a file of the framework beside the checkpoint's files. It is not synced, as frameworks do not sync either. */
 static inline void stage(const char *staging, const char *text)
 {
         char path[300];
@@ -56,7 +56,7 @@ static inline enum nebula_status ask_removal(struct bench *bench, const char *pa
         return status;
 }
 
-/* The worker's part, without its pauses; at most `tries` pieces of work. True: nothing is left to do. */
+/* Does the worker's part, without its pauses: at most `tries` pieces of work. True: nothing is left to do. */
 static inline bool work(struct bench *bench, int tries)
 {
         int64_t due = INT64_MAX;
@@ -69,7 +69,7 @@ static inline bool work(struct bench *bench, int tries)
         return !more;
 }
 
-/* '-': absent; the letter of `seeds` whose bytes these are, 'a' for seeds[0] and so on; '!': anything else. */
+/* Returns '-': the file is absent; 'a' for the bytes of seeds[0], 'b' for those of seeds[1] and so on; '!': other bytes. */
 static inline char look_file(const char *path, const unsigned *seeds)
 {
         char *data, found = '!';
@@ -90,7 +90,7 @@ static inline char look_file(const char *path, const unsigned *seeds)
         return found;
 }
 
-/* The same for a whole directory: file a, what was staged (the letter itself) and the label must all be of one version. */
+/* Returns the same for a whole directory. File a, the staged file (which holds the letter) and the label must be of one version. */
 static inline char look_directory(const char *path, const unsigned *seeds)
 {
         char inner[400], found, *text;
@@ -113,7 +113,7 @@ static inline char look_directory(const char *path, const unsigned *seeds)
         return os->stat(inner, false, &stat) ? '!' : found;
 }
 
-/* How many names in the directory are ours alone: what an interrupted try leaves. */
+/* Returns the number of Nebula's temporary names in the directory, which an interrupted try leaves. */
 static inline int debris_in(const char *path)
 {
         struct os_dir *dir;

@@ -30,14 +30,14 @@ static inline bool storage_is_mem(void)
                         SKIP("needs files: " why); \
         } while (0)
 
-/* The storage of a test whose other things lie in the directory `root`. */
+/* Names the storage of a test whose other files are in the directory `root`. */
 static inline void storage_beside(const char *root, char *ret_path, size_t size)
 {
         store_mem_allow();
         snprintf(ret_path, size, storage_is_mem() ? "mem://%s" : "%s/storage", storage_is_mem() ? strrchr(root, '/') + 1 : root);
 }
 
-/* Empty; remove it with storage_remove. */
+/* Makes an empty storage. Remove it with storage_remove. */
 static inline void storage_make(char ret_path[256])
 {
         static unsigned count;
@@ -66,7 +66,7 @@ static inline struct store *storage_look(const char *path)
         return store;
 }
 
-/* All objects whose keys begin with `prefix`. */
+/* Lists all objects whose keys begin with `prefix`. */
 static inline struct store_list storage_list(const char *path, const char *prefix)
 {
         struct store *store = storage_look(path);
@@ -78,7 +78,7 @@ static inline struct store_list storage_list(const char *path, const char *prefi
         return list;
 }
 
-/* How many objects have keys that begin with `prefix` and have `part` behind it; the key of the last one. ret_key may be NULL. */
+/* Counts the objects whose keys begin with `prefix` and have `part` behind it. *ret_key: the key of the last one; it may be NULL. */
 static inline size_t storage_count(const char *path, const char *prefix, const char *part, char ret_key[512])
 {
         struct store_list list = storage_list(path, prefix);
@@ -106,7 +106,7 @@ static inline bool storage_has(const char *path, const char *key)
         return result;
 }
 
-/* NULL: there is no such object. */
+/* NULL: the object does not exist. */
 static inline char *storage_read(const char *path, const char *key, size_t *ret_size)
 {
         struct store *store = storage_look(path);
@@ -118,7 +118,7 @@ static inline char *storage_read(const char *path, const char *key, size_t *ret_
         return text;
 }
 
-/* As another program does: what is there is replaced. */
+/* Replaces an object, as another program does. */
 static inline void storage_write(const char *path, const char *key, const void *data, size_t size)
 {
         struct store *store = storage_look(path);
@@ -128,7 +128,7 @@ static inline void storage_write(const char *path, const char *key, const void *
         store_close(store);
 }
 
-/* Other bytes in the middle of an object. */
+/* Changes bytes in the middle of an object. */
 static inline void storage_damage(const char *path, const char *key, size_t offset)
 {
         size_t size;
@@ -150,7 +150,7 @@ static inline void storage_take_away(const char *path, const char *key)
         store_close(store);
 }
 
-/* From now on no operation succeeds. The path is empty, and becomes so again. */
+/* Makes every operation fail from now on. The path must be empty, and is empty again after storage_unblock. */
 static inline void storage_block(const char *path)
 {
         if (storage_is_mem()) {

@@ -51,7 +51,7 @@ static void a_saved_version_is_committed_loaded_and_durable(void)
         client_done(&client);
         agent_stop(agent, true);
 
-        /* Another agent, with nothing in memory. */
+        /* Another agent starts, with nothing in memory. */
         agent = start();
         REQUIRE(agent);
         client_init(&client, &place, 12);
@@ -65,7 +65,7 @@ static void a_saved_version_is_committed_loaded_and_durable(void)
         place_done(&place);
 }
 
-static void the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image(void)
+static void the_first_reader_gets_the_stored_file_and_the_next_one_an_image(void)
 {
         struct test_client client;
         struct agent *agent;
@@ -140,7 +140,7 @@ static void a_part_closes_with_the_next_tag_and_n_files_complete_a_version(void)
         counted = begin(&client, "c", 2);
         CHECK(!save(&client, counted, "x", 3, 1000));
         CHECK(!of_version(&client, IPC_COMMIT, counted));
-        CHECK(!save(&client, counted, "x", 4, 1000)); /* the same name again: replaced, and not counted twice */
+        CHECK(!save(&client, counted, "x", 4, 1000)); /* the same name again replaces the file and does not count twice */
         CHECK(state_of(&client, counted) == NEBULA_STATE_CAPTURING);
         CHECK(!save(&client, counted, "y", 5, 1000));
         CHECK(!wait_for(&client, counted, NEBULA_STATE_COMMITTED, 1000));
@@ -186,7 +186,7 @@ static void a_tag_written_again_is_a_generation_that_carries_over(void)
         CHECK(found.generation == 2);
         CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
         CHECK(!load(&client, found.version_id, "optimizer.pt", 2, FILE_BYTES, NULL));
-        /* A third one, by an agent that knows the others from storage alone. */
+        /* An agent that knows the earlier writings only from storage makes a third one. */
         CHECK(!save_whole(&client, "last", 4, NULL));
         CHECK(!flush(&client, "last", 10000));
         REQUIRE(!find(&client, "", "", &found));
@@ -229,7 +229,7 @@ static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
         place_done(&place);
 }
 
-/* As when an agent was killed after it had noted the first loan, and its successor is asked again. */
+/* As if an agent was killed after it had logged the first loan, and the trainer asks the next agent again. */
 static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
 {
         struct test_client client;
@@ -241,7 +241,7 @@ static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
         agent = start();
         REQUIRE(agent && enter(&client, 37));
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
-        CHECK(!copy_image(&client, version, "x", 2, 1000, &lost)); /* and never told that it was captured */
+        CHECK(!copy_image(&client, version, "x", 2, 1000, &lost)); /* and never says that it is captured */
         CHECK(!copy_image(&client, version, "x", 3, 1000, &loan) && !captured(&client, loan.image_id));
         CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
         CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_COMMITTED, 5000));
@@ -250,8 +250,8 @@ static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
         place_done(&place);
 }
 
-/* A file saved again while it is still being copied: the first copy goes on for a while. */
-static void an_image_that_was_asked_for_again_is_lent_to_nobody_else(void)
+/* The file is saved again while it is still being copied, so both copies run for a while. */
+static void an_image_that_was_requested_again_is_lent_only_once(void)
 {
         struct test_client zero, one;
         struct agent *agent;
@@ -299,7 +299,7 @@ static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(vo
         CHECK(!of_version(&one, IPC_COMMIT, version));
         CHECK(!wait_for(&zero, version, NEBULA_STATE_COMMITTED, 0));
 
-        /* Written again; rank 1 has nothing to say and says so before rank 0 has begun. */
+        /* The tag is written again. Rank 1 saves nothing and commits before rank 0 has begun. */
         CHECK(begin(&one, "t", NEBULA_FILES_ALL_RANKS) == version);
         CHECK(!of_version(&one, IPC_COMMIT, version));
         again = begin(&zero, "t", NEBULA_FILES_ALL_RANKS);
@@ -312,7 +312,7 @@ static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(vo
         place_done(&place);
 }
 
-/* As a rank that a framework killed, or that ran out of memory. */
+/* The number of a process that has ended, like a rank that a framework killed or that ran out of memory. */
 static uint32_t dead_pid(void)
 {
         pid_t pid = fork();
@@ -350,13 +350,13 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
         CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000) == NEBULA_FAILED);
         CHECK(strstr(first.error.message, "rank 1 "));
 
-        /* It has ended before the others began. */
+        /* It ends before the others begin. */
         version = begin(&first, "global_step2", NEBULA_FILES_ALL_RANKS);
         CHECK(!save(&first, version, "a", 2, 5000) && of_version(&first, IPC_COMMIT, version) != NEBULA_TIMEOUT);
         CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000) == NEBULA_FAILED);
         CHECK(strstr(first.error.message, "rank 1 "));
 
-        /* N files may be all of one rank's. */
+        /* One rank may save all N files. */
         version = begin(&first, "global_step3", 1);
         CHECK(!save(&first, version, "a", 3, 5000) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
 
@@ -373,7 +373,8 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
         place_done(&place);
 }
 
-/* Containers: how the agent sees the process behind a connection, and that process's pid namespace; its own is the first. */
+/* Containers: the number by which the agent sees the process of a connection, and that process's pid namespace. The agent itself is in the
+ * first. */
 static atomic_bool is_contained;
 static atomic_uint seen_pid;
 
@@ -414,7 +415,8 @@ static void stop_with_containers(struct agent *agent)
         os = &os_linux;
 }
 
-/* Whether the open part of rank 1, which calls itself by `own_pid` and is seen as `as_pid`, stays open when rank 0 looks for the newest. */
+/* Whether the part of rank 1 stays open when rank 0 searches the newest version. Rank 1 calls itself `own_pid`, and the agent sees it as
+ * `as_pid`. */
 static bool stays_open(uint32_t own_pid, uint32_t as_pid)
 {
         static struct test_client first, second;
@@ -448,9 +450,9 @@ static bool stays_open(uint32_t own_pid, uint32_t as_pid)
 static void a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it(void)
 {
         CHECK(stays_open((uint32_t)getpid(), (uint32_t)getpid()));
-        CHECK(stays_open(dead_pid(), (uint32_t)getpid()));  /* its number there is nobody's here */
-        CHECK(stays_open(dead_pid(), 0));                   /* it cannot be seen */
-        CHECK(!stays_open((uint32_t)getpid(), dead_pid())); /* its number there is another one's here */
+        CHECK(stays_open(dead_pid(), (uint32_t)getpid()));  /* no process has that number in this namespace */
+        CHECK(stays_open(dead_pid(), 0));                   /* the agent cannot see the process */
+        CHECK(!stays_open((uint32_t)getpid(), dead_pid())); /* in this namespace another process has that number */
 }
 
 static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
@@ -466,7 +468,7 @@ static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
         seen_pid = (uint32_t)getppid();
         CHECK(!enter_as(&second, 602, 0, 7) && strstr(second.error.message, "already is rank 0"));
         client_done(&second);
-        seen_pid = (uint32_t)getpid(); /* the same process, which has begun anew */
+        seen_pid = (uint32_t)getpid(); /* the same process, which has executed the program again */
         CHECK(enter_as(&second, 603, 0, 7));
         is_contained = false;
         client_done(&second);
@@ -549,7 +551,7 @@ static int image_count(void)
         return count;
 }
 
-/* A training that resumes: what it has mapped serves no save any more. */
+/* After a resume, no save can use the images that the trainer has mapped. */
 static void a_load_has_another_image_made_for_the_saves_to_come(void)
 {
         struct test_client client;
@@ -591,7 +593,7 @@ static void a_file_that_can_never_fit_is_refused_with_both_numbers(void)
         version = begin(&client, "big", NEBULA_FILES_ALL_RANKS);
         CHECK(copy_image(&client, version, "m", 1, 9 << 20, &loan) == NEBULA_NO_MEMORY);
         CHECK(strstr(client.error.message, "10 MiB") && strstr(client.error.message, "8 MiB"));
-        /* One version in memory only: it is the only complete one and stays, so a second that needs its room fails at once. */
+        /* The only complete version is in memory only, so it stays. A second one that needs its memory fails at once. */
         CHECK(!copy_image(&client, version, "m", 1, 5 << 20, &loan) && !captured(&client, loan.image_id));
         CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
         version = begin(&client, "second", NEBULA_FILES_ALL_RANKS);
@@ -611,7 +613,7 @@ static void a_full_tier_waits_for_what_becomes_durable(void)
         place_init(&place);
         agent = start();
         client_init(&client, &place, 72);
-        client.hello.memory_bytes = 7 << 20; /* one image of 6 MiB and not two */
+        client.hello.memory_bytes = 7 << 20; /* memory for one image of 6 MiB, not for two */
         REQUIRE(agent && !client_connect(&client, &place));
         for (unsigned i = 1; i < 5; i++) {
                 snprintf(tag, sizeof tag, "global_step%u", i);
@@ -632,8 +634,8 @@ static enum nebula_status captured_and_committed(struct test_client *client, uin
         return ask(client, IPC_CAPTURED, &request, sizeof request);
 }
 
-/* What the thread sanitizer has to say of it matters, too. */
-static void waits_are_answered_in_whatever_order_they_came(void)
+/* The thread sanitizer checks this test, too. */
+static void waits_are_answered_in_any_order(void)
 {
         static struct test_client client, waiting[2];
         struct agent *agent;
@@ -662,7 +664,7 @@ static void waits_are_answered_in_whatever_order_they_came(void)
         place_done(&place);
 }
 
-/* The answer may have been lost with an agent that was killed. */
+/* The answer to the first message may be lost with a killed agent. */
 static void a_file_that_is_whole_may_be_said_to_be_so_again(void)
 {
         static struct test_client client;
@@ -687,7 +689,7 @@ static void a_file_that_is_whole_may_be_said_to_be_so_again(void)
         place_done(&place);
 }
 
-/* Another connection of a session, which asks while the first one copies. */
+/* Another connection of a session. It asks while the first one copies. */
 struct second {
         struct test_client client;
         pthread_t thread;
@@ -714,7 +716,7 @@ static void a_full_tier_waits_for_a_copy_that_may_bring_its_commit(void)
         agent = start();
         client_init(&client, &place, 75);
         client_init(&second.client, &place, 75);
-        client.hello.memory_bytes = second.client.hello.memory_bytes = 7 << 20; /* one image of 6 MiB and not two */
+        client.hello.memory_bytes = second.client.hello.memory_bytes = 7 << 20; /* memory for one image of 6 MiB, not for two */
         REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&second.client, &place));
         CHECK(!copy_image(&client, begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &loan));
         REQUIRE(!pthread_create(&second.thread, NULL, save_second, &second));
@@ -736,7 +738,7 @@ static void *flush_second(void *argument)
         return NULL;
 }
 
-/* Rank 1 knows that rank 0 has committed, say by a barrier; the agent hears of that with the last copy. */
+/* Rank 1 knows that rank 0 has committed, for example by a barrier. The agent hears of that commit with the last copy. */
 static void a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit(void)
 {
         static struct test_client client;
@@ -789,16 +791,16 @@ static void a_rank_that_commits_alone_is_told_whom_a_version_waits_for(void)
         CHECK(!flush(&client, "", 10000)); /* this rank has not committed: it may be about to save more */
         CHECK(!of_version(&client, IPC_COMMIT, version));
         CHECK(flush(&client, "", 100) == NEBULA_TIMEOUT && strstr(client.error.message, "waits for ranks 1, 2 of 3"));
-        CHECK(!flush(&other, "", 100)); /* it has no part in that */
+        CHECK(!flush(&other, "", 100)); /* the other rank has no part in the version */
         begun = os->now_ns();
         CHECK(flush(&client, "", -1) == NEBULA_TIMEOUT && strstr(client.error.message, "waits for ranks 1, 2 of 3"));
-        CHECK(flush(&client, "", -1) == NEBULA_TIMEOUT); /* nor is it waited for twice */
+        CHECK(flush(&client, "", -1) == NEBULA_TIMEOUT); /* and does not wait for it a second time */
         CHECK(os->now_ns() - begun < 5000000000 && strstr(client.error.message, "world=1"));
         CHECK(!ask(&client, IPC_WATCH, &request, sizeof request));
         event = client.frame.payload;
         CHECK(event->kind == NEBULA_EVENT_LATE && !strcmp(event->tag, "t") && !strcmp(event->text, "waits for ranks 1, 2 of 3"));
         request = (struct ipc_watch){ .since = event->at, .timeout_ms = 1200 };
-        CHECK(ask(&client, IPC_WATCH, &request, sizeof request) == NEBULA_TIMEOUT); /* that is said once */
+        CHECK(ask(&client, IPC_WATCH, &request, sizeof request) == NEBULA_TIMEOUT); /* the event comes once */
         CHECK(state_of(&client, version) == NEBULA_STATE_CAPTURING);
         client_done(&other);
         client_done(&client);
@@ -807,7 +809,7 @@ static void a_rank_that_commits_alone_is_told_whom_a_version_waits_for(void)
         unsetenv("NEBULA_TAKEOVER_S");
 }
 
-/* Else the next writing of the tag by all ranks would count that rank before it has saved. */
+/* Otherwise the next writing of the tag would count that rank's part as closed before it has saved. */
 static void a_commit_behind_the_file_that_completed_a_version_is_of_that_version(void)
 {
         static struct test_client client, other;
@@ -827,7 +829,7 @@ static void a_commit_behind_the_file_that_completed_a_version_is_of_that_version
         CHECK(state_of(&client, first) >= NEBULA_STATE_COMMITTED);
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
         CHECK(!save(&client, version, "a", 3, 5000));
-        CHECK(!flush(&other, "t", 10000)); /* that of before */
+        CHECK(!flush(&other, "t", 10000)); /* the earlier writing */
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
         CHECK(version != first && !of_version(&client, IPC_COMMIT, version));
         CHECK(state_of(&client, version) < NEBULA_STATE_COMMITTED);
@@ -1024,7 +1026,7 @@ static void an_interval_leaves_versions_in_memory_until_flushed(void)
                         CHECK(!wait_for(&client, versions[0], NEBULA_STATE_DURABLE, 10000));
         }
         CHECK(state_of(&client, versions[3]) == NEBULA_STATE_COMMITTED);
-        CHECK(wait_for(&client, versions[1], NEBULA_STATE_DURABLE, 1000) == NEBULA_FAILED); /* gone for a newer one */
+        CHECK(wait_for(&client, versions[1], NEBULA_STATE_DURABLE, 1000) == NEBULA_FAILED); /* dropped for a newer version */
         CHECK(!flush(&client, "", 10000));
         CHECK(state_of(&client, versions[3]) == NEBULA_STATE_DURABLE);
         client_done(&client);
@@ -1052,7 +1054,7 @@ static void another_path_never_hits_this_jobs_memory(void)
         REQUIRE(agent && enter(&client, 98));
         CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
         CHECK(find(&client, other, "", &found) == NEBULA_NOT_FOUND);
-        strcat(other, "/../storage"); /* another spelling, so another job: only its storage answers */
+        strcat(other, "/../storage"); /* another spelling of the path, so another job, which finds the version in storage */
         CHECK(!mkdir(place.output, 0755) || 1);
         client_done(&client);
         client_init(&client, &place, 99);
@@ -1080,13 +1082,13 @@ static bool enter_job(struct test_client *client, const char *job, uint64_t nonc
 {
         client_init(client, &place, nonce);
         strcpy(client->hello.job, job);
-        client->hello.memory_bytes = 3 * memory_capacity(FILE_BYTES); /* three versions */
+        client->hello.memory_bytes = 3 * memory_capacity(FILE_BYTES); /* memory for three versions */
         snprintf(client->hello.persist_path, sizeof client->hello.persist_path, "%s/%s", place.root, job);
         return !client_connect(client, &place);
 }
 
-/* Another one comes and goes, so that the agent never has nothing to do. */
-static void a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory(void)
+/* Another job comes and goes, so that the agent always has something to do. */
+static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
 {
         struct test_client client, other;
         struct ipc_found found, looked;
@@ -1104,9 +1106,9 @@ static void a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_mem
         CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
         client_done(&client);
         usleep(1500000);
-        CHECK(reports_job(&other, "short")); /* it lies in memory */
+        CHECK(reports_job(&other, "short")); /* the version is in memory */
         snprintf(path, sizeof path, "%s/looked", place.root);
-        REQUIRE(!find(&other, path, "", &looked)); /* whoever holds a handle may load some time */
+        REQUIRE(!find(&other, path, "", &looked)); /* a client with a handle may load the version later */
         for (int i = 0; i < 4; i++) {
                 snprintf(tag, sizeof tag, "global_step%d", i);
                 CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
@@ -1127,7 +1129,7 @@ static void a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_mem
         place_done(&place);
 }
 
-static void what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next(void)
+static void a_commit_after_the_drain_of_an_ending_agent_goes_to_the_next_agent(void)
 {
         struct test_client client;
         struct agent *agent;
@@ -1139,7 +1141,7 @@ static void what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next(
         client_init(&client, &place, 11);
         REQUIRE(!client_connect(&client, &place));
         CHECK(agent_drain(agent)); /* nothing is there yet */
-        storage_block(place.storage); /* it can't become durable meanwhile */
+        storage_block(place.storage); /* so that it cannot become durable */
         REQUIRE(!save_whole(&client, "global_step7", 7, NULL));
         client_done(&client);
         agent_stop(agent, true);
@@ -1156,7 +1158,7 @@ static void what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next(
         place_done(&place);
 }
 
-/* A rank of a job of several, all on this node, with a run of its own. */
+/* Opens a session for a rank of a job with several ranks on this node. Each session is another run. */
 static bool enter_rank(struct test_client *client, uint64_t nonce, uint32_t rank, uint32_t world)
 {
         client_init(client, &place, nonce);
@@ -1178,7 +1180,7 @@ static void a_rank_that_connects_anew_is_waited_for(void)
         version = begin(&first, "global_step1", NEBULA_FILES_ALL_RANKS);
         REQUIRE(version && !save(&first, version, "a.pt", 1, FILE_BYTES) && !of_version(&first, IPC_COMMIT, version));
         client_done(&second);
-        REQUIRE(enter_rank(&second, 3, 1, 2)); /* at once: the same process, perhaps, with another session */
+        REQUIRE(enter_rank(&second, 3, 1, 2)); /* at once: it may be the same process with another session */
         CHECK(state_of(&first, version) != NEBULA_STATE_FAILED);
         own = begin(&second, "global_step1", NEBULA_FILES_ALL_RANKS);
         CHECK(own == version && !save(&second, own, "b.pt", 2, FILE_BYTES) && !of_version(&second, IPC_COMMIT, own));
@@ -1212,14 +1214,14 @@ static void a_rank_beyond_the_world_of_an_open_version_begins_its_own(void)
 }
 
 TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_world_of_an_open_version_begins_its_own),
-         TEST(what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next), TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
+         TEST(a_commit_after_the_drain_of_an_ending_agent_goes_to_the_next_agent), TEST(a_job_without_trainers_is_forgotten_when_its_memory_is_empty),
          TEST(a_saved_version_is_committed_loaded_and_durable),
-         TEST(the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image),
+         TEST(the_first_reader_gets_the_stored_file_and_the_next_one_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
          TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),
          TEST(an_image_that_is_asked_for_again_is_the_only_one_waited_for),
-         TEST(an_image_that_was_asked_for_again_is_lent_to_nobody_else),
+         TEST(an_image_that_was_requested_again_is_lent_only_once),
          TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
          TEST(a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began),
          TEST(a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it),
@@ -1228,7 +1230,7 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_load_has_another_image_made_for_the_saves_to_come),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
-         TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_whatever_order_they_came),
+         TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_any_order),
          TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
          TEST(a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit),
          TEST(a_rank_that_commits_alone_is_told_whom_a_version_waits_for),

@@ -11,8 +11,8 @@ static const struct os_table *before;
 static _Atomic int64_t clock_offset_ns, time_passed_ns;
 static atomic_uint refused_count;
 static atomic_bool memory_is_refused;
-static char hanging[96], slow[96], broken[96]; /* storage paths; "": none */
-static char blocked[128]; /* no directory can be made here: blocked_result */
+static char hanging[96], slow[96], broken[96]; /* storage paths with that fault; "": none */
+static char blocked[128]; /* making this directory fails with blocked_result */
 static atomic_int blocked_result;
 static _Atomic int64_t slow_until_ns;
 static atomic_bool hangs, descriptors_are_refused, sockets_are_refused, pages_are_slow, pages_are_made;
@@ -152,7 +152,7 @@ static void memory_that_the_machine_refuses_fails_that_save_alone(void)
         CHECK(strstr(client.error.message, "40 MiB") && strstr(client.error.message, "memory directory"));
         CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step1"));
         memory_is_refused = false;
-        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL)); /* from storage: memory let it go */
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL)); /* from storage, because it has left memory */
         CHECK(!save_whole(&client, "global_step3", 3, NULL));
         client_done(&client);
         agent_stop(agent, true);
@@ -182,7 +182,7 @@ static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_op
         end_bad();
 }
 
-/* It had taken over what lies in memory, which the sanitizers watch it give up again. */
+/* The agent has adopted the images before it fails. The sanitizers check that it frees everything. */
 static void an_agent_that_cannot_listen_leaves_memory_to_the_next_one(void)
 {
         struct nebula_error error = { 0 };
@@ -224,7 +224,7 @@ static bool newest_is(struct test_client *client, const char *tag, unsigned seed
                !load(client, found.version_id, "model.pt", seed, FILE_BYTES, NULL);
 }
 
-/* Time passes, and something happens that makes the workers look. */
+/* Lets time pass, and wakes the workers. */
 static void let_pass(int64_t seconds)
 {
         struct test_client other;
@@ -236,7 +236,7 @@ static void let_pass(int64_t seconds)
         client_done(&other);
 }
 
-/* Once the longest back-off has passed; twice, when it began only meanwhile. */
+/* Lets the longest back-off pass, several times if needed. Whether the version reaches the state. */
 static bool reaches(struct test_client *client, uint64_t version, enum nebula_state state)
 {
         for (int i = 0; i < 600 && state_of(client, version) != (int)state; i++) {
@@ -247,7 +247,7 @@ static bool reaches(struct test_client *client, uint64_t version, enum nebula_st
         return state_of(client, version) == (int)state;
 }
 
-/* Likewise: storage is tried again, in vain. */
+/* Lets the longest back-off pass in the same way. Whether the worker has tried storage again, without success. */
 static bool is_tried(void)
 {
         unsigned count = refused_count;
@@ -288,7 +288,7 @@ static void the_newest_version_is_not_given_up_for_what_storage_failed_before_it
         end_bad();
 }
 
-/* Whatever is wrong with the place of one tag. */
+/* The test runs for every kind of obstacle in the place of one tag. */
 static void a_version_whose_place_is_blocked_holds_up_no_other_version(void)
 {
         static const int results[] = { -EACCES, -EPERM, -ENOTDIR, -ELOOP, -ENAMETOOLONG, -EDQUOT, -ENOSPC, -EIO };
@@ -349,12 +349,12 @@ static void an_agent_that_ends_finishes_what_can_be_written_although_other_stora
         strcpy(good.hello.persist_path, slow);
         REQUIRE(agent && !client_connect(&bad, &place) && !client_connect(&good, &place));
         REQUIRE(!save_whole(&bad, "global_step1", 1, NULL) && is_tried());
-        /* The first of these can't be written either, and the second is not on its way before that was tried. */
+        /* The first of these versions cannot be written either. The worker tries it before the second one. */
         REQUIRE(!save_whole(&good, "global_step1", 1, NULL) && !save_whole(&good, "global_step2", 1, NULL));
         client_done(&bad);
         client_done(&good);
         slow_until_ns = before->now_ns() + 1500000000;
-CHECK(!agent_drain(agent)); /* it says that something is left */
+CHECK(!agent_drain(agent)); /* the drain says that a version is left */
         CHECK(is_stored(slow, "global_step2"));
         CHECK(!is_stored(slow, "global_step1") && !is_stored(broken, "global_step1"));
         agent_stop(agent, false);
@@ -363,7 +363,7 @@ CHECK(!agent_drain(agent)); /* it says that something is left */
         end_bad();
 }
 
-static void what_could_not_be_written_does_not_wait_for_the_next_interval(void)
+static void a_failed_write_is_not_delayed_to_the_next_interval(void)
 {
         struct test_client client;
         struct agent *agent;
@@ -402,7 +402,7 @@ static void a_clock_that_goes_backwards_makes_nothing_older(void)
         client_done(&client);
         agent_stop(agent, true);
 
-        /* The next agent has storage alone to learn from, and a clock that is behind what lies there. */
+        /* The next agent knows the versions only from storage, and its clock is behind their times. */
         clock_offset_ns = -7200ll * 1000000000;
         agent = start();
         REQUIRE(agent && !client_connect(&client, &place));
@@ -440,7 +440,7 @@ static void a_clock_that_goes_backwards_hides_no_event(void)
                 event = client.frame.payload;
                 CHECK(event->kind == NEBULA_EVENT_DURABLE && !strcmp(event->tag, tag) && event->at > request.since);
                 request.since = event->at;
-                request.timeout_ms = 100; /* it is durable before it is asked for */
+                request.timeout_ms = 100; /* it is durable before a client asks for it */
                 clock_offset_ns -= 3600ll * 1000000000;
         }
         client_done(&client);
@@ -474,7 +474,7 @@ static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
         end_bad();
 }
 
-/* For the agent that starts next. */
+/* Sets the memory budget of the next agent: memory for `count` images. */
 static void room_for_images(unsigned count)
 {
         char text[32];
@@ -483,7 +483,7 @@ static void room_for_images(unsigned count)
         setenv("NEBULA_MEMORY_BUFFER_SIZE", text, 1);
 }
 
-/* Two jobs with a path each, and room for two images: the first has saved, and its storage hangs. */
+/* Starts an agent with two jobs, a path for each, and memory for two images. The first job has saved, and its storage hangs. */
 static bool start_crowded(struct agent **ret_agent, struct test_client *stuck, struct test_client *other)
 {
         begin_bad();
@@ -525,7 +525,7 @@ static void the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image(void)
         end_crowded(agent, &stuck, &other);
 }
 
-/* No version may go, and none is on its way: all that is to come is a spare image whose pages are just being made. */
+/* No version may leave memory, and no write is running. The only memory to come is a spare image whose pages are being made. */
 static void a_spare_image_that_is_being_made_is_waited_for(void)
 {
         struct test_client first, second;
@@ -574,7 +574,7 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
 
         REQUIRE(start_crowded(&agent, &stuck, &other));
         CHECK(!save_whole(&other, "global_step1", 1, NULL));
-        CHECK(save_whole(&stuck, "global_step2", 2, NULL) == NEBULA_NO_MEMORY); /* it has waited its time in vain */
+        CHECK(save_whole(&stuck, "global_step2", 2, NULL) == NEBULA_NO_MEMORY); /* the save has waited for its time limit */
         slow_until_ns = os->now_ns() + 200000000;
         CHECK(!save_whole(&other, "global_step2", 2, NULL));
         hangs = false;
@@ -589,7 +589,7 @@ static int opendir_late(const char *root, const char *key, struct os_dir **ret_d
         return before->opendir_below(root, key, ret_dir);
 }
 
-/* Storage is slow to say what lies there, and the new agent is asked at once. */
+/* Storage answers the first listing slowly, and a client asks the new agent at once. */
 static void a_file_that_carries_over_is_found_as_soon_as_its_tag_is_complete(void)
 {
         struct test_client client;
@@ -628,7 +628,7 @@ static int open_without_secret(const char *root, const char *key, int flags)
         return before->open_below(root, key, flags);
 }
 
-/* In a process of its own, which ends with a thread that never will. */
+/* Runs in a process of its own, because one of its threads never ends. */
 static void end_while_the_secret_cannot_be_read(void)
 {
         struct ipc_stop request = { .now = true };
@@ -671,7 +671,7 @@ TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
          TEST(a_version_whose_place_is_blocked_holds_up_no_other_version),
          TEST(an_agent_that_ends_finishes_what_can_be_written_although_other_storage_fails),
-         TEST(what_could_not_be_written_does_not_wait_for_the_next_interval),
+         TEST(a_failed_write_is_not_delayed_to_the_next_interval),
          TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_hides_no_event),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),

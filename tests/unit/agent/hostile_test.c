@@ -15,7 +15,7 @@ static void begin_agent(void)
         pid = agent_fork(&place);
 }
 
-/* A whole save and load in memory, by a new trainer; a tag of its own for each seed. */
+/* A new trainer saves and loads a version in memory. Each seed has a tag of its own. */
 static bool serves(uint64_t nonce, unsigned seed)
 {
         uint64_t version = 0;
@@ -68,7 +68,7 @@ static void fill(void *data, size_t size)
                 ((unsigned char *)data)[i] = (unsigned char)next_random();
 }
 
-/* A header for `size` bytes, of which `sent` follow. */
+/* Sends a header that announces `size` bytes, and `sent` bytes behind it. */
 static int knock(uint16_t type, uint32_t size, uint32_t sent)
 {
         struct ipc_header header = { .magic = IPC_MAGIC, .type = type, .size = size };
@@ -129,7 +129,7 @@ static void requests_of_the_right_size_with_wrong_contents_are_refused(void)
                         client.fd = os->connect(place.place.socket);
                 fill(payload, sizeof payload);
                 payload[size ? size - 1 : 0] = 0;
-                /* Whether it is answered or hung up on; a wait is not waited for. */
+                /* Expects an answer or a closed connection. It does not wait for the end of a wait request. */
                 if (!ipc_send(client.fd, type, NEBULA_OK, payload, size, -1, NULL) && os->poll(client.fd, 100) == 1)
                         ipc_receive(client.fd, &client.frame, &client.error);
                 client_done(&client);
@@ -149,7 +149,7 @@ static void thousands_of_connections_leave_room_again(void)
         CHECK(open > 1000);
         for (int i = 0; i < open; i++)
                 os->close(fds[i]);
-        for (int i = 0; i < 500 && kill(pid, 0) == 0; i++) { /* until its threads have seen that */
+        for (int i = 0; i < 500 && kill(pid, 0) == 0; i++) { /* until the agent's threads have noticed */
                 client_init(&client, &place, 7);
                 if (!client_connect(&client, &place))
                         break;
@@ -161,7 +161,7 @@ static void thousands_of_connections_leave_room_again(void)
         end_agent();
 }
 
-/* The socket's buffer is full of answers: who sends the next one is stuck in the middle of it. */
+/* The socket's buffer is full of answers, so a thread that sends the next one blocks in the middle of it. */
 static void stop_reading_answers_to(enum ipc_type type)
 {
         char request[sizeof(struct ipc_header) + sizeof(struct ipc_report)] = { 0 };
@@ -173,23 +173,23 @@ static void stop_reading_answers_to(enum ipc_type type)
         REQUIRE(!client_connect(&deaf, &place));
         memcpy(request, &header, sizeof header);
         fcntl(deaf.fd, F_SETFL, O_NONBLOCK);
-        for (int i = 0, full = 0; i < 100000 && full < 20; i++) { /* until it reads no more */
+        for (int i = 0, full = 0; i < 100000 && full < 20; i++) { /* until the agent reads no more requests */
                 full = os->send(deaf.fd, request, sizeof header + header.size, -1) < 0 ? full + 1 : 0;
                 if (full)
                         usleep(10000);
         }
         CHECK(serves(1, 1));
-        end_agent(); /* and it can still be ended */
+        end_agent(); /* the agent can still be ended */
         client_done(&deaf);
 }
 
-static void a_client_that_stops_reading_holds_nobody_up(void)
+static void a_client_that_stops_reading_blocks_no_other_client(void)
 {
         stop_reading_answers_to(IPC_REPORT);
         stop_reading_answers_to(IPC_STATE);
 }
 
-/* Asks and reads nothing, until there is no room for one more answer, or `most` have come. Returns how many have. */
+/* Sends requests and reads no answer, until the buffer has no room for another answer or `most` answers have come. Returns their number. */
 static int leave_answers(struct test_client *deaf, uint64_t version, int most)
 {
         struct {
@@ -210,8 +210,8 @@ static int leave_answers(struct test_client *deaf, uint64_t version, int most)
         return count;
 }
 
-/* The answer to its WAIT would come from a thread that all others need. */
-static void a_client_that_waits_and_reads_nothing_holds_nobody_up(void)
+/* The answer to its WAIT would come from a thread that all other clients need. */
+static void a_waiting_client_that_reads_nothing_blocks_no_other_client(void)
 {
         struct {
                 struct ipc_header header;
@@ -223,7 +223,7 @@ static void a_client_that_waits_and_reads_nothing_holds_nobody_up(void)
         int most = 100000;
 
         begin_agent();
-        for (uint32_t i = 0; i < 2; i++) { /* the first one finds out how many answers there is room for */
+        for (uint32_t i = 0; i < 2; i++) { /* the first client finds out how many answers the buffer can hold */
                 client_init(&deaf[i], &place, 60 + i);
                 deaf[i].hello.rank = i;
                 deaf[i].hello.world = 2;
@@ -246,7 +246,7 @@ static void a_client_that_waits_and_reads_nothing_holds_nobody_up(void)
         client_done(&deaf[1]);
 }
 
-static void a_request_in_pieces_holds_nobody_up(void)
+static void a_request_in_pieces_blocks_no_other_client(void)
 {
         struct {
                 struct ipc_header header;
@@ -299,7 +299,7 @@ static bool ends_who_asks_while_waiting(enum ipc_type type, bool at_once)
         return is_ended;
 }
 
-static void who_asks_while_it_waits_is_hung_up_on(void)
+static void a_client_that_asks_during_its_wait_is_disconnected(void)
 {
         begin_agent();
         CHECK(ends_who_asks_while_waiting(IPC_STATE, true) && ends_who_asks_while_waiting(IPC_STATE, false));
@@ -342,7 +342,7 @@ static void clients_that_ask_nothing_cost_no_threads(void)
         end_agent();
 }
 
-static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
+static void an_incomplete_save_fails_when_its_trainer_is_gone(void)
 {
         struct ipc_granted loan;
         uint64_t version;
@@ -364,7 +364,7 @@ static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
         client_init(&client, &place, 61);
         client.hello.rank = 1;
         client.hello.world = 2;
-        CHECK(!client_connect(&client, &place)); /* another rank goes on meanwhile */
+        CHECK(!client_connect(&client, &place)); /* another rank continues meanwhile */
         CHECK((version = begin(&client, "u", 1)) && !save(&client, version, "a", 3, FILE_BYTES) &&
               !of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
         client_done(&client);
@@ -395,7 +395,7 @@ static void without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keep
         end_agent();
 }
 
-/* As systemd does it at a user's logout (RemoveIPC=yes). */
+/* systemd removes the files in this way at a user's logout (RemoveIPC=yes). */
 static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 {
         struct ipc_found before;
@@ -404,7 +404,7 @@ static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
         begin_agent();
         CHECK(serves(80, 1));
         for (int i = 0; i < 100 && os_remove_tree(place.place.memory); i++)
-                ; /* the agent may be putting something there at this moment */
+                ; /* the agent may be creating a file there at this moment */
         CHECK(access(place.place.memory, F_OK));
         client_init(&client, &place, 82);
         REQUIRE(!client_connect(&client, &place));
@@ -423,9 +423,9 @@ static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 
 TAP_MAIN(TEST(garbage_and_frames_of_any_size_end_their_connection_only),
          TEST(requests_of_the_right_size_with_wrong_contents_are_refused), TEST(thousands_of_connections_leave_room_again),
-         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(a_client_that_waits_and_reads_nothing_holds_nobody_up),
-         TEST(a_request_in_pieces_holds_nobody_up),
-         TEST(who_asks_while_it_waits_is_hung_up_on), TEST(clients_that_ask_nothing_cost_no_threads),
-         TEST(half_a_save_is_given_up_when_its_trainer_is_gone),
+         TEST(a_client_that_stops_reading_blocks_no_other_client), TEST(a_waiting_client_that_reads_nothing_blocks_no_other_client),
+         TEST(a_request_in_pieces_blocks_no_other_client),
+         TEST(a_client_that_asks_during_its_wait_is_disconnected), TEST(clients_that_ask_nothing_cost_no_threads),
+         TEST(an_incomplete_save_fails_when_its_trainer_is_gone),
          TEST(without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory),
          TEST(without_its_memory_directory_an_agent_still_saves_and_loads))

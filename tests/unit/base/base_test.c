@@ -166,7 +166,7 @@ static void running_out_of_memory_is_remembered(void)
         CHECK(buf_take(&buf, &size) == NULL && size == 99);
 }
 
-static void what_is_not_printable_becomes_a_question_mark(void)
+static void an_unprintable_character_becomes_a_question_mark(void)
 {
         char text[] = "\033[31m\n\x7f\xff gr\xc3\xb6\xc3\x9f" "e \xe2\x82 \xed\xa0\x80 \xc3";
 
@@ -258,6 +258,6 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
-         TEST(running_out_of_memory_is_remembered), TEST(what_is_not_printable_becomes_a_question_mark),
+         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark),
          TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names),
          TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))

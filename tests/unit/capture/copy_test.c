@@ -41,7 +41,8 @@ static struct image_sums sums_for(uint64_t size)
         return (struct image_sums){ .list = sum_copies_both() ? calloc(room, sizeof(struct image_sum)) : NULL, .room = room };
 }
 
-/* Every range that is long enough within its part, its piece of the copy and its chunk has its sums. Takes the list over. */
+/* Checks the sums: each range that is long enough has one. A range lies within its part, its piece of the copy and its chunk. Frees the
+ * list. */
 static void check_sums(struct image_sums *sums, const struct capture_part *parts, size_t count, const char *image)
 {
         uint64_t end = 0, summed = 0, least = 0;
@@ -59,14 +60,13 @@ static void check_sums(struct image_sums *sums, const struct capture_part *parts
                 CHECK(crc32 == sum->crc32 && crc64 == sum->crc64);
                 summed += sum->size;
         }
-        for (size_t i = 0; i < count; i++) /* of each 4 MiB, two ends at most are too short */
+        for (size_t i = 0; i < count; i++) /* in each 4 MiB, at most two ends are too short for a sum */
                 least += parts[i].size > 4 * IMAGE_SUM_MIN ? parts[i].size - (parts[i].size >> 22) * 2 * IMAGE_SUM_MIN - 4 * IMAGE_SUM_MIN : 0;
         CHECK(!sums->list || summed >= least);
         free(sums->list);
 }
 
-/* Parts of the given sizes with gaps between them, which the caller writes meanwhile, or leaves; checks every byte, and
- * that nothing else was written. */
+/* Copies parts of the given sizes, with gaps between them in the image. Checks every byte, and that the gaps did not change. */
 static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
 {
         struct capture_part *parts = calloc(count + 1, sizeof *parts);
@@ -204,7 +204,7 @@ static void a_forked_child_can_copy_too(void)
 
         if (!CHILD_MAY_START_THREADS)
                 return;
-        check_copy(sizes, 1, false); /* the threads are there now, but not in the child */
+        check_copy(sizes, 1, false); /* the copy threads exist now, but not in the child */
         child = fork();
         if (child == 0) {
                 alarm(20);
@@ -227,7 +227,7 @@ static void the_threads_can_rest_and_come_back(void)
         capture_copy_rest();
 }
 
-/* Each of this process may run where the caller may. Returns how many there are. */
+/* Checks that each thread of this process may run on the caller's processors. Returns the number of threads. */
 static int check_threads_are_free(void)
 {
         DIR *tasks = opendir("/proc/self/task");
@@ -245,7 +245,7 @@ static int check_threads_are_free(void)
         return count;
 }
 
-/* A copy wakes its threads beside the caller, and no longer than that may it keep them off its processor. */
+/* A copy may keep its threads off the caller's processor only while it wakes them. */
 static void the_threads_are_pinned_nowhere(void)
 {
         static const uint64_t sizes[] = { 9u << 20 };
@@ -344,7 +344,7 @@ static void a_file_shorter_than_promised_is_refused_and_closed(void)
         CHECK(capture_pool_map(pool, 1, fd, 8192, &image, &error) == NEBULA_FAILED);
         CHECK(image == NULL);
         next = dup(0);
-        CHECK(next < 0 || next <= fd); /* the descriptor is free again */
+        CHECK(next < 0 || next <= fd); /* the descriptor was closed */
         if (next >= 0)
                 close(next);
         capture_pool_free(pool);
@@ -358,7 +358,7 @@ static int counted_unmap(void *data, uint64_t size)
         return os_linux.unmap(data, size);
 }
 
-static void what_is_not_live_is_unmapped(void)
+static void an_image_that_is_not_live_is_unmapped(void)
 {
         struct os_table table = *os;
         const struct os_table *before = os;
@@ -397,5 +397,5 @@ TAP_MAIN(
         TEST(an_image_is_mapped_once),
         TEST(another_file_under_the_same_id_is_mapped_anew),
         TEST(a_file_shorter_than_promised_is_refused_and_closed),
-        TEST(what_is_not_live_is_unmapped),
+        TEST(an_image_that_is_not_live_is_unmapped),
 )

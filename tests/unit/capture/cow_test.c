@@ -20,7 +20,7 @@
 #include "tap.h"
 
 #define MIB ((size_t)1 << 20)
-#define SUMS_BYTES (1 * MIB) /* behind a file, for sums */
+#define SUMS_BYTES (1 * MIB) /* space for sums behind a file */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -39,7 +39,7 @@ static unsigned char pattern_byte(uint64_t seed, size_t index)
         return (unsigned char)(mix(seed ^ index / 8) >> index % 8 * 8);
 }
 
-/* The patterns are most of the work here; thread sanitizing them would take minutes and show nothing. */
+/* The patterns take most of the time of this test. The thread sanitizer would need minutes for them and find nothing. */
 #if defined(__clang__) || defined(__SANITIZE_THREAD__)
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 #else
@@ -90,7 +90,7 @@ UNWATCHED static bool pattern_holds(const void *memory, size_t size, uint64_t se
         return true;
 }
 
-/* Private anonymous memory on a 2 MiB boundary, in huge pages or none. */
+/* Maps private anonymous memory on a 2 MiB boundary, with or without huge pages. */
 static unsigned char *memory_new(size_t size, bool huge)
 {
         size_t block = 2 * MIB;
@@ -128,7 +128,7 @@ static struct cow_capture *start(void *image, const struct capture_part *parts, 
         return capture;
 }
 
-/* One part, the whole memory. */
+/* Starts a capture of one part, the whole memory. */
 static struct cow_capture *start_one(void *image, const void *memory, size_t size)
 {
         struct capture_part part = { memory, size, 0 };
@@ -150,7 +150,7 @@ struct writer {
         pthread_t thread;
         unsigned char *memory;
         size_t size;
-        int order; /* 0 upwards, 1 downwards, 2 scattered */
+        int order; /* 0: upwards; 1: downwards; 2: in scattered order */
 };
 
 static void *writer_main(void *argument)
@@ -245,7 +245,7 @@ static void system_calls_may_write_into_protected_memory(void)
         munmap(image, size);
 }
 
-/* What may happen to memory whose bytes are not copied: the right ones, or a failure that says why. */
+/* Removes memory during a capture. The capture must have the right bytes, or fail with a reason. */
 static void check_vanishing(void (*vanish)(unsigned char *memory, size_t size))
 {
         size_t size = 24 * MIB;
@@ -261,7 +261,7 @@ static void check_vanishing(void (*vanish)(unsigned char *memory, size_t size))
                 pattern_fill(memory, size, 3 + (uint64_t)round);
                 capture = start_one(image, memory, size);
                 if (round >= 4)
-                        CHECK(complete(capture)); /* afterwards it does not matter */
+                        CHECK(complete(capture)); /* after the capture it makes no difference */
                 vanish(memory, size);
                 status = cow_wait(capture, 20000, &error);
                 if (status == NEBULA_OK) {
@@ -385,7 +385,7 @@ static void memory_that_becomes_unreadable_does_not_crash_the_program(void)
         munmap(image, size);
 }
 
-/* As when the disk under a spilled image fails. */
+/* As if the disk of a spilled image fails. */
 static void an_image_that_cannot_be_written_is_not_blamed_on_the_memory(void)
 {
         size_t size = 8 * MIB;
@@ -411,7 +411,7 @@ static void an_image_that_cannot_be_written_is_not_blamed_on_the_memory(void)
 
 static void children_of_fork_neither_hang_nor_disturb_the_capture(void)
 {
-        if (HAVE_TSAN) /* it allows no threads after fork */
+        if (HAVE_TSAN) /* the sanitizer allows no threads after fork */
                 return;
         size_t size = 32 * MIB;
         unsigned char *image = image_new(size);
@@ -471,7 +471,7 @@ static void overlapping_captures_each_see_their_own_start(void)
         }
         memset(memory, 0, size);
         for (int i = 3; i >= 0; i--) {
-                if (i == 2) { /* what lies before its part is not its own */
+                if (i == 2) { /* bytes before its part do not belong to it */
                         pattern_fill(memory, size, 20);
                         memcpy(images[i], memory, 5 * MIB + 123);
                 }
@@ -523,7 +523,7 @@ static void small_and_unaligned_parts_are_exact(void)
                 used += parts[i].size + state % 3;
                 image_size += (parts[i].size + 63) & ~(size_t)63;
         }
-        /* The same bytes twice, and parts within parts; the last one is what those see. */
+        /* Parts that overlap: the same bytes twice, and parts within parts. */
         parts[COUNT] = (struct capture_part){ memory + 33, used - 100, image_size };
         parts[COUNT + 1] = (struct capture_part){ memory + 333333, MIB, image_size + used };
         parts[COUNT + 2] = (struct capture_part){ memory + 333335, 3 * MIB, image_size + used + MIB };
@@ -556,7 +556,7 @@ static void memory_that_was_never_touched_reads_as_zero(void)
                 bool zero = true;
 
                 memset(image, 1, size);
-                if (round >= 2) /* the zero page, huge or not, is there */
+                if (round >= 2) /* the zero page, huge or not, is mapped */
                         for (size_t i = 0; i < size; i += 4096)
                                 zero &= ((volatile unsigned char *)memory)[i] == 0;
                 capture = start_one(image, memory, size);
@@ -619,12 +619,12 @@ static void a_cancelled_capture_fails_and_frees_the_memory(void)
         status = cow_wait(capture, 10000, &error);
         CHECK(status == NEBULA_FAILED && strstr(error.message, "cancelled"));
         cow_free(capture);
-        /* Freeing a running capture cancels it too, and the caller may use the image at once. */
+        /* cow_free of a running capture cancels it, too. After that the caller may use the image. */
         cow_free(start_one(image, memory, size));
         munmap(image, size);
         memset(memory, 4, size);
         munmap(memory, size);
-        /* The next one is not disturbed by what these left. */
+        /* The cancelled captures do not affect the next one. */
         check_overwriting(false);
 }
 
@@ -726,7 +726,7 @@ static void check_joining(size_t offset)
         pattern_fill(memory, size, 1);
         CHECK(count_huge(memory, size) == 0);
         cow_advise_huge(&part, 1);
-        for (int i = 0; i < 2000 && count_huge(memory, size) < 4; i++) /* registrations of earlier tests go first */
+        for (int i = 0; i < 2000 && count_huge(memory, size) < 4; i++) /* the engine ends registrations of earlier tests first */
                 os->sleep_ms(5);
         CHECK(count_huge(memory, size) == 4);
         CHECK(pattern_holds(memory, size, 1));
@@ -739,7 +739,7 @@ static void memory_that_is_saved_moves_to_huge_pages(void)
                 check_joining(0);
 }
 
-/* As the files of one checkpoint: the second call comes before the work of the first has begun. */
+/* Like the files of one checkpoint: the second call comes before the work of the first has begun. */
 static void memory_of_several_calls_moves_to_huge_pages(void)
 {
         size_t size = 8 * MIB;
@@ -771,8 +771,8 @@ static void the_ends_of_what_is_saved_move_too(void)
                 check_joining(64);
 }
 
-/* As an allocator's: each in a mapping of its own, with pages between them that nobody asked huge pages for and some of
- * which nobody has touched. Saves come so often that their registration is never taken back. */
+/* Like the memory of an allocator: each part has its own mapping. The pages between parts are not advised for huge pages, and some were
+ * never touched. Saves come so often that the engine never ends their registration. */
 static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
 {
         size_t size = 8 * MIB, first = 3 * MIB - 4096, gap = 8192;
@@ -806,9 +806,9 @@ static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
 }
 
 /* Tensors of one size in an allocator's own mappings: each begins, and ends, inside a block of small pages. */
-static void what_is_huge_but_for_its_ends_is_protected(void)
+static void memory_of_huge_pages_with_small_ends_is_protected(void)
 {
-        enum { COUNT = 32, SIZE = 4 << 20 }; /* every look is at a beginning, if parts are not looked into */
+        enum { COUNT = 32, SIZE = 4 << 20 }; /* so that the engine would look only at beginnings, if it did not look into parts */
         size_t stride = SIZE + (2u << 20);
         unsigned char *memory = memory_new(COUNT * stride, false);
         struct capture_part parts[COUNT];
@@ -835,7 +835,8 @@ static void what_is_huge_but_for_its_ends_is_protected(void)
         munmap(memory, COUNT * stride);
 }
 
-/* Parts begin and end inside huge pages; what else lies there is written to while the capture runs. True: a write waited. */
+/* Parts begin and end inside huge pages. The test writes to the other bytes of these pages while the capture runs. True: a write had to
+ * wait. */
 static bool write_beside(size_t count)
 {
         size_t stride = 8 * MIB, size = count * stride, begin = 3 * MIB - 4160, length = 4 * MIB;
@@ -882,7 +883,7 @@ static void a_write_beside_what_is_saved_does_not_wait_when_little_lies_there(vo
         CHECK(!write_beside(1));
 }
 
-/* The pages between are protected with the parts, and written to by a program that does not change what it saves for a long time yet. */
+/* The pages between parts are protected with the parts. The program writes to them, but not yet to the parts. */
 static void a_write_between_parts_begins_no_copying(void)
 {
         size_t size = 8 * MIB, first = 3 * MIB, gap = 4096;
@@ -910,7 +911,7 @@ static void a_write_between_parts_begins_no_copying(void)
         munmap(image, size);
 }
 
-/* One part over what two calls of an allocator gave, and some that lie in a shared page whole, or over its border. */
+/* One part covers the memory of two calls of an allocator. Other parts lie inside a shared huge page, or across its border. */
 static void parts_over_the_border_of_a_shared_huge_page_are_exact(void)
 {
         size_t size = 12 * MIB;
@@ -950,7 +951,7 @@ static uint64_t next_random(uint64_t *state)
         return *state >> 8;
 }
 
-/* Memory of several mappings: with huge pages and without, and one that others can write to. */
+/* Makes memory of several mappings: with and without huge pages, and one that other processes can write to. */
 static unsigned char *layout_memory(uint64_t *state)
 {
         unsigned char *memory = memory_new(LAYOUT_BYTES, true);
@@ -969,7 +970,7 @@ static unsigned char *layout_memory(uint64_t *state)
         return memory;
 }
 
-/* Parts of all sizes wherever they fall, over each other too; the image keeps room between them. Returns its size. */
+/* Makes parts of all sizes at random places; they may overlap. The image has gaps between them. Returns its size. */
 static size_t layout_parts(uint64_t *state, unsigned char *memory, struct capture_part *parts, size_t count)
 {
         size_t image_size = 0;
@@ -1021,7 +1022,7 @@ static void captures_of_random_layouts_are_exact(void)
         munmap(wanted, most);
 }
 
-/* A file in memory, filled by pattern 1, mapped privately on a 2 MiB boundary. */
+/* Makes a file in memory with pattern 1, and maps it privately on a 2 MiB boundary. */
 static unsigned char *file_new(size_t size)
 {
         int fd = os->memfd("test");
@@ -1047,7 +1048,7 @@ static bool is_anonymous(const unsigned char *data)
         return status == 0 && mapping.start <= (uintptr_t)data && mapping.private_anonymous;
 }
 
-/* Whether this kernel says which pages are a file's, and where a mapping ends. */
+/* Whether this kernel reports which pages belong to a file, and where a mapping ends. */
 static bool can_tell_pages(void)
 {
         int maps_fd = os->open("/proc/self/maps", OS_READ), pagemap_fd = os->open("/proc/self/pagemap", OS_READ);
@@ -1062,7 +1063,7 @@ static bool can_tell_pages(void)
         return can;
 }
 
-/* Room for it is made in the background after the first call. */
+/* The background makes room for the moved pages after the first call, so the call is repeated. */
 static void own(const struct capture_part *parts, size_t count)
 {
         for (int i = 0; i < 40; i++) {
@@ -1071,7 +1072,7 @@ static void own(const struct capture_part *parts, size_t count)
         }
 }
 
-/* Until [start, end) is the process's own, however long the background takes to make room for it. */
+/* Repeats the call until [start, end) belongs to the process. The background may take long to make room. */
 static void own_all(const struct capture_part *parts, size_t count, const unsigned char *start, const unsigned char *end)
 {
         for (int tries = 0; start < end && tries < 50; tries++) {
@@ -1092,7 +1093,7 @@ static void memory_of_a_file_is_protected_once_it_was_written_to(void)
         if (!can_tell_pages())
                 return;
         own(&part, 1);
-        CHECK(!is_anonymous(memory + from)); /* a copy would be one more */
+        CHECK(!is_anonymous(memory + from)); /* a copy would be anonymous memory */
         pattern_fill(memory + from, length, 2);
         own_all(&part, 1, memory + from, memory + from + length);
         CHECK(is_anonymous(memory + from) && is_anonymous(memory + from + length - 1) && is_anonymous(memory + from + length / 2));
@@ -1121,17 +1122,17 @@ static void memory_of_a_file_that_was_not_written_to_stays_its_own(void)
         munmap(memory, size);
 }
 
-static void memory_of_a_file_is_protected_whatever_lies_beside_it(void)
+static void memory_of_a_file_is_protected_beside_mappings_of_any_kind(void)
 {
         size_t size = 64 * MIB, half = size / 2;
         unsigned char *memory = file_new(size);
         struct capture_part parts[] = {
-                { memory, 3 * MIB, 0 },                                /* was only read */
+                { memory, 3 * MIB, 0 },                                /* the program has only read it */
                 { memory + 3 * MIB, half - 3 * MIB, 3 * MIB },
-                { memory + half, 100, half },                          /* shares its page with the next */
+                { memory + half, 100, half },                          /* shares its page with the next part */
                 { memory + half + 128, 20 * MIB - 128, half + 128 },
-                { memory + half + 20 * MIB, 4096, half + 20 * MIB },   /* small, and was only read */
-                { memory + half + 21 * MIB, 4096, half + 21 * MIB },   /* small, and beside nothing */
+                { memory + half + 20 * MIB, 4096, half + 20 * MIB },   /* small, and the program has only read it */
+                { memory + half + 21 * MIB, 4096, half + 21 * MIB },   /* small, and beside no other part */
         };
 
         if (!can_tell_pages())
@@ -1154,7 +1155,7 @@ struct counting {
         uint64_t count;
 };
 
-/* Adds to a word of its own in each page in turn, and finds it as it left it. */
+/* Counts up a word in each page in turn, and checks that the word has the last value. */
 static void *count_on(void *argument)
 {
         struct counting *counting = argument;
@@ -1172,7 +1173,7 @@ static void *count_on(void *argument)
         return NULL;
 }
 
-static void what_is_written_while_memory_changes_its_place_is_not_lost(void)
+static void writes_during_a_move_of_memory_are_not_lost(void)
 {
         size_t size = 4 * MIB;
 
@@ -1203,7 +1204,7 @@ static void what_is_written_while_memory_changes_its_place_is_not_lost(void)
         }
 }
 
-static void what_was_only_prepared_fixes_nothing(void)
+static void a_capture_that_was_only_prepared_fixes_no_values(void)
 {
         size_t size = 4 * MIB;
         unsigned char *memory = memory_new(size, true), *image = image_new(size);
@@ -1224,14 +1225,14 @@ static void what_was_only_prepared_fixes_nothing(void)
         munmap(image, size);
 }
 
-/* Writers overwrite pieces at random while captures start over and over, up to three at a time; a lock keeps them
- * still for the start alone, so that there is a copy of what was there. */
+/* Writers overwrite random pieces while captures start again and again, up to three at a time. A lock stops the writers only during a
+ * start, so that the test can copy the values at that moment. */
 #define STRESS_BLOCKS 96u
 #define STRESS_WRITERS 3u
 #define STRESS_BLOCK (96u * 1024)
 struct stress {
         unsigned char *memory;
-        pthread_rwlock_t start_lock; /* writers share it, a start has it alone */
+        pthread_rwlock_t start_lock; /* writers take it shared, a start takes it exclusively */
         atomic_bool stop;
         atomic_uint next_writer;
 };
@@ -1239,7 +1240,7 @@ struct stress {
 static void *stress_main(void *argument)
 {
         struct stress *stress = argument;
-        unsigned writer = atomic_fetch_add(&stress->next_writer, 1); /* each has its own blocks */
+        unsigned writer = atomic_fetch_add(&stress->next_writer, 1); /* each writer has its own blocks */
         uint64_t state = mix(4711 + writer);
 
         while (!atomic_load(&stress->stop)) {
@@ -1368,7 +1369,8 @@ static void *write_late(void *argument)
         return argument;
 }
 
-/* The copy of cow_own, before whose end a page beside what it holds is asked for, and after which a page that it holds is. */
+/* The copy of cow_own. Before it ends, a thread writes to a page beside the block that it holds; then a thread writes to a page in that
+ * block. */
 static int copy_among_writes(os_copy *copy, void *argument, void *to, uint64_t from, size_t size)
 {
         int status = os_linux.copy_guarded(copy, argument, to, from, size);
@@ -1384,7 +1386,7 @@ static int copy_among_writes(os_copy *copy, void *argument, void *to, uint64_t f
         return status;
 }
 
-/* Half of a block is a file's, and is moved; the other is still protected, for a capture that was given up. */
+/* Half of a block belongs to a file and is moved. The other half is still protected, for a cancelled capture. */
 static void as_with_a_write_beside_what_is_moved(void)
 {
         unsigned char *image = image_new(MIB), *file = file_new(MIB);
@@ -1430,7 +1432,7 @@ static struct capture_part written_file_new(size_t size)
         return (struct capture_part){ memory, size, 0 };
 }
 
-/* What remains of a part when a save has no more time for it, 20 ms, may be no more than a page. */
+/* A save moves memory for at most 20 ms. The rest of a part may then be as small as a page. */
 static void as_on_a_slow_machine(void)
 {
         struct capture_part part = written_file_new(32 * MIB + 4096);
@@ -1483,7 +1485,7 @@ static void memory_of_a_file_moves_bit_by_bit_where_there_is_little_room(void)
 
 static int moves_to_fail = 2;
 
-/* As mremap where the kernel has no memory: the place is unmapped then. */
+/* Fails like mremap in a kernel without memory: the target is unmapped then. */
 static int move_without_memory(void *data, uint64_t size, void *to)
 {
         if (moves_to_fail > 0) {
@@ -1524,8 +1526,8 @@ static int unmap_counting(void *data, uint64_t size)
         return os_linux.unmap(data, size);
 }
 
-/* What was loaded is no longer used when the next saves come. */
-static void as_who_forgets_what_it_loaded(void)
+/* The program has unmapped its loaded memory before the next saves. */
+static void as_a_program_that_unmaps_loaded_memory(void)
 {
         size_t size = 32 * MIB;
         unsigned char *memory = file_new(size);
@@ -1548,9 +1550,9 @@ static void as_who_forgets_what_it_loaded(void)
         CHECK(largest_unmapped == size && calls > 10);
 }
 
-static void room_that_nobody_takes_goes_back(void)
+static void an_unused_reservation_is_unmapped(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_who_forgets_what_it_loaded));
+        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_a_program_that_unmaps_loaded_memory));
 }
 
 static void as_on_an_old_kernel(void)
@@ -1638,7 +1640,7 @@ static int known_uffd_open(uint32_t *ret_abilities)
         return own_uffd = os_linux.uffd_open(ret_abilities);
 }
 
-/* As by os.closerange(3, 1024), and whatever the number stands for next. */
+/* Closes the engine's descriptor, as os.closerange(3, 1024) would. Another file may get the number then. */
 static void as_with_a_descriptor_closed(void)
 {
         size_t size = 64 * MIB;
@@ -1665,7 +1667,7 @@ static void as_with_a_descriptor_closed(void)
         cow_free(capture);
 }
 
-/* As by os.closerange(3, 1024) while nothing is saved: the fault thread is not woken by that. */
+/* The program closes the descriptor while no save runs, as os.closerange(3, 1024) would. That does not wake the fault thread. */
 static void as_with_a_descriptor_closed_before_a_fork(void)
 {
         size_t size = 4 * MIB;
@@ -1692,7 +1694,7 @@ static void as_with_a_descriptor_closed_before_a_fork(void)
 
 static unsigned char *first_of_two, *second_of_two;
 
-/* A write comes after the first was protected, and the second cannot be. */
+/* Protects the first range and then fails for the second. A write comes in between. */
 static int half_uffd_protect(int fd, uint64_t start, uint64_t end, bool on)
 {
         if (on && start <= (uintptr_t)second_of_two && (uintptr_t)second_of_two < end) {
@@ -1712,7 +1714,7 @@ static void as_where_half_can_be_protected(void)
         uint32_t count;
 
         first_of_two = memory_new(3 * size, true);
-        second_of_two = first_of_two + 2 * size; /* too far to be protected together */
+        second_of_two = first_of_two + 2 * size; /* too far apart to be protected by one call */
         pattern_fill(first_of_two, size, 1);
         pattern_fill(second_of_two, size, 2);
         parts[0] = (struct capture_part){ first_of_two, size, 0 };
@@ -1730,7 +1732,7 @@ static void as_where_half_can_be_protected(void)
         cow_free(capture);
 }
 
-/* The fault thread hears of an unmap, and then is not scheduled for a while. */
+/* The fault thread receives an unmap event, and is then not scheduled for a while. */
 static int slow_uffd_read(int fd, struct os_uffd_event *events, size_t count)
 {
         int got = os_linux.uffd_read(fd, events, count);
@@ -1764,8 +1766,8 @@ static void as_with_late_news(void)
         }
 }
 
-/* The first block is held up while it is copied. */
-static atomic_int held_up = 3; /* 0: the next copy is; 1: it waits; 2: it goes on */
+/* The test holds up the copy of the first block. */
+static atomic_int held_up = 3; /* 0: hold up the next copy; 1: the copy waits; 2: the copy continues */
 
 static int64_t held_copy_self(void *to, uint64_t from, size_t size)
 {
@@ -1799,7 +1801,7 @@ static bool has_written_soon(void)
         return atomic_load(&has_written);
 }
 
-/* One block: the copy for the first capture, of so many bytes of it, is held up, and a write to byte `at` waits for that. */
+/* One block. The copy for the first capture, which has `size` bytes of the block, is held up, and a write to byte `at` waits for it. */
 struct held {
         unsigned char *memory, *images[2];
         struct cow_capture *captures[2];
@@ -1821,12 +1823,12 @@ static bool hold_first(struct held *held, size_t size, size_t at, int64_t (*copy
                 os_linux.sleep_ms(1);
         if (pthread_create(&held->writer, NULL, write_a_byte, held->memory + at) != 0)
                 return false;
-        os_linux.sleep_ms(100); /* the fault thread hears of it, and finds the block in other hands */
+        os_linux.sleep_ms(100); /* the fault thread receives the fault, and finds that another thread copies the block */
         return true;
 }
 
-/* While its block is copied for one capture, another begins: nobody else may ever ask for the bytes of that one, say
- * because who would do so waits for a lock that the writer holds. */
+/* Another capture begins while a block is copied for the first one. The waiting writer must make the block's copy for the new capture, too:
+ * other threads may never do so, for example because they wait for a lock that the writer holds. */
 static void as_with_a_start_during_a_copy(void)
 {
         size_t size = 2 * MIB;
@@ -1845,12 +1847,12 @@ static void as_with_a_start_during_a_copy(void)
         CHECK(held.memory[size / 2] == 0x33);
 }
 
-static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
+static void a_writer_does_not_wait_for_a_capture_whose_copy_has_not_begun(void)
 {
         CHECK(HAVE_TSAN || in_child(as_with_a_start_during_a_copy));
 }
 
-/* The other capture wants other pages of the block; the writer's belongs to none any more when the first has ended. */
+/* The other capture has other pages of the block. When the first capture has ended, the writer's page belongs to no capture. */
 static void as_with_a_start_beside(void)
 {
         size_t size = 2 * MIB;
@@ -1884,7 +1886,7 @@ static int64_t remembering_copy_self(void *to, uint64_t from, size_t size)
         return held_copy_self(to, from, size);
 }
 
-/* The second look at the clock after the copy that was held up is at the begin of the next round: no lock is held. */
+/* The second read of the clock after the copy that was held up is at the begin of the next round, where no lock is held. */
 static int64_t cancelling_cpu_ns(void)
 {
         if (holds_up && to_cancel && ++clock_looks == 2)
@@ -1916,7 +1918,7 @@ static void a_cancelled_capture_leaves_no_writer_waiting(void)
 
 static atomic_bool is_protecting;
 
-/* Protecting many small pages takes a while. */
+/* Makes the protection of many small pages slow. */
 static int slow_uffd_protect(int fd, uint64_t start, uint64_t end, bool on)
 {
         int status = os_linux.uffd_protect(fd, start, end, on);
@@ -1970,7 +1972,8 @@ static void kernels_without_the_newer_calls_are_served_as_well(void)
         CHECK(HAVE_TSAN || in_child(as_on_an_old_kernel));
 }
 
-/* Those of [first, count): in the order of the image behind `end_before`, of bytes that are copied, right, and of one chunk each. */
+/* Checks the sums [first, count): they are in the order of the image behind `end_before`, of copied bytes, correct, and each within one
+ * chunk. */
 static uint64_t check_sums(const struct image_sum *sums, uint32_t first, uint32_t count, const unsigned char *image, uint64_t copied,
                            uint64_t end_before)
 {
@@ -1997,7 +2000,7 @@ static uint64_t bytes_summed(const struct image_sum *sums, uint32_t count)
         return size;
 }
 
-/* Watches one capture of four parts. True: the middle of the image was seen to be the end of what was copied. */
+/* Watches one capture of four parts. True: at some time exactly the first half of the image was copied. */
 static bool watch_copying(unsigned char *memory, unsigned char *image, const unsigned char *wanted, const struct capture_part *parts,
                           size_t part_size)
 {
@@ -2014,7 +2017,7 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
         cow_sum(capture, &sums);
         cow_begin(capture, image, parts, 4);
         CHECK(cow_copied(capture) == 0);
-        memory[3 * part_size] ^= 1; /* copies go on behind what is written: here, what comes first in the image */
+        memory[3 * part_size] ^= 1; /* a write makes the copies continue behind it: here with the part that is first in the image */
         while (copied != UINT64_MAX) {
                 uint32_t count;
                 uint64_t end;
@@ -2030,13 +2033,13 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
                 cow_wait(capture, 0, NULL);
         }
         CHECK(before == size && complete(capture));
-        CHECK(!sums.list || bytes_summed(sums.list, summed) == size); /* parts are whole blocks here, and so are their pieces */
+        CHECK(!sums.list || bytes_summed(sums.list, summed) == size); /* parts and their pieces are whole blocks here */
         cow_free(capture);
         memory[3 * part_size] ^= 1;
         return was_between;
 }
 
-/* They lie in memory in another order than in the image; `is_reversed`: and are given in the order of memory. */
+/* In memory the parts have another order than in the image. `is_reversed`: the list of parts has the order of memory. */
 static void watch_copies(bool is_reversed)
 {
         size_t part_size = 12 * MIB, size = 4 * part_size;
@@ -2049,7 +2052,7 @@ static void watch_copies(bool is_reversed)
                 parts[is_reversed ? 3 - i : i] = (struct capture_part){ memory + (3 - i) * part_size, part_size, i * part_size };
                 memcpy(wanted + i * part_size, memory + (3 - i) * part_size, part_size);
         }
-        for (int round = 0; round < (is_reversed ? 10 : 200) && !was_between; round++) /* it may all be over before anybody looks */
+        for (int round = 0; round < (is_reversed ? 10 : 200) && !was_between; round++) /* a capture may end before the test looks at it */
                 was_between = watch_copying(memory, image, wanted, parts, part_size);
         CHECK(was_between || is_reversed);
         munmap(memory, size);
@@ -2057,12 +2060,12 @@ static void watch_copies(bool is_reversed)
         munmap(wanted, size);
 }
 
-static void what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order(void)
+static void reported_copies_stay_and_come_in_the_image_s_order(void)
 {
         watch_copies(false);
 }
 
-static void what_is_said_to_be_copied_stays_in_whatever_order_it_comes(void)
+static void reported_copies_stay_in_any_order_of_arrival(void)
 {
         watch_copies(true);
 }
@@ -2098,7 +2101,7 @@ static void a_fork_closes_no_descriptor_that_has_become_the_program_s(void)
         CHECK(HAVE_TSAN || in_child(as_with_a_descriptor_closed_before_a_fork));
 }
 
-static void what_is_copied_again_keeps_no_sums_of_what_was_there_before(void)
+static void a_repeated_copy_keeps_no_sums_of_the_first(void)
 {
         CHECK(HAVE_TSAN || in_child(as_where_half_can_be_protected));
 }
@@ -2115,11 +2118,11 @@ int main(void)
                 TEST(at_least_two_threads_copy_where_there_are_two_processors),
                 TEST(a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_else),
                 TEST(a_fork_closes_no_descriptor_that_has_become_the_program_s),
-                TEST(what_is_copied_again_keeps_no_sums_of_what_was_there_before),
+                TEST(a_repeated_copy_keeps_no_sums_of_the_first),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
                 TEST(a_write_during_the_start_holds_nothing_up),
-                TEST(a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy),
+                TEST(a_writer_does_not_wait_for_a_capture_whose_copy_has_not_begun),
                 TEST(a_writer_waits_for_no_capture_of_other_pages),
                 TEST(a_cancelled_capture_leaves_no_writer_waiting),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_huge_pages),
@@ -2145,7 +2148,7 @@ int main(void)
                 TEST(memory_of_several_calls_moves_to_huge_pages),
                 TEST(the_ends_of_what_is_saved_move_too),
                 TEST(the_ends_of_parts_in_several_mappings_move_between_saves),
-                TEST(what_is_huge_but_for_its_ends_is_protected),
+                TEST(memory_of_huge_pages_with_small_ends_is_protected),
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(a_write_beside_what_is_saved_does_not_wait_when_little_lies_there),
                 TEST(a_write_between_parts_begins_no_copying),
@@ -2153,16 +2156,16 @@ int main(void)
                 TEST(captures_of_random_layouts_are_exact),
                 TEST(memory_of_a_file_is_protected_once_it_was_written_to),
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
-                TEST(memory_of_a_file_is_protected_whatever_lies_beside_it),
+                TEST(memory_of_a_file_is_protected_beside_mappings_of_any_kind),
                 TEST(memory_of_a_file_is_protected_to_its_last_page),
                 TEST(memory_that_is_moved_is_never_left_without_a_place),
-         TEST(memory_of_a_file_moves_bit_by_bit_where_there_is_little_room), TEST(room_that_nobody_takes_goes_back),
-                TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
+         TEST(memory_of_a_file_moves_bit_by_bit_where_there_is_little_room), TEST(an_unused_reservation_is_unmapped),
+                TEST(writes_during_a_move_of_memory_are_not_lost),
                 TEST(a_write_beside_memory_that_changes_its_place_lets_no_other_through),
-                TEST(what_was_only_prepared_fixes_nothing),
+                TEST(a_capture_that_was_only_prepared_fixes_no_values),
                 TEST(captures_under_random_writes_are_exact),
-                TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
-                TEST(what_is_said_to_be_copied_stays_in_whatever_order_it_comes),
+                TEST(reported_copies_stay_and_come_in_the_image_s_order),
+                TEST(reported_copies_stay_in_any_order_of_arrival),
                 TEST(a_capture_that_failed_has_copied_nothing),
         };
         uint32_t abilities;

@@ -224,7 +224,7 @@ static void files_that_are_restored_beside_each_other_do_not_mix(void)
         test_dir_remove(directory);
 }
 
-static void a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_meant(void)
+static void a_name_that_was_taken_meanwhile_is_replaced_only_on_request(void)
 {
         struct nebula_error error = { 0 };
         char directory[256], path[300], *text = NULL;
@@ -257,4 +257,4 @@ TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(a_narrow_terminal_shortens_the_middle_of_what_may_shrink),
          TEST(a_tag_cannot_send_control_bytes_to_the_terminal),
          TEST(files_that_are_restored_beside_each_other_do_not_mix),
-         TEST(a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_meant))
+         TEST(a_name_that_was_taken_meanwhile_is_replaced_only_on_request))

@@ -111,7 +111,7 @@ static uint32_t add_record(struct manifest *manifest, const struct manifest_reco
         return (uint32_t)at;
 }
 
-/* Our files, and what the version before has beside them. */
+/* The new files, and the files of the version before that the new one lacks. */
 static void fill_manifest(struct maker *maker, struct manifest *manifest, const char *record_text, size_t record_size)
 {
         const struct manifest *before = &maker->log.manifest;

@@ -366,7 +366,7 @@ static void an_agent_that_dies_at_any_request_is_survived(void)
                 fake_dies_at(types[i], 1);
                 CHECK(whole_job(tag));
                 CHECK(fake_deaths_left(types[i]) == 0);           /* it did die */
-                CHECK(fake.hello.session_nonce == nonce);    /* and knows who came back */
+                CHECK(fake.hello.session_nonce == nonce);    /* and the agent recognizes the session */
         }
         end();
 }
@@ -412,7 +412,7 @@ static void only_a_commit_that_must_follow_is_waited_for(void)
         end();
 }
 
-static void whatever_is_asked_comes_after_the_word_that_a_file_is_whole(void)
+static void every_request_follows_the_message_that_a_file_is_complete(void)
 {
         static const struct nebula_range range = { "abc", 3 };
         nebula_checkpoint *first;
@@ -563,7 +563,7 @@ static enum nebula_status fill_save(bool may_overlap, bool may_end)
         return fill_save_as("n", may_overlap, may_end);
 }
 
-static void what_the_caller_fills_is_in_the_file(void)
+static void bytes_that_the_caller_fills_are_in_the_file(void)
 {
         for (int may_overlap = 0; may_overlap < 2; may_overlap++) {
                 filling = (struct filling){ 0 };
@@ -583,7 +583,7 @@ static void what_the_caller_fills_is_in_the_file(void)
         }
 }
 
-static void what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint(void)
+static void a_failed_fill_fails_the_save_or_later_the_checkpoint(void)
 {
         start();
         CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
@@ -971,7 +971,7 @@ static void the_agent_hears_of_no_copy_that_the_program_waits_for(void)
         CHECK(heard_of >= 0 && heard_of <= LARGE_SAVES / 2);
 }
 
-static void what_is_copied_at_once_is_summed_too_where_nobody_notices(void)
+static void an_immediate_copy_is_summed_too_if_that_costs_nothing(void)
 {
         char *data = malloc(LARGE_BYTES);
         struct nebula_range range = { data, LARGE_BYTES };
@@ -1008,7 +1008,7 @@ static void an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied
         munmap(data, LARGE_BYTES);
 }
 
-static void a_session_closed_by_who_hears_of_a_copy_waits_for_the_others(void)
+static void a_session_that_a_release_closes_waits_for_the_other_copies(void)
 {
         static const struct nebula_range range = { NULL, 6 };
         const struct nebula_keep keep = { .release = closing_release, .argument = &filling, .fill = filling_fill_one,
@@ -1127,7 +1127,7 @@ static void an_agent_that_refuses_to_start_is_reported_with_its_exit(void)
         CHECK(none == NULL);
 }
 
-static void an_agent_is_started_when_nobody_answers(void)
+static void an_agent_is_started_when_none_answers(void)
 {
         struct nebula_range range = { "abc", 3 };
 
@@ -1334,7 +1334,7 @@ static void a_fork_in_the_middle_of_a_save_locks_nothing(void)
         free(data);
 }
 
-static void what_was_found_can_be_added_to(void)
+static void files_can_be_added_to_a_found_checkpoint(void)
 {
         struct nebula_range range = { "more", 4 };
         nebula_checkpoint *found = NULL;
@@ -1351,7 +1351,7 @@ static void what_was_found_can_be_added_to(void)
         end();
 }
 
-static void what_does_not_exist_is_not_found(void)
+static void a_missing_checkpoint_or_file_is_not_found(void)
 {
         nebula_checkpoint *found = NULL;
         nebula_map *map = NULL;
@@ -1405,11 +1405,11 @@ static const struct tap_test tests[] = {
         TEST(a_file_that_no_agent_could_be_told_of_is_not_forgotten_for_the_next),
         TEST(a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_forgot_it),
         TEST(only_a_commit_that_must_follow_is_waited_for),
-        TEST(whatever_is_asked_comes_after_the_word_that_a_file_is_whole),
+        TEST(every_request_follows_the_message_that_a_file_is_complete),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
-        TEST(what_the_caller_fills_is_in_the_file),
-        TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
-        TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
+        TEST(bytes_that_the_caller_fills_are_in_the_file),
+        TEST(a_failed_fill_fails_the_save_or_later_the_checkpoint),
+        TEST(a_session_that_a_release_closes_waits_for_the_other_copies),
         TEST(a_commit_during_copies_goes_with_the_last),
         TEST(a_release_that_waits_holds_up_no_other_copy_and_no_commit),
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
@@ -1428,7 +1428,7 @@ static const struct tap_test tests[] = {
         TEST(agents_that_die_again_and_again_end_in_an_error),
         TEST(without_an_agent_calls_fail_at_once_and_say_what_was_tried),
         TEST(an_agent_that_refuses_to_start_is_reported_with_its_exit),
-        TEST(an_agent_is_started_when_nobody_answers),
+        TEST(an_agent_is_started_when_none_answers),
         TEST(another_users_agent_is_not_spoken_to),
         TEST(a_broken_promise_switches_the_session_off_for_good),
         TEST(a_wait_does_not_hold_others_up),
@@ -1440,13 +1440,13 @@ static const struct tap_test tests[] = {
         TEST(a_forked_child_speaks_for_itself),
         TEST(a_forked_child_s_save_is_whole_when_it_returns),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
-        TEST(what_was_found_can_be_added_to),
-        TEST(what_does_not_exist_is_not_found),
+        TEST(files_can_be_added_to_a_found_checkpoint),
+        TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */
         TEST(the_agent_hears_how_much_of_a_large_file_is_copied),
-         TEST(what_is_copied_at_once_is_summed_too_where_nobody_notices), TEST(the_agent_hears_of_no_copy_that_the_program_waits_for),
+         TEST(an_immediate_copy_is_summed_too_if_that_costs_nothing), TEST(the_agent_hears_of_no_copy_that_the_program_waits_for),
         TEST(an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied),
 };
 

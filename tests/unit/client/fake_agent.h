@@ -52,7 +52,7 @@ static struct {
         struct ipc_copied copied; /* the last one */
         int wrong_sum_count;
         uint64_t summed_bytes; /* of the last file */
-        int torn_count;           /* bytes other than 'a' in what was said to be copied */
+        int torn_count;           /* bytes other than 'a' in ranges that were reported as copied */
         int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
         int seen[FAKE_TYPE_COUNT];
         /* the script */

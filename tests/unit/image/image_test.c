@@ -221,7 +221,7 @@ static void chunk_checksums_equal_those_of_the_sealed_bytes(void)
         }
 }
 
-/* What is written when it is told. */
+/* A copy, and the result of its reports. */
 struct told {
         const uint8_t *from;
         uint8_t *to;
@@ -356,7 +356,7 @@ static uint32_t sum_and_spoil(uint8_t *image, uint64_t start, uint64_t end, stru
         return count;
 }
 
-static void what_was_summed_while_it_was_copied_is_not_read_again(void)
+static void bytes_summed_during_the_copy_are_not_read_again(void)
 {
         uint64_t sizes[] = { 9000001, 5, 5200000, 0, 100, 700000, 262144 };
 
@@ -709,7 +709,7 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
          TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
          TEST(a_file_is_sealed_while_it_is_copied),
-         TEST(what_was_summed_while_it_was_copied_is_not_read_again), TEST(sums_of_any_kind_do_no_harm), TEST(headers_are_found_by_the_directory_alone),
+         TEST(bytes_summed_during_the_copy_are_not_read_again), TEST(sums_of_any_kind_do_no_harm), TEST(headers_are_found_by_the_directory_alone),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
          TEST(an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),

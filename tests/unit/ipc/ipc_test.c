@@ -10,7 +10,7 @@
 #include "os/os.h"
 #include "tap.h"
 
-/* Two ends, and what the receiving one made of the last frame. */
+/* Two ends of a connection, and the last frame that one of them has received. */
 static int ends[2];
 static struct ipc_frame frame;
 static struct nebula_error error;
@@ -36,7 +36,7 @@ static void write_raw(const void *data, size_t size)
                 abort();
 }
 
-/* Receives what was written raw, after the writer has closed its end. */
+/* Closes the writing end, and receives the raw bytes that were written. */
 static enum nebula_status receive_last(void)
 {
         close(ends[1]);
@@ -256,7 +256,7 @@ static void every_text_of_a_greeting_is_checked(void)
         }
 }
 
-/* Whatever the rest of it looks like, which another version may have changed. */
+/* The rest of the request may have any form, because another version may have changed it. */
 static void a_greeting_of_another_version_is_told_so(void)
 {
         static const uint32_t sizes[] = { sizeof(uint32_t), sizeof(struct ipc_hello) - 8, sizeof(struct ipc_hello),
@@ -311,7 +311,7 @@ static void a_descriptor_travels_with_its_frame(void)
         close_ends();
 }
 
-static void a_descriptor_that_nobody_took_is_closed(void)
+static void a_received_descriptor_that_is_not_taken_is_closed(void)
 {
         struct ipc_version version = { 1 };
         int kept;
@@ -400,7 +400,7 @@ static void requests_that_come_together_or_in_pieces_are_received_one_by_one(voi
 }
 
 /* Waits for nothing: a receive that waited would not return here, where nothing else follows. */
-static void what_has_come_is_held_until_it_is_a_whole_request(void)
+static void received_bytes_are_kept_until_the_request_is_complete(void)
 {
         struct ipc_header large = { .magic = IPC_MAGIC, .type = IPC_HELLO, .size = sizeof(struct ipc_hello) };
         struct ipc_begin begin = { .file_count = 3, .tag = "t" };
@@ -448,7 +448,7 @@ static void a_request_with_a_descriptor_is_refused_and_the_descriptor_closed(voi
 
         open_ends();
         CHECK(!ipc_send(ends[1], IPC_COMMIT, NEBULA_OK, &version, sizeof version, ends[1], &error));
-        next = dup(ends[0]); /* what the next descriptor will be */
+        next = dup(ends[0]); /* the number of the next descriptor */
         close(next);
         CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_INVALID);
         CHECK(fcntl(next, F_GETFD) < 0 && frame.fd == -1);
@@ -570,7 +570,7 @@ static void a_call_returns_the_answer(void)
         close_ends();
 }
 
-/* Whoever sends one could make its receiver hold 16 MiB, and wait for them. */
+/* Otherwise a sender could make its receiver allocate 16 MiB and wait for them. */
 static void a_request_that_is_larger_than_any_is_refused_before_its_bytes_come(void)
 {
         struct ipc_header header = good;
@@ -609,12 +609,12 @@ TAP_MAIN(TEST(a_request_that_is_larger_than_any_is_refused_before_its_bytes_come
         TEST(a_greeting_of_another_version_is_told_so),
         TEST(a_request_of_the_wrong_size_is_refused),
         TEST(a_descriptor_travels_with_its_frame),
-        TEST(a_descriptor_that_nobody_took_is_closed),
+        TEST(a_received_descriptor_that_is_not_taken_is_closed),
         TEST(a_descriptor_that_was_taken_stays_open),
         TEST(promised_and_received_descriptors_must_agree),
         TEST(requests_that_come_together_or_in_pieces_are_received_one_by_one),
         TEST(a_request_with_a_descriptor_is_refused_and_the_descriptor_closed),
-        TEST(what_has_come_is_held_until_it_is_a_whole_request),
+        TEST(received_bytes_are_kept_until_the_request_is_complete),
         TEST(a_request_of_an_impossible_size_is_refused_before_it_is_read),
         TEST(a_zeroed_frame_is_harmless),
         TEST(interruptions_and_short_transfers_change_nothing),

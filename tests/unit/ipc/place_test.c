@@ -125,7 +125,7 @@ static int refuse_tmp(const char *path, uint32_t mode)
         return strncmp(path, "/tmp/nebula-", 12) ? os_linux.mkdir(path, mode) : -EROFS;
 }
 
-static void where_tmp_is_of_no_use_the_shell_s_directory_is_taken_and_agents_are_found_in_both(void)
+static void the_shell_s_directory_is_used_if_tmp_cannot_be_and_agents_are_found_in_both(void)
 {
         struct os_table table = *os;
         const struct os_table *before = os;
@@ -151,7 +151,7 @@ static void where_tmp_is_of_no_use_the_shell_s_directory_is_taken_and_agents_are
         fd = ipc_place_connect(&place);
         CHECK(fd >= 0 && !os->close(fd));
         os->close(listens);
-        /* Of no use either, as the directory of another machine's login: what is said names the way out. */
+        /* This directory cannot be used either, like that of a login on another machine. The message names the cure. */
         setenv("XDG_RUNTIME_DIR", "/proc/none", 1);
         CHECK(ipc_place_find(&place, &error) == NEBULA_OK);
         place.other_count = 1;
@@ -185,6 +185,6 @@ TAP_MAIN(
         TEST(a_path_too_long_for_a_socket_is_refused_with_advice),
         TEST(the_directory_is_made_private),
         TEST(a_file_or_another_users_link_in_its_place_is_refused),
-        TEST(where_tmp_is_of_no_use_the_shell_s_directory_is_taken_and_agents_are_found_in_both),
+        TEST(the_shell_s_directory_is_used_if_tmp_cannot_be_and_agents_are_found_in_both),
         TEST(another_users_directory_is_refused),
 )

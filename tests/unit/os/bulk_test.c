@@ -88,7 +88,7 @@ static void every_size_comes_back_as_it_was(void)
 
 static void through_a_ring_every_size_comes_back_as_it_was(void)
 {
-        CHECK(bulk_engine_force(BULK_ENGINE_URING) == -ENOSYS); /* nobody has offered it */
+        CHECK(bulk_engine_force(BULK_ENGINE_URING) == -ENOSYS); /* os_offer_ring() was not called */
         os_offer_ring();
         if (bulk_engine_force(BULK_ENGINE_URING)) {
                 printf("# this machine has no io_uring\n");
@@ -124,7 +124,7 @@ static void pinned_memory_is_written_as_it_is_then(void)
                 round_trip(true, sizes[i], 4u << 20);
                 round_trip(false, sizes[i], 64u << 10);
         }
-        CHECK(bulk_pin(other, 4096) == bulk_pin(data, BYTES_MAX)); /* too little for what is written from it: the ordinary way */
+        CHECK(bulk_pin(other, 4096) == bulk_pin(data, BYTES_MAX)); /* too small for the write: it uses the ordinary way */
         memcpy(other, data, BYTES_MAX);
         {
                 int fd = open_as(true, OS_WRITE | OS_CREATE | OS_TRUNCATE);
@@ -427,7 +427,7 @@ static void a_sum_that_was_told_comes_back(void)
         bulk_feed_done(&feed);
 }
 
-static void who_tells_is_held_back_only_while_a_write_runs(void)
+static void the_feeding_thread_is_held_back_only_while_a_write_runs(void)
 {
         struct bulk_feed feed;
         int fd;
@@ -467,4 +467,4 @@ TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was),
          TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
          TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
-         TEST(a_sum_that_was_told_comes_back), TEST(who_tells_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))
+         TEST(a_sum_that_was_told_comes_back), TEST(the_feeding_thread_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))

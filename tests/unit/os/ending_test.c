@@ -109,7 +109,7 @@ static void an_exit_waits_for_what_is_under_way(void)
         CHECK(end_of(run_exit, said) == 3 && !strcmp(said, "w"));
         CHECK(end_of(run_quick_exit, said) == 4 && !strcmp(said, "w"));
         CHECK(end_of(run_wait, said) == 0 && !strcmp(said, "w"));
-        CHECK(end_of(run_exit_at_once, said) == 5 && !strcmp(said, "")); /* which asks nobody */
+        CHECK(end_of(run_exit_at_once, said) == 5 && !strcmp(said, "")); /* which runs no handler */
 }
 
 static int number_to_send;

@@ -62,7 +62,7 @@ static void take_two_alike(void)
         lock_take(&other_catalogue);
 }
 
-static void take_two_alike_beside(void)
+static void take_two_equal_parts_beside(void)
 {
         lock_take(&catalogue);
         lock_take_beside(&other_catalogue);
@@ -141,7 +141,7 @@ static void locks_that_are_taken_in_order_are_had(void)
 {
         CHECK(ends(take_right, NULL, NULL));
         CHECK(ends(try_wrong, NULL, NULL));
-        CHECK(ends(take_two_alike_beside, NULL, NULL));
+        CHECK(ends(take_two_equal_parts_beside, NULL, NULL));
         CHECK(ends(wait_right, NULL, NULL));
         CHECK(ends(begin_anew_while_held, NULL, NULL));
 }

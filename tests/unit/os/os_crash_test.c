@@ -52,7 +52,7 @@ static int put(const char *text, bool with_sync)
         return result;
 }
 
-static void what_was_not_synced_may_be_lost_or_kept(void)
+static void unsynced_data_may_be_lost_or_kept(void)
 {
         char text[64];
         bool is_lost = false, is_kept = false, is_empty = false;
@@ -240,7 +240,7 @@ static void every_earlier_moment_can_be_asked_for(void)
         end();
 }
 
-static void what_was_there_before_is_durable(void)
+static void existing_files_are_durable(void)
 {
         char text[64];
 
@@ -256,7 +256,7 @@ static void what_was_there_before_is_durable(void)
         end();
 }
 
-TAP_MAIN(TEST(what_was_not_synced_may_be_lost_or_kept), TEST(a_synced_file_needs_its_directory_synced_too),
+TAP_MAIN(TEST(unsynced_data_may_be_lost_or_kept), TEST(a_synced_file_needs_its_directory_synced_too),
          TEST(an_overwrite_may_be_torn), TEST(a_rename_leaves_one_name_at_least), TEST(an_exchange_happens_or_does_not),
          TEST(a_file_in_a_directory_that_was_not_synced_is_gone), TEST(every_earlier_moment_can_be_asked_for),
-         TEST(what_was_there_before_is_durable))
+         TEST(existing_files_are_durable))

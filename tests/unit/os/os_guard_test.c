@@ -28,7 +28,7 @@ static void copy_all(void *argument, void *to, const void *from, size_t size)
         sum_copy_stream(to, from, size);
 }
 
-/* As copies do: by a thread that cannot know what others do to its source. */
+/* Reads as a copy does: the thread does not know what other threads do to its source. */
 static void copy_and_unmap(void *argument, void *to, const void *from, size_t size)
 {
         copy_all(argument, to, from, size / 2);
@@ -48,7 +48,7 @@ static void copy_and_lose_image(void *argument, void *to, const void *from, size
         copy_all(argument, to, from, size);
 }
 
-static void what_is_there_is_copied(void)
+static void readable_memory_is_copied(void)
 {
         source = memory_new();
         image = memory_new();
@@ -60,7 +60,7 @@ static void what_is_there_is_copied(void)
         }
 }
 
-static void what_vanishes_ends_the_copy_and_not_the_program(void)
+static void memory_that_vanishes_ends_the_copy_and_not_the_program(void)
 {
         for (int round = 0; round < 40; round++) { /* more often than copies may be made at a time */
                 source = memory_new();
@@ -167,7 +167,7 @@ static void faults_of_others_end_as_without_a_guard(void)
         CHECK(end_of(handle_once, read_nothing) == -SIGSEGV);
 }
 
-/* In the middle of a copy, too, where what is read is not what is copied. */
+/* Also in the middle of a copy, where the read is of other memory than the copy. */
 static void copy_something_else(void *argument, void *to, const void *from, size_t size)
 {
         (void)argument, (void)to, (void)from, (void)size;
@@ -202,5 +202,5 @@ static void under_a_handler_that_came_later_no_copy_is_made(void)
 
 /* These first: the guard is there for good once it is asked for, and children inherit it. */
 TAP_MAIN(TEST(faults_of_others_end_as_without_a_guard), TEST(under_a_handler_that_came_later_no_copy_is_made),
-         TEST(a_fault_elsewhere_is_not_taken_for_one_of_the_copy), TEST(what_is_there_is_copied),
-         TEST(what_vanishes_ends_the_copy_and_not_the_program))
+         TEST(a_fault_elsewhere_is_not_taken_for_one_of_the_copy), TEST(readable_memory_is_copied),
+         TEST(memory_that_vanishes_ends_the_copy_and_not_the_program))

@@ -97,7 +97,7 @@ static void a_link_is_not_followed_when_told_so(void)
         end();
 }
 
-static void a_fifo_in_the_place_of_a_file_holds_nobody_up(void)
+static void a_fifo_in_the_place_of_a_file_blocks_no_caller(void)
 {
         char *text, byte;
         size_t size;
@@ -105,7 +105,7 @@ static void a_fifo_in_the_place_of_a_file_holds_nobody_up(void)
 
         begin();
         REQUIRE(!mkfifo(path, 0600));
-        fd = os->open(path, OS_READ); /* nobody writes to it */
+        fd = os->open(path, OS_READ); /* no thread writes to it */
         REQUIRE(fd >= 0);
         CHECK(os_read_at(fd, &byte, 1, 0) == -ESPIPE);
         CHECK(!os->close(fd));
@@ -275,7 +275,7 @@ static void check_below(void)
         CHECK(!os->stat_below(path, "file", &found) && found.kind == OS_KIND_LINK);
         CHECK(!os->rename_below(path, "file", "moved") && !os->unlink_below(path, "moved"));
         CHECK(os->mkdir_below(path, "out", 0755) == -EEXIST && os->rmdir_below(path, "out") == -ENOTDIR);
-        /* What is there, and how a root is reached is its owner's business. */
+        /* The content of a root, and the path to it, are up to its owner. */
         snprintf(again, sizeof again, "%s/again", dir);
         CHECK(!os_read_file_below(again, "real/file", 100, &text, &size) && size == 5);
         free(text);
@@ -420,7 +420,7 @@ static void a_descriptor_travels_with_its_bytes(void)
         os->close(fds[1]);
 }
 
-static void a_socket_file_admits_who_may_open_it(void)
+static void a_socket_file_admits_users_that_may_open_it(void)
 {
         struct os_stat found;
         char long_path[300];
@@ -446,7 +446,7 @@ static void a_socket_file_admits_who_may_open_it(void)
 }
 
 /* Such as a stopped process: its queue takes some connections, and then no more. */
-static void who_never_accepts_holds_nobody_up(void)
+static void a_listener_that_never_accepts_blocks_no_connect(void)
 {
         static int fds[1000];
         struct timeval limit = { .tv_sec = 1 };
@@ -632,13 +632,13 @@ static void a_process_is_alive_until_it_ends(void)
 
 TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at_any_offset),
          TEST(private_files_are_closed_to_others), TEST(a_link_is_not_followed_when_told_so),
-         TEST(a_fifo_in_the_place_of_a_file_holds_nobody_up),
+         TEST(a_fifo_in_the_place_of_a_file_blocks_no_caller),
          TEST(the_flags_of_an_open_file_are_those_that_were_asked_for), TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
          TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(below_a_root_no_link_is_followed), TEST(below_a_root_no_link_is_followed_where_the_kernel_does_not_help),
          TEST(a_directory_that_changes_places_with_a_link_leads_nowhere_out),
-         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end),

@@ -1,4 +1,4 @@
-/* Uploads that an agent left which died: a sweep ends them, and none that goes on. */
+/* Uploads of an agent that died: a sweep ends them, but no upload that is still running. */
 #include "kinds.h"
 #include "store/manifest.h"
 #include "store/s3/s3_private.h"

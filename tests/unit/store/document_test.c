@@ -21,7 +21,7 @@ static enum nebula_status parse_removal(const char *text, size_t size, struct ne
         return removal_parse(text, size, &removal, error);
 }
 
-/* ---- what is written is read again ---- */
+/* ---- written documents are read again ---- */
 
 /* The status of formatting a document of `size` bytes, and of parsing it. */
 static enum nebula_status format_and_parse(size_t size, enum nebula_status *ret_parsed)
@@ -52,7 +52,7 @@ static enum nebula_status format_and_parse(size_t size, enum nebula_status *ret_
         return status;
 }
 
-static void what_is_written_is_not_too_long_to_be_read(void)
+static void written_documents_are_short_enough_to_be_read(void)
 {
         enum nebula_status parsed;
 
@@ -391,7 +391,7 @@ static void a_manifest_keeps_its_names_while_it_grows(void)
         free(long_name);
 }
 
-TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read), TEST(a_manifest_comes_back_as_it_was_written),
+TAP_MAIN(TEST(written_documents_are_short_enough_to_be_read), TEST(a_manifest_comes_back_as_it_was_written),
          TEST(a_removal_comes_back_as_it_was_written), TEST(nothing_is_as_good_as_done), TEST(the_golden_manifest_of_version_2_0_is_read),
          TEST(the_golden_removal_of_version_2_0_is_read), TEST(writing_the_golden_documents_again_gives_the_same_bytes),
          TEST(every_flipped_bit_and_every_cut_is_found), TEST(no_document_is_taken_for_one_of_another_kind),

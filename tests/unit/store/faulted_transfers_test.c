@@ -44,7 +44,7 @@ static bool transfer(unsigned number, const char *data, char *back)
         status = store->ops->upload(store, &object, 1, &upload, &error);
         if (!status)
                 status = store->ops->publish(store, upload, &error);
-        CHECK(status != NEBULA_BUSY); /* nobody else writes */
+        CHECK(status != NEBULA_BUSY); /* no other writer */
         if (!status)
                 status = store->ops->read_bulk(store, key, back, SIZE, CHUNK, check_chunk, (void *)(uintptr_t)data, &error);
         if (status)

@@ -76,7 +76,7 @@ static void a_line_comes_back_from_a_document(void)
         free(text);
 }
 
-static void a_line_that_nobody_can_have_begun_is_refused(void)
+static void a_line_of_history_with_an_impossible_begin_is_refused(void)
 {
         static const char *const bad[] = {
                 "{\"line\":7}", "{\"line\":[[0,5]]}", "{\"line\":[[5,-3]]}", "{\"line\":[[5,1],[4,2]]}", "{\"line\":[[5,2],[6,2]]}",
@@ -124,4 +124,4 @@ static void a_scan_knows_the_newest_of_the_latest_line_and_what_it_abandoned(voi
 
 TAP_MAIN(TEST(a_line_holds_what_it_came_from_and_nothing_after_it), TEST(going_back_again_to_an_earlier_step_leaves_the_line_between),
          TEST(the_oldest_forks_are_forgotten_and_count_as_the_first_line), TEST(a_line_comes_back_from_a_document),
-         TEST(a_line_that_nobody_can_have_begun_is_refused), TEST(a_scan_knows_the_newest_of_the_latest_line_and_what_it_abandoned))
+         TEST(a_line_of_history_with_an_impossible_begin_is_refused), TEST(a_scan_knows_the_newest_of_the_latest_line_and_what_it_abandoned))

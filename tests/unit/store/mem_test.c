@@ -192,7 +192,7 @@ static void its_objects_outlive_the_store_and_are_forgotten_by_url(void)
         store_mem_forget("mem://another");
 }
 
-static void it_is_no_url_for_users(void)
+static void a_memory_store_is_no_url_for_users(void)
 {
         CHECK(store_open(URL, &store, &error) == NEBULA_INVALID && store_class(&error) == STORE_NEVER);
         store_mem_allow();
@@ -216,6 +216,6 @@ static void a_failure_is_tried_again_at_once_or_later_or_never(void)
         CHECK(class_of(NEBULA_INVALID, 0, 400) == STORE_NEVER);
 }
 
-TAP_MAIN(TEST(it_is_no_url_for_users), TEST(each_call_that_fails_is_a_failure_that_may_pass), TEST(a_write_whose_answer_is_lost_is_done),
+TAP_MAIN(TEST(a_memory_store_is_no_url_for_users), TEST(each_call_that_fails_is_a_failure_that_may_pass), TEST(a_write_whose_answer_is_lost_is_done),
          TEST(a_store_that_throttles_lets_the_others_through), TEST(a_stale_list_shows_the_state_before_the_last_writes),
          TEST(its_objects_outlive_the_store_and_are_forgotten_by_url), TEST(a_failure_is_tried_again_at_once_or_later_or_never))

@@ -395,7 +395,7 @@ ON_EACH_STORE(a_removal_whose_number_another_has_used_removes_nothing)
         manifest_done(&manifest);
 }
 
-/* ---- what one try has put ---- */
+/* ---- objects that one try has put ---- */
 
 static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
 {

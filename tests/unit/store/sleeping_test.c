@@ -95,7 +95,7 @@ static bool may_follow(const struct story *story, const char *run, const char *e
         return false;
 }
 
-/* The promise that is broken, or NULL. With stale lists a call may fail to tell what the log says, but must report that. */
+/* The promise that is broken, or NULL. With stale lists a call may be unable to read the log, but must report that. */
 static const char *broken_promise(const struct story *story)
 {
         struct manifest head = { 0 };

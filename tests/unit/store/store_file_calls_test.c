@@ -315,7 +315,7 @@ static unsigned features_on(uint64_t type)
         return found;
 }
 
-static void what_a_file_system_lacks_is_told(void)
+static void features_depend_on_the_file_system(void)
 {
         unsigned always = STORE_PATHS | STORE_LENDS_FD | STORE_OWNERS | STORE_COPIES;
 
@@ -400,4 +400,4 @@ TAP_MAIN(TEST(a_file_that_another_node_replaces_while_it_is_read_is_opened_anew)
          TEST(a_directory_that_another_process_made_anew_is_synced_anew),
          TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_removal_gives_back_what_it_did_not_mean),
          TEST(a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes), TEST(a_file_is_read_from_the_page_cache_if_all_of_it_is_there),
-         TEST(the_time_is_the_file_systems), TEST(what_a_file_system_lacks_is_told))
+         TEST(the_time_is_the_file_systems), TEST(features_depend_on_the_file_system))

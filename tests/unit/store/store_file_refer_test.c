@@ -137,7 +137,7 @@ static void only_what_changed_is_written(void)
         free(data);
 }
 
-static void where_blocks_cannot_be_shared_all_is_written(void)
+static void all_bytes_are_written_if_blocks_cannot_be_shared(void)
 {
         static const int results[] = { -EOPNOTSUPP, -EXDEV, -EINVAL, -ENOSPC, -ESTALE, -EIO };
 
@@ -182,4 +182,4 @@ static void a_source_that_has_changed_is_not_used(void)
         free(data);
 }
 
-TAP_MAIN(TEST(only_what_changed_is_written), TEST(where_blocks_cannot_be_shared_all_is_written), TEST(a_source_that_has_changed_is_not_used))
+TAP_MAIN(TEST(only_what_changed_is_written), TEST(all_bytes_are_written_if_blocks_cannot_be_shared), TEST(a_source_that_has_changed_is_not_used))

@@ -193,7 +193,7 @@ static void a_root_that_was_removed_is_made_again(void)
         close_file();
 }
 
-static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
+static void a_fifo_in_the_place_of_a_text_is_damage_and_blocks_no_caller(void)
 {
         char path[600], *text;
 
@@ -244,7 +244,7 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         close_file();
 }
 
-/* As for a user who may list the root but not enter its directories. */
+/* As for a user that may list the root but not enter its directories. */
 static int stat_refused(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
 {
         return -EACCES;
@@ -273,7 +273,7 @@ static uint32_t another_user(void)
         return 12345;
 }
 
-static void what_belongs_to_another_user_is_foreign(void)
+static void an_object_of_another_user_is_foreign(void)
 {
         const struct os_table *real = os;
         struct os_table table = *os;
@@ -317,6 +317,6 @@ static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void
 TAP_MAIN(TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself),
          TEST(nothing_below_the_root_leads_out_of_it), TEST(no_temporary_file_stays), TEST(temporary_files_and_links_are_listed_as_such),
          TEST(directories_go_with_their_last_object_and_no_others), TEST(an_obstacle_is_named), TEST(many_keys_are_listed_in_pages),
-         TEST(a_root_that_was_removed_is_made_again), TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
+         TEST(a_root_that_was_removed_is_made_again), TEST(a_fifo_in_the_place_of_a_text_is_damage_and_blocks_no_caller),
          TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back), TEST(a_root_that_may_not_be_entered_is_no_empty_one),
-         TEST(what_belongs_to_another_user_is_foreign), TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out))
+         TEST(an_object_of_another_user_is_foreign), TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out))

@@ -30,7 +30,7 @@
                 each(promise##_here); \
         } \
         static void promise##_here(void)
-/* Skips slow stores, because versions take many calls, and stores with stale lists, because a test checks at once what it wrote. */
+/* Skips slow stores, because versions need many calls, and stores with stale lists, because a test checks its writes at once. */
 #define ON_EACH_STORE(promise) \
         static void promise##_if_fresh(void); \
         ON_ALL_STORES(promise) \
@@ -447,7 +447,7 @@ static inline void write_torn(struct writer writer)
         writer_done(&writer);
 }
 
-/* ---- what there is ---- */
+/* ---- the stored versions ---- */
 
 /* Whether the tag holds a version of that run, with all of its bytes. */
 static inline bool holds(const char *tag, const char *run)

@@ -171,7 +171,7 @@ ON_ALL_STORES(where_lists_are_stale_one_entry_before_the_newest_stays)
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
         CHECK(has("t/.nebula/manifest-1.json") == !is_fresh && has("t/.nebula/manifest-2.json"));
-        have("other/1", "x"); /* and a list shows what was written before these */
+        have("other/1", "x"); /* and a list shows the objects from before these calls */
         have("other/2", "x");
         write_version((struct writer){ .tag = "t", .run = "c", .after = "b", .names = { "x" } });
         CHECK(!has("t/.nebula/manifest-1.json") && has("t/.nebula/manifest-2.json") == !is_fresh && holds("t", "c"));

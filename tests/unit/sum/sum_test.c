@@ -162,7 +162,7 @@ static void copies_are_exact_and_stay_inside(void)
 #endif
 }
 
-/* The sums that a copy made on its way, against those of what it wrote. */
+/* Compares the sums that a copy has computed with those of the bytes that it wrote. */
 static void copy_and_sum(void *to, const void *from, size_t size)
 {
         uint32_t crc32 = 0x12345678, expected32 = crc32;
@@ -190,7 +190,7 @@ static void copies_that_sum_are_exact_too_and_sum_right(void)
 
 static atomic_bool changes_end;
 
-/* What it does is a race, which is what the test is about. */
+/* The race in this function is intended: the test is about it. */
 #if defined(__SANITIZE_THREAD__) || defined(__clang__)
 __attribute__((no_sanitize("thread")))
 #endif
@@ -202,7 +202,7 @@ static void *change_bytes(void *argument)
         return argument;
 }
 
-/* A file must not be called damaged because the program changed what was being saved. */
+/* A file must not count as damaged if the program changed the memory during the save. */
 static void check_sums_under_changes(void)
 {
         static uint8_t to[BIG + 64];
@@ -227,7 +227,7 @@ static void check_sums_under_changes(void)
         pthread_join(thread, NULL);
 }
 
-static void sums_are_of_what_was_copied_whatever_changes_meanwhile(void)
+static void sums_are_of_the_copied_bytes_even_if_the_source_changes(void)
 {
         fill();
         each_isa(check_sums_under_changes);
@@ -276,4 +276,4 @@ static void the_processor_has_what_the_compiler_says(void)
 TAP_MAIN(TEST(the_processor_has_what_the_compiler_says), TEST(crc32c_is_that_of_the_standard), TEST(published_check_values_come_out_on_every_path), TEST(every_size_and_alignment_equals_the_definition),
          TEST(pieces_continue_and_combine_to_the_whole), TEST(combining_with_huge_sizes_does_not_overflow),
          TEST(copies_are_exact_and_stay_inside), TEST(copies_that_sum_are_exact_too_and_sum_right),
-         TEST(sums_are_of_what_was_copied_whatever_changes_meanwhile), TEST(an_unknown_instruction_set_is_refused))
+         TEST(sums_are_of_the_copied_bytes_even_if_the_source_changes), TEST(an_unknown_instruction_set_is_refused))

@@ -9,7 +9,7 @@
 
 #define STORED_COUNT 32768u
 
-/* What storage would list: a job of 16,384 ranks, two files each. */
+/* Makes the manifest of a job of 16,384 ranks with two files each, as storage would list it. */
 static void make_manifest(struct manifest *ret_manifest)
 {
         struct manifest manifest = { .tag = "step1", .number = 1, .generation = 1, .sequence = 1, .step = 1, .world = 1 };
@@ -59,7 +59,7 @@ static void each_of_many_files_is_found_and_carried_over(void)
         catalogue_lock(&bench.catalogue);
         version = catalogue_version(&bench.catalogue, id);
         CHECK(!commit_part(&bench.catalogue, &bench.session, version, &bench.error));
-        CHECK(version->file_count == STORED_COUNT); /* one is new, and all others are carried over */
+        CHECK(version->file_count == STORED_COUNT); /* one file is new, and all others are carried over */
         for (unsigned i = 0; i < STORED_COUNT; i++) {
                 const struct agent_file *file;
 
@@ -112,7 +112,7 @@ static void a_name_that_a_rank_saves_again_counts_once(void)
         bench_done(&bench, true);
 }
 
-/* What the agent has logged since the last look. */
+/* Returns the lines that the agent has logged since the last call. */
 static const char *logged(int fd)
 {
         static char text[4096];
@@ -139,11 +139,11 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
         id = version ? version->id : 0;
         catalogue_unlock(&bench.catalogue);
         CHECK(!save_as(&bench, id, 0, "model.pt", false));
-        CHECK(!save_as(&bench, id, 0, "model.pt", false)); /* its own: nothing to say */
+        CHECK(!save_as(&bench, id, 0, "model.pt", false)); /* the rank's own file: no log line */
         CHECK(!save_as(&bench, id, 1, "model.pt", false));
         CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"model.pt\" that rank 0 has saved"));
         CHECK(!save_as(&bench, id, 2, "shard.pt", true));
-        CHECK(!save_as(&bench, id, 1, "shard.pt", true)); /* also while it is being copied */
+        CHECK(!save_as(&bench, id, 1, "shard.pt", true)); /* also while the file is being copied */
         CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"shard.pt\" that rank 2 has saved"));
         CHECK(version_file(version, "model.pt")->rank == 1 && version->file_count == 1);
         log_to(-1, LOG_LEVEL_WARN);
@@ -152,7 +152,7 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
         close(ends[1]);
 }
 
-/* Its views, its removal and its successor look for each of its files by name. */
+/* The views, the removal and the next version search each file by name. */
 static void a_manifest_that_was_just_written_is_sorted_as_one_that_was_read(void)
 {
         static const char *const names[] = { "c", "a", "b" };
@@ -176,8 +176,8 @@ static void a_manifest_that_was_just_written_is_sorted_as_one_that_was_read(void
 }
 
 static const struct store_ops *stored_ops;
-static const char *taken; /* what the key ends with of the object that another program removes as soon as the manifest is there */
-static bool damages;      /* it writes something else in its place */
+static const char *taken; /* another program removes the object whose key has this ending, as soon as the manifest exists */
+static bool damages;      /* the other program writes other bytes in its place */
 
 static void take_away(struct store *store)
 {
@@ -211,7 +211,7 @@ static enum nebula_status put_and_lose(struct store *store, const char *key, con
         return status;
 }
 
-/* As a program does that began to remove the tag before it was written again, or that saves a file of the same name. */
+/* Such a program began to remove the tag before it was written again, or saves a file of the same name. */
 static void a_version_is_not_durable_when_another_program_has_removed_or_replaced_some_of_it(void)
 {
         static const struct { const char *what; bool damages; } objects[] = {

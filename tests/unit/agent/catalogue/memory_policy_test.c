@@ -24,7 +24,7 @@ static size_t version_count(const struct job *job)
         return count;
 }
 
-static void tombstones_are_bounded_answer_and_are_in_nobodys_way(void)
+static void tombstones_are_bounded_and_answer_and_disturb_no_other_version(void)
 {
         const unsigned count = 3 * TOMBSTONE_MAX;
         uint64_t ids[3 * TOMBSTONE_MAX];
@@ -70,7 +70,7 @@ static void a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never(void
                 CHECK(job_may_have(bench.job, version->tag));
         for (size_t i = 0; i < TAG_SLOTS; i++)
                 counted += bench.job->tag_counts[i];
-        CHECK(counted == version_count(bench.job)); /* those that are forgotten are not counted any more */
+        CHECK(counted == version_count(bench.job)); /* forgotten versions do not count */
         bench_done(&bench, true);
 }
 
@@ -92,8 +92,8 @@ static void a_tombstone_that_is_written_again_is_the_next_generation(void)
         bench_done(&bench, true);
 }
 
-/* A rank that commits a whole tag again without a file is remembered there, and not waited for by the next generation. */
-static void a_tombstone_remembers_who_had_nothing_to_add(void)
+/* The tombstone remembers a rank that commits a complete tag again without a file. The next generation does not wait for that rank. */
+static void a_tombstone_remembers_the_ranks_that_added_nothing(void)
 {
         struct version *first, *again;
         struct session other;
@@ -120,14 +120,14 @@ static void a_tombstone_remembers_who_had_nothing_to_add(void)
         again = bench_version(&bench, "step0", 2, 0);
         REQUIRE(again && again != first);
         CHECK(again->generation == 2 && again->life.state == NEBULA_STATE_COMMITTED);
-        /* It has begun the tag anew: it is not spoken for any more. */
+        /* The rank has begun the tag again, so the earlier commit no longer counts for it. */
         REQUIRE(!commit_part(&bench.catalogue, &other, again, &bench.error));
         CHECK(commit_begin(&bench.catalogue, &other, "step0", NEBULA_FILES_ALL_RANKS, &bench.error) == again);
         CHECK(!again->idle_count);
         bench_done(&bench, true);
 }
 
-/* What a killed run left may become complete while the next run's ranks agree on an older version, and load it. */
+/* A version of a killed run may become complete while the next run's ranks agree on an older version, and load it. */
 static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
 {
         struct session *next = calloc(1, sizeof *next);
@@ -160,7 +160,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
 }
 
 static struct os_table table;
-static struct bench *failing; /* whose versions fail while memory is got for them */
+static struct bench *failing; /* its versions fail while the agent gets memory for them */
 
 static int fail_meanwhile(int fd, uint64_t offset, uint64_t size)
 {
@@ -202,7 +202,7 @@ static bool save_in_vain(struct bench *bench, const char *tag)
         return !version && bench->error.status == NEBULA_FAILED;
 }
 
-static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk(void)
+static void memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_leaves_the_disk(void)
 {
         char directory[256];
         struct bench bench;
@@ -221,7 +221,7 @@ static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and
         catalogue_unlock(&bench.catalogue);
         CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
         bench.job->settings.on_full = NEBULA_ON_FULL_STREAM;
-        bench.catalogue.memory.budget = 1; /* no file fits, and none waits for room */
+        bench.catalogue.memory.budget = 1; /* no file fits, and no save waits for memory */
         bench.session.nonce = 2;
         CHECK(save_in_vain(&bench, "streamed") && image_count(&bench) <= 1);
         for (const struct image *image = bench.catalogue.memory.images; image; image = image->next)
@@ -259,7 +259,7 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         }
         catalogue_lock(&bench.catalogue);
         CHECK(in_memory(&bench) == 3);
-        version->pins++; /* a loader is being served */
+        version->pins++; /* a loader reads the version */
         CHECK(catalogue_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
         CHECK(!catalogue_release(&bench.catalogue, bench.job, true) && !catalogue_release(&bench.catalogue, bench.job, false));
         CHECK(in_memory(&bench) == 2 && version->in_memory);
@@ -270,7 +270,7 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         test_dir_remove(directory);
 }
 
-/* At most a page, or a sixteenth of a large file, is given away; only what can lie in huge pages is rounded up to these. */
+/* A file wastes at most a page, or a sixteenth of its size if it is large. Only a file that can use huge pages is rounded up to them. */
 static void a_file_takes_the_memory_that_it_needs(void)
 {
         static const uint64_t sizes[] = { 0, 1, 790, 4096, 4097, 65536, 300000, 1 << 20, (2 << 20) + 5, 21 << 20, 300u << 20, UINT64_C(5) << 30 };
@@ -284,7 +284,7 @@ static void a_file_takes_the_memory_that_it_needs(void)
         }
 }
 
-/* Begins, saves so many files and commits; NULL when a save fails, which begins nothing else. */
+/* Begins, saves `count` files and commits. NULL: a save failed. */
 static struct version *version_of_many(struct bench *bench, const char *tag, unsigned count)
 {
         struct version *version;
@@ -303,7 +303,7 @@ static struct version *version_of_many(struct bench *bench, const char *tag, uns
         }
         catalogue_lock(&bench->catalogue);
         is_saved = version;
-        version = catalogue_version(&bench->catalogue, id); /* a later writing, where the tag was there */
+        version = catalogue_version(&bench->catalogue, id); /* a later writing, if the tag existed */
         if (version && !is_saved)
                 version_fail(&bench->catalogue, version, NEBULA_FAILED, "a save failed");
         is_saved = is_saved && version && !commit_part(&bench->catalogue, &bench->session, version, &bench->error);
@@ -326,7 +326,7 @@ static void small_images_serve_again_and_take_a_page_each(void)
         char tag[32];
 
         bench_init(&bench, NULL, "");
-        bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* they are memfds here */
+        bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* images are memfds in this test */
         bench.job->settings.retention_count = 2;
         for (unsigned i = 0; i < 6; i++) {
                 snprintf(tag, sizeof tag, "step%u", i);
@@ -338,7 +338,7 @@ static void small_images_serve_again_and_take_a_page_each(void)
         bench_done(&bench, true);
 }
 
-/* As the page maker does. */
+/* Makes a spare image, as the page maker does. */
 static bool make_spare(struct bench *bench, uint64_t capacity)
 {
         struct image *image;
@@ -369,7 +369,7 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
                 REQUIRE(make_spare(&bench, capacity));
         }
         CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
-        catalogue_retain(&bench.catalogue, bench.job, 1); /* as each save does */
+        catalogue_retain(&bench.catalogue, bench.job, 1); /* each save does this */
         catalogue_lock(&bench.catalogue);
         CHECK(!page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
@@ -377,7 +377,7 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         REQUIRE(taken);
         memory_hold(taken);
         memory_drop(&bench.catalogue.memory, taken);
-        session->connection_count = 0; /* it has gone: nobody waits for the file */
+        session->connection_count = 0; /* its trainer has left: no client waits for the file */
         catalogue_lock(&bench.catalogue);
         catalogue_retain(&bench.catalogue, bench.job, 1);
         CHECK(page_maker_discard(&bench.catalogue));
@@ -385,7 +385,7 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         session->connection_count = 1;
         REQUIRE(session->foretold_count == 1 && bench_version(&bench, "step1", 1, 0));
         CHECK(session->foretold_count == 0);
-        bench.catalogue.sessions = NULL; /* it is not the catalogue's to free */
+        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
         bench_done(&bench, true);
 }
 
@@ -429,7 +429,8 @@ static bool files_hold(const struct version *version, unsigned count)
         return good;
 }
 
-/* Half of what there are are kept open for images; the others have names, by which they are lent, written, read and taken over. */
+/* The agent keeps at most half of its descriptors for open images. The other images have names, by which they are lent, written, read and
+ * adopted. */
 static void a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over(void)
 {
         const unsigned count = 200;
@@ -465,7 +466,8 @@ static void a_version_of_more_files_than_there_are_descriptors_is_saved_persiste
         test_dir_remove(directory);
 }
 
-/* Images without a name need one each: the version that wants more than there are fails and says so, and the next one is none the worse. */
+/* Each image without a name needs a descriptor. A version that needs more than there are fails with that reason, and the next version does
+ * not. */
 static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(void)
 {
         struct version *version;
@@ -491,9 +493,9 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
-         TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
-         TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
+         TEST(memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_leaves_the_disk),
+         TEST(tombstones_are_bounded_and_answer_and_disturb_no_other_version),
          TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
         TEST(a_tombstone_that_is_written_again_is_the_next_generation),
-         TEST(a_tombstone_remembers_who_had_nothing_to_add),
+         TEST(a_tombstone_remembers_the_ranks_that_added_nothing),
          TEST(nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing))

@@ -30,7 +30,7 @@ static void a_number_in_another_tag_is_no_step_to_follow(void)
         struct retain_entry entries[] = { retain_complete("v10", 1, NULL), retain_complete("v9", 2, NULL), retain_complete("checkpoint-3", 3, NULL) };
 
         CHECK(retain_newest(entries, 3) == 2);
-        CHECK(entries[0].step == 10); /* to keep every tenth, it is one */
+        CHECK(entries[0].step == 10); /* with keep_every = 10, it is a multiple */
         CHECK(retain_is_newer(&entries[1], &entries[0]) && !retain_is_newer(&entries[0], &entries[1]));
         entries[0] = retain_complete("global_step10", 1, NULL);
         entries[1] = retain_complete("global_step9", 2, NULL);
@@ -66,7 +66,7 @@ static void a_rolled_back_run_keeps_its_own_versions_and_the_newest(void)
         bool drop[3];
 
         retain_memory(entries, 3, 1, drop);
-        CHECK(!drop[0]); /* what a restart would load */
+        CHECK(!drop[0]); /* a restart would load this one */
         CHECK(drop[1] && !drop[2]);
 }
 
@@ -77,9 +77,9 @@ static void the_victim_is_the_oldest_that_storage_has(void)
         entries[0].durable = false;
         CHECK(retain_victim(entries, 3) == 1);
         entries[1].durable = false;
-        CHECK(retain_victim(entries, 3) == 2); /* even the newest: storage has it */
+        CHECK(retain_victim(entries, 3) == 2); /* even the newest, because storage has it */
         entries[2].durable = false;
-        CHECK(retain_victim(entries, 3) == 0); /* superseded, and nobody asked for it */
+        CHECK(retain_victim(entries, 3) == 0); /* superseded, and no client asked for it */
         entries[0].unsaved = entries[1].unsaved = true;
         CHECK(retain_victim(entries, 3) == -1);
 }
@@ -106,10 +106,10 @@ static void storage_keeps_multiples_the_newest_the_latest_and_the_read(void)
         CHECK(!drop[1]); /* being read */
         CHECK(!drop[2]); /* the newest */
         CHECK(drop[3]);
-        CHECK(!drop[4]); /* the latest commit: just written by a run that was rolled back */
+        CHECK(!drop[4]); /* the latest commit, by a run that was rolled back */
 }
 
-static void what_a_later_line_abandoned_takes_nobodys_place_in_storage(void)
+static void an_abandoned_version_takes_no_other_version_s_place_in_storage(void)
 {
         struct line line = { .count = 1, .forks = { { 4, 300 } } };
         struct retain_entry entries[] = { entry(300, 1), entry(350, 2), entry(400, 3), entry(310, 4), entry(320, 5) };
@@ -123,7 +123,7 @@ static void what_a_later_line_abandoned_takes_nobodys_place_in_storage(void)
         retain_storage(entries, 5, 2, 100, drop);
         CHECK(!drop[0] && drop[1] && drop[2] && !drop[3] && !drop[4]);
         retain_mark(entries, 4);
-        retain_storage(entries, 4, 2, 0, drop); /* one was saved since: the user may think better of it */
+        retain_storage(entries, 4, 2, 0, drop); /* only one version was saved since then, so the user may still want the abandoned ones */
         CHECK(!drop[0] && !drop[1] && !drop[2] && !drop[3]);
         retain_storage(entries, 5, 3, 0, drop);
         CHECK(!drop[0] && !drop[1] && !drop[2]);
@@ -153,7 +153,7 @@ static void with_an_interval_the_newest_goes_when_it_has_passed(void)
         CHECK(persist_due(entries, 2, 50, 60, 110, &due) == 0);
 }
 
-static void what_somebody_waits_for_goes_first(void)
+static void a_version_that_a_client_waits_for_goes_first(void)
 {
         struct persist_entry entries[] = { { 3, true, true }, { 1, true, false }, { 2, true, true } };
         int64_t due;
@@ -167,6 +167,6 @@ TAP_MAIN(TEST(newest_follows_steps_then_commits), TEST(between_steps_and_names_t
          TEST(memory_keeps_the_latest_commits), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
          TEST(a_rolled_back_run_keeps_its_own_versions_and_the_newest), TEST(the_victim_is_the_oldest_that_storage_has),
          TEST(storage_keeps_all_unless_told), TEST(storage_keeps_multiples_the_newest_the_latest_and_the_read),
-         TEST(what_a_later_line_abandoned_takes_nobodys_place_in_storage),
+         TEST(an_abandoned_version_takes_no_other_version_s_place_in_storage),
          TEST(every_version_is_persisted_in_order_without_an_interval), TEST(with_an_interval_the_newest_goes_when_it_has_passed),
-         TEST(what_somebody_waits_for_goes_first))
+         TEST(a_version_that_a_client_waits_for_goes_first))

@@ -49,7 +49,7 @@ static int lines(void)
         return count;
 }
 
-/* A mount point whose file system has gone is an empty directory of the disk below. */
+/* A mount point without its file system is an empty directory of the disk below. */
 static void a_line_makes_nothing_in_a_storage_path_that_has_nothing(void)
 {
         struct os_stat stat;

@@ -5,7 +5,7 @@
 #include "store/manifest.h"
 #include "tap.h"
 
-#define AT_MOST_MS 30000 /* no less than all that is waited for here */
+#define AT_MOST_MS 30000 /* longer than every wait of this test */
 
 static struct test_place place, other; /* two nodes */
 static struct test_agent agent, agent_other;
@@ -43,7 +43,7 @@ static bool enter(struct test_client *client, const struct test_place *at, const
         return enter_as(client, at, run, 0, 0);
 }
 
-/* Whether it became durable. */
+/* Saves a version. Whether it becomes durable. */
 static bool save_durable(struct test_client *client, const char *tag, unsigned seed)
 {
         uint64_t version;
@@ -51,7 +51,7 @@ static bool save_durable(struct test_client *client, const char *tag, unsigned s
         return !save_whole(client, tag, seed, &version) && !wait_for(client, version, NEBULA_STATE_DURABLE, AT_MOST_MS);
 }
 
-/* Whether it fails, and says that it gave way to `run`. */
+/* Saves a version. Whether it fails and names `run` as the reason. */
 static bool save_gives_way(struct test_client *client, const char *tag, unsigned seed, const char *run)
 {
         uint64_t version;
@@ -60,7 +60,7 @@ static bool save_gives_way(struct test_client *client, const char *tag, unsigned
                strstr(client->error.message, run) && strstr(client->error.message, tag) && state_of(client, version) == NEBULA_STATE_FAILED;
 }
 
-/* What a job finds that is started on a node with nothing in memory. */
+/* Whether a job that starts on a node with nothing in memory finds this version. */
 static bool storage_holds(const char *tag, unsigned seed, const char *run)
 {
         struct manifest manifest = { 0 };
@@ -87,7 +87,8 @@ static bool storage_holds(const char *tag, unsigned seed, const char *run)
         return holds;
 }
 
-/* Node a hangs with a version in memory; the job goes on on node b. Then a comes back, or its agent was killed and another takes over. */
+/* Node a hangs with a version in memory, and the job continues on node b. Then a comes back, or its agent is killed and another one adopts
+ * the version. */
 static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later_one(void)
 {
         for (unsigned i = 0; i < 4; i++) {
@@ -96,7 +97,7 @@ static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later
                 uint64_t version;
 
                 nodes_init();
-                if (has_older) { /* both write the second generation of it */
+                if (has_older) { /* both nodes write the second generation of the tag */
                         REQUIRE(enter(&a, &place, "w") && save_durable(&a, "t", 9));
                         client_done(&a);
                 }
@@ -124,7 +125,7 @@ static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later
         }
 }
 
-/* What was durable comes from storage; memory's is of a history that did not go on. */
+/* The durable version comes from storage. The one in memory belongs to a history that was not continued. */
 static void a_job_that_comes_back_to_the_node_loads_what_is_durable(void)
 {
         struct test_client a, b, c;
@@ -165,7 +166,7 @@ static void a_job_that_is_started_again_writes_the_tags_of_the_run_before_again(
         }
 }
 
-/* The agent of the run before, of which this one knows, was slow. */
+/* The agent of the earlier run was slow. The new run has loaded a version of that run. */
 static void a_run_replaces_what_the_one_before_had_committed_and_made_durable_late(void)
 {
         struct test_client a, b;
@@ -187,12 +188,12 @@ static void two_jobs_on_one_path_leave_each_others_tags_alone_and_are_told(void)
 
         nodes_init();
         REQUIRE(enter_as(&a, &place, "a", 0, 2) && save_durable(&a, "global_step1", 1));
-        REQUIRE(enter_as(&b, &other, "b", 0, 2) && save_durable(&b, "global_step0", 8)); /* it has found the first one of the other, which goes on */
+        REQUIRE(enter_as(&b, &other, "b", 0, 2) && save_durable(&b, "global_step0", 8)); /* b has found a's first version, and a continues */
         CHECK(save_durable(&a, "global_step2", 2));
         CHECK(save_gives_way(&b, "global_step2", 3, "\"a\""));
         CHECK(flush(&b, "", AT_MOST_MS) == NEBULA_FAILED && strstr(b.error.message, "\"a\""));
         CHECK(save_durable(&b, "global_step3", 4));
-        CHECK(!flush(&b, "", AT_MOST_MS)); /* it has been told */
+        CHECK(!flush(&b, "", AT_MOST_MS)); /* b was told */
         CHECK(save_gives_way(&a, "global_step3", 5, "\"b\""));
         CHECK(save_durable(&b, "global_step4", 6) && save_durable(&b, "global_step5", 7));
         CHECK(storage_holds("global_step2", 2, "a") && storage_holds("global_step5", 7, "b"));
@@ -250,7 +251,7 @@ static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_t
         nodes_done();
 }
 
-/* But those of a run that has ended go, as they always do. */
+/* Versions of a run that has ended are removed as usual. */
 static void retention_removes_nothing_of_another_run_that_goes_on(void)
 {
         for (unsigned goes_on = 0; goes_on < 2; goes_on++) {
@@ -258,14 +259,14 @@ static void retention_removes_nothing_of_another_run_that_goes_on(void)
 
                 nodes_init();
                 REQUIRE(enter(&a, &place, "a") && save_durable(&a, "a1", 1) && save_durable(&a, "a2", 2));
-                REQUIRE(enter(&b, &other, "b") && save_durable(&b, "b0", 7)); /* it has looked at storage */
+                REQUIRE(enter(&b, &other, "b") && save_durable(&b, "b0", 7)); /* a's agent has listed storage */
                 if (goes_on)
                         REQUIRE(save_durable(&a, "a3", 3));
                 b.hello.keep_last = 1;
                 REQUIRE(!ask(&b, IPC_CONFIGURE, &b.hello, sizeof b.hello));
                 CHECK(save_durable(&b, "b1", 4) && save_durable(&b, "b2", 5) && save_durable(&b, "b3", 6) && !flush(&b, "", AT_MOST_MS));
                 client_done(&b);
-                CHECK(agent_finish(agent_other, SIGTERM) == 0); /* what was to be removed is */
+                CHECK(agent_finish(agent_other, SIGTERM) == 0); /* the removal is done */
                 agent_other = agent_run(&other);
                 CHECK(storage_holds("a1", 1, "a") == goes_on && storage_holds("a2", 2, "a") == goes_on);
                 CHECK(storage_holds("b3", 6, "b") && !storage_holds("b1", 4, "b"));
@@ -289,7 +290,7 @@ static void a_run_that_has_loaded_a_checkpoint_of_another_goes_on_from_it(void)
         nodes_done();
 }
 
-/* Trainers of another job name are told apart by that, as ever. */
+/* The job name distinguishes trainers of different jobs. */
 static void each_of_several_jobs_of_one_path_writes_its_own_tags(void)
 {
         struct test_client a, b;

@@ -14,7 +14,7 @@
 #include "tap.h"
 #include "test_dir.h"
 
-/* One file by rank 0, which is all that its version asks for. */
+/* Saves one file by rank 0, which completes its version. */
 static bool save_one(struct bench *bench, unsigned seed)
 {
         struct version *version;
@@ -27,7 +27,7 @@ static bool save_one(struct bench *bench, unsigned seed)
         return id && !bench_save(bench, &id, "a", seed);
 }
 
-/* A rank saved to an open-ended version, and another hundreds of versions since. */
+/* One rank saves to an open-ended version, and another rank saves hundreds of versions after that. */
 static void begin_long(struct bench *bench, struct session *other)
 {
         uint64_t id = 0;
@@ -46,7 +46,7 @@ static void begin_long(struct bench *bench, struct session *other)
         for (unsigned i = 2; i < TOMBSTONE_MAX + 5; i++)
                 CHECK(save_one(bench, i));
         for (struct version *version = bench->job->versions; version; version = version->next)
-                version->recorded = !version->in_memory; /* as the history has them; the oldest are one look away from being forgotten */
+                version->recorded = !version->in_memory; /* as in a long history: the next check forgets the oldest */
 }
 
 static size_t count_complete(const struct bench *bench, const char *tag)
@@ -84,7 +84,7 @@ static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
         bench_done(&bench, true);
 }
 
-/* One loan of rank 0 and one of rank 1, who saved last, so that its own comes first. */
+/* Rank 0 and rank 1 have a loan each. Rank 1 saved last, so its loan comes first in the list. */
 static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
 {
         struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW };
@@ -110,7 +110,7 @@ static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
         bench_done(&bench, true);
 }
 
-/* A copy of it may just be on its way to a peer, straight from its pages. */
+/* An agent may be sending the version to a peer, directly from its pages. */
 static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_read(void)
 {
         struct version *version, *newer;
@@ -136,7 +136,7 @@ static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_r
         bench_done(&bench, true);
 }
 
-/* Storage could not be looked through before, and the worker, or a loader, has the version in its hands when it can. */
+/* Storage could not be listed before. When it can, a worker or a loader has pinned the version. */
 static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
 {
         struct version *version;
@@ -162,8 +162,8 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         storage_remove(storage);
 }
 
-/* What an earlier run left in storage, which this one has not looked through when it writes the same tag twice: `again` shares file b with
- * `first`. Then it looks. */
+/* An earlier run has left versions in storage. This run writes the same tag twice before it lists storage: `again` shares file b with
+ * `first`. */
 static bool write_twice_before_the_scan(struct bench *bench, const char *storage, struct version **ret_first, struct version **ret_again)
 {
         struct version *version;
@@ -180,7 +180,7 @@ static bool write_twice_before_the_scan(struct bench *bench, const char *storage
         return *ret_first && *ret_again && !storage_scan(&bench->catalogue, bench->job, &bench->error);
 }
 
-/* Their numbers say nothing: the earlier run counted its writings of the tag from one, too. */
+/* The numbers of the writings do not help: the earlier run counted from one, too. */
 static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void)
 {
         struct version *first, *again;
@@ -192,7 +192,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         CHECK(!bench_persist(&bench, again));
         CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "a", 5));
         CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
-        again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written once more */
+        again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written again */
         REQUIRE(again && !bench_persist(&bench, again));
         CHECK(bench.job->storage.stored.manifests[0].generation == 4);
         CHECK(manifest_find_file(&bench.job->storage.stored.manifests[0], "b")->generation == 3);
@@ -201,7 +201,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         storage_remove(storage);
 }
 
-/* The same where an agent in between was killed, and memory tells this one only what that knew. */
+/* The same after an agent was killed in between: the next agent knows only the survival log. */
 static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(void)
 {
         struct version *first, *again;
@@ -228,7 +228,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(vo
         storage_remove(storage);
 }
 
-/* The writing that it came from became durable in the meantime, and the agent was killed after that. */
+/* The earlier writing became durable in the meantime, and then the agent was killed. */
 static void a_file_that_has_become_durable_is_carried_over_and_not_written_again(void)
 {
         char storage[256], memory[256];
@@ -257,7 +257,7 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
         test_dir_remove(memory);
 }
 
-/* The clock is behind what lies in storage: of an earlier run, or another machine. */
+/* The clock is behind the times of versions in storage, which an earlier run or another machine wrote. */
 static void versions_that_become_newer_than_storage_keep_their_order(void)
 {
         struct version *version, *newer, *newest;
@@ -286,7 +286,7 @@ static void versions_that_become_newer_than_storage_keep_their_order(void)
         storage_remove(storage);
 }
 
-/* A manifest of that sequence in storage, of no file. */
+/* Puts a manifest of that sequence, with no file, into storage. */
 static bool plant(const char *storage, const char *tag, const char *job_name, uint64_t sequence)
 {
         struct manifest manifest = { .number = 1, .generation = 1, .step = name_step(tag), .world = 1, .sequence = sequence };
@@ -327,7 +327,7 @@ static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
         storage_remove(beside);
 }
 
-/* Nothing is later than that; what is saved there becomes durable all the same, and can be read. */
+/* No sequence is later than that one. Versions become durable all the same, and can be read. */
 static void after_the_last_sequence_there_is_versions_are_still_readable(void)
 {
         struct manifest manifest = { 0 };
@@ -344,14 +344,14 @@ static void after_the_last_sequence_there_is_versions_are_still_readable(void)
         REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->storage.store, "t", &manifest, &bench.error));
         CHECK(stored_holds(bench.job->storage.store, &manifest, "a", 1));
         manifest_done(&manifest);
-        version = bench_version(&bench, "evil", 1, 2); /* this one would have to be later */
+        version = bench_version(&bench, "evil", 1, 2); /* this version would need a later sequence */
         REQUIRE(version);
         CHECK(bench_persist(&bench, version) == NEBULA_INVALID && strstr(bench.error.message, "impossible numbers"));
         bench_done(&bench, true);
         storage_remove(storage);
 }
 
-/* As long as the two have different numbers. */
+/* This holds if the two have different numbers. */
 static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
 {
         struct version *first, *again;
@@ -368,7 +368,7 @@ static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newe
         storage_remove(storage);
 }
 
-/* What was written again is of the later generation, as the manifest says it: a loader finds it once memory has let go of it. */
+/* Files that were written again have the later generation in the manifest, so a loader finds them after they have left memory. */
 static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it(void)
 {
         struct version *again;
@@ -386,7 +386,7 @@ static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_h
         storage_remove(storage);
 }
 
-/* Memory has let go of what storage holds of it. */
+/* The version has left memory, and storage has it. */
 static void a_stored_version_that_is_being_written_again_is_not_removed(void)
 {
         struct version *first, *again, *other;
@@ -413,7 +413,7 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
 }
 
 static const struct store_ops *stored_ops;
-static const char *unremovable; /* what the key ends with of the object that storage does not let go */
+static const char *unremovable; /* storage does not remove the object whose key has this ending */
 
 static enum nebula_status remove_all_but_one(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error)
 {
@@ -429,7 +429,7 @@ static enum nebula_status remove_all_but_one(struct store *store, const struct s
         return NEBULA_OK;
 }
 
-static void what_retention_could_not_remove_is_tried_again_after_the_next_version(void)
+static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(void)
 {
         static const char *const refused[] = { "x/a", ".record-00000.json", "/manifest-1.json" };
 
@@ -465,8 +465,8 @@ static void what_retention_could_not_remove_is_tried_again_after_the_next_versio
         }
 }
 
-/* A report is JSON, which takes no half of a character: the version would be missing from every list. */
-static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character(void)
+/* A report is JSON. With half a character in the reason, the version would be missing from every list. */
+static void the_reason_of_a_failure_is_reported_even_if_cut_within_a_character(void)
 {
         char tag[] = "x\u4e16\u754c", *text = NULL;
         struct version *version;
@@ -481,8 +481,8 @@ static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_chara
         bench_done(&bench, true);
 }
 
-/* A rank that begins an open-ended version long after all others of it: the decision is taken on another node. */
-static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version(void)
+/* A rank begins an open-ended version long after all others. Another node decides that the version is complete. */
+static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the_version(void)
 {
         struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .generation = 1, .sequence = 5,
                                        .ranks = (uint32_t[]){ 0, 1 }, .rank_count = 2 };
@@ -527,7 +527,7 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
         storage_remove(storage);
 }
 
-/* As rank `rank` of two: begins, saves a file unless it is NULL, and commits if it is told to. */
+/* As rank `rank` of two: begins, saves a file unless `name` is NULL, and commits if `commits`. */
 static struct version *share(struct bench *bench, uint32_t rank, const char *name, bool commits)
 {
         struct version *version;
@@ -543,8 +543,8 @@ static struct version *share(struct bench *bench, uint32_t rank, const char *nam
         return version && commits && commit_part(&bench->catalogue, &bench->session, version, &bench->error) ? NULL : version;
 }
 
-/* The rank may be of this node, and join when the others of the node have been announced already. */
-static void what_a_rank_that_joins_late_does_not_write_again_carries_over(void)
+/* The late rank may be on this node, and join after the node has announced its other ranks. */
+static void files_that_a_late_rank_does_not_write_again_carry_over(void)
 {
         struct version *first, *again;
         struct bench bench;
@@ -561,7 +561,7 @@ static void what_a_rank_that_joins_late_does_not_write_again_carries_over(void)
         bench_done(&bench, true);
 }
 
-/* Other nodes, which may know it from memory, must come to the same number, or they never commit together. */
+/* Other nodes may know the writing from memory. All nodes must count the same number, or they never commit together. */
 static void a_writing_that_was_found_in_storage_is_counted_once(void)
 {
         struct version *version;
@@ -587,8 +587,8 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
         storage_remove(storage);
 }
 
-/* Storage is where nodes tell each other: without it such a version never comes to be written, which would be said. */
-static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
+/* Nodes exchange their documents through storage. Without it no agent ever writes the version, so no failed write would report the problem. */
+static void a_watch_reports_that_nodes_cannot_commit_because_of_storage(void)
 {
         struct ipc_event event = { 0 };
         int64_t due = INT64_MAX;
@@ -615,7 +615,7 @@ static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
         bench_done(&bench, true);
 }
 
-static struct version *asked; /* all ranks of which are asked for while it is looked who has captured */
+static struct version *asked; /* a client asks for all ranks of this version while the agent checks which ranks have captured */
 static struct catalogue *asking;
 
 static enum nebula_status list_while_it_is_begun(struct store *store, const char *prefix, bool deep, const char *from,
@@ -695,7 +695,7 @@ static void a_look_at_a_committed_version_begins_nothing(void)
         bench_done(&bench, true);
 }
 
-/* Each rank of the world saves a file of its own, and rank 0 one that only the first writing has. */
+/* Each rank of the world saves its own file, and rank 0 also one that only the first writing has. */
 static struct version *save_as_world(struct bench *bench, const char *run, uint32_t world, unsigned seed, bool has_model)
 {
         struct version *version = NULL;
@@ -725,7 +725,7 @@ static bool has_stored(const struct bench *bench, const char *name)
         return bench->job->storage.stored.count == 1 && manifest_find_file(&bench->job->storage.stored.manifests[0], name);
 }
 
-/* From memory, and from storage alone. */
+/* Tested from memory, and from storage alone. */
 static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
 {
         for (unsigned i = 0; i < 3; i++) {
@@ -749,14 +749,14 @@ static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
                 CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->storage.stored.manifests[0].file_count == 3);
                 CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "rng1", 11));
                 CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "model", 1));
-                CHECK(!storage_has(storage, "t/rng3")); /* nor for a reader that knows no manifests */
+                CHECK(!storage_has(storage, "t/rng3")); /* also not for a reader that does not read manifests */
                 CHECK(storage_has(storage, "t/rng1"));
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
 }
 
-/* `found`: it was there when the run began. */
+/* `found`: the version existed when the run began. */
 static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 {
         for (unsigned found = 0; found < 2; found++) {
@@ -782,7 +782,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 
 TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
-         TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
+         TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
@@ -796,8 +796,8 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(after_the_last_sequence_there_is_versions_are_still_readable), TEST(versions_that_become_newer_than_storage_keep_their_order),
          TEST(a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
-         TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
-         TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
-         TEST(what_a_rank_that_joins_late_does_not_write_again_carries_over),
+         TEST(the_reason_of_a_failure_is_reported_even_if_cut_within_a_character),
+         TEST(a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the_version),
+         TEST(files_that_a_late_rank_does_not_write_again_carry_over),
          TEST(a_writing_that_was_found_in_storage_is_counted_once),
-         TEST(who_watches_is_told_that_nodes_cannot_commit_for_storage))
+         TEST(a_watch_reports_that_nodes_cannot_commit_because_of_storage))

@@ -1,10 +1,10 @@
-/* A world of two ranks whose launchers say of each rank that it is alone on its node. Whether that is true decides how they commit. */
+/* A world of two ranks. The launcher says that each rank is alone on its node. The way of the commit depends on whether that is true. */
 #include "agent/agent_client.h"
 #include "store/announce.h"
 #include "store/manifest.h"
 #include "tap.h"
 
-#define AT_MOST_MS 20000 /* no less than all that is waited for here, so that what would last for ever is told apart */
+#define AT_MOST_MS 20000 /* longer than every wait of this test, so that an endless wait is noticed */
 
 static struct test_place place, other; /* two nodes */
 
@@ -29,7 +29,7 @@ static uint64_t save_named(struct test_client *client, const char *tag, int64_t 
         return of_version(client, IPC_COMMIT, loan.version_id) ? 0 : loan.version_id;
 }
 
-/* A file of the rank's name. */
+/* Saves a file that is named after the rank. */
 static uint64_t save_share(struct test_client *client, const char *tag, int64_t goal, unsigned seed)
 {
         char name[32];
@@ -57,7 +57,7 @@ static bool document_comes(const char *tag, const char *name)
         return false;
 }
 
-/* Its survival log is all that the next agent knows. */
+/* Kills the agent and starts another one, which knows only the survival logs. */
 static struct test_agent agent_again(struct test_agent agent)
 {
         agent_finish(agent, SIGKILL);
@@ -105,7 +105,7 @@ static bool reports(struct test_client *client, const char *text)
                memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
 }
 
-/* Two nodes, one version that is durable, and one that is committed and has to wait for somebody who asks for it. */
+/* Two nodes with a durable version, and a committed one that becomes durable only when a client asks for it. */
 static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client *one, struct test_agent *ret_agent, struct test_agent *ret_other)
 {
         uint64_t version, before;
@@ -129,7 +129,7 @@ static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client
         return version;
 }
 
-static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back(void)
+static void a_version_of_a_dead_node_fails_and_names_its_rank_and_becomes_durable_if_the_node_comes_back(void)
 {
         struct test_client zero, one;
         struct ipc_found found;
@@ -178,7 +178,7 @@ static bool is_persisted(const char *tag, const char *run, bool *ret_is_of_run)
         return persist;
 }
 
-/* Whoever wants a version durable has told the other node, which was stopped and has not heard of it. */
+/* A client asks for a durable version, and its agent has told the other node. That node's agent is stopped and has not read it. */
 static bool tell_who_is_stopped(struct test_client *zero, const char *tag, pid_t stopped)
 {
         bool is_ours = false;
@@ -212,7 +212,7 @@ static void write_decision_late(const char *tag, enum late what)
                 strcpy(committed.of.run, "before");
         if (committed_format(&committed, &text, &size, NULL))
                 abort();
-        storage_write(place.storage, document_key(tag, "committed.json"), text, size); /* as an agent that was about to when it was stopped */
+        storage_write(place.storage, document_key(tag, "committed.json"), text, size); /* as a stopped agent does when it continues */
         free(text);
         committed_done(&committed);
 }
@@ -225,7 +225,7 @@ static bool write_again(struct test_client *zero, struct test_client *one, const
                !wait_for(one, other_version, NEBULA_STATE_COMMITTED, AT_MOST_MS);
 }
 
-static void what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up(void)
+static void a_late_decision_of_a_stalled_agent_blocks_no_version(void)
 {
         NEEDS_FILES("a process is stopped");
         for (enum late what = 0; what < LATE_COUNT; what++) {
@@ -247,7 +247,7 @@ static void what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up(v
         }
 }
 
-/* The record of this node, and a copy of it as an agent of an older run would leave it, which was stopped and goes on. */
+/* Removes the record of this node, and leaves a copy as the agent of an older run would write it if it was stopped and then continues. */
 static bool take_record(const char *tag)
 {
         char key[512], prefix[64], *text;
@@ -271,7 +271,7 @@ static bool take_record(const char *tag)
         return true;
 }
 
-/* As a program does that was removing the tag when it was written again: nobody else would write this node's record. */
+/* A program was removing the tag when it was written again, and removes the new record. Only this node can write it again. */
 static void a_record_that_another_program_removes_is_written_again_and_one_of_an_older_run_is_not_taken_for_it(void)
 {
         struct test_client zero, one;
@@ -291,7 +291,8 @@ static void a_record_that_another_program_removes_is_written_again_and_one_of_an
         place_done(&other);
 }
 
-/* Its agent ended in between, and the next one knows neither how often the run wrote the tag nor, for a moment, what storage has. */
+/* The agent of a node ended in between. The next one does not know how often the run wrote the tag, nor, until it has listed storage, the
+ * versions there. */
 static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did(void)
 {
         for (unsigned written = 1; written < 4; written++) {
@@ -377,7 +378,7 @@ static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
         uint64_t version, empty;
         struct test_agent agent, other_agent;
 
-        for (int i = 0; i < 2; i++) { /* the node that saves nothing is that of rank 1, or of rank 0, which writes the manifest */
+        for (int i = 0; i < 2; i++) { /* the node that saves nothing has rank 1, or rank 0, which writes the manifest */
                 struct test_client *saver = i ? &one : &zero, *idle = i ? &zero : &one;
 
                 place_init(&place);
@@ -406,7 +407,7 @@ static bool names_both(struct test_client *client, uint64_t version)
                strstr(client->error.message, "model.pt") && strstr(client->error.message, "rank 0") && strstr(client->error.message, "rank 1");
 }
 
-/* Each has a file of its own in memory; in storage there is one place for them. */
+/* Each node has its own file in memory, but storage has only one place for both. */
 static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays(void)
 {
         struct test_client zero, one;
@@ -444,7 +445,7 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         place_done(&other);
 }
 
-/* As the agent of rank 0 does that has heard of its own rank only. */
+/* Commits as an agent of rank 0 would that knows only its own rank. */
 static bool commit_without_rank_one(const char *tag)
 {
         struct committed committed = { .rank_count = 1 };
@@ -492,7 +493,7 @@ static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_it
         }
 }
 
-/* Another node's, which is still being written. */
+/* Leaves the document of another node that is still being written. */
 static void leave_claim(const char *tag, char ret_name[WRITING_MAX + 32])
 {
         char writing[WRITING_MAX];
@@ -533,7 +534,7 @@ static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_noth
         place_done(&place);
 }
 
-TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up), TEST(a_record_that_another_program_removes_is_written_again_and_one_of_an_older_run_is_not_taken_for_it),
+TAP_MAIN(TEST(a_late_decision_of_a_stalled_agent_blocks_no_version), TEST(a_record_that_another_program_removes_is_written_again_and_one_of_an_older_run_is_not_taken_for_it),
          TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
          TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
@@ -541,4 +542,4 @@ TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
          TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
-         TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))
+         TEST(a_version_of_a_dead_node_fails_and_names_its_rank_and_becomes_durable_if_the_node_comes_back))

@@ -53,7 +53,7 @@ static void add(struct bench *bench, struct memory_file *file, enum memory_file_
         CHECK(memory_files_add(&bench->catalogue.memory, &task));
 }
 
-/* Does all that was added; how many have failed. */
+/* Does all tasks that were added. Returns the number of failures. */
 static unsigned do_added(struct bench *bench)
 {
         struct memory_files *files = &bench->catalogue.memory.files;
@@ -187,7 +187,8 @@ static void a_file_that_hangs_keeps_answers_back_and_not_the_lock(void)
         REQUIRE(!os_thread_start(&threads[1], tell, &other, false));
         CHECK(await(&other.has_lock));
         os->sleep_ms(50);
-        CHECK(!atomic_load(&writer.has_answered) && !atomic_load(&other.has_answered)); /* it may have seen what is not on file */
+        /* its answer may describe a change that is not in the file yet */
+        CHECK(!atomic_load(&writer.has_answered) && !atomic_load(&other.has_answered));
         atomic_store(&is_stuck, 0);
         CHECK(await(&writer.has_answered) && await(&other.has_answered));
         pthread_join(threads[0], NULL);
@@ -206,7 +207,7 @@ static void a_wait_comes_after_what_was_described(void)
         catalogue_lock(&bench.catalogue);
         survival_log_write(&bench.catalogue, version);
         CHECK(memory_files_are_due(&bench.catalogue.memory.files));
-        catalogue_wait(&bench.catalogue, &bench.catalogue.moved, -1); /* nobody would end it */
+        catalogue_wait(&bench.catalogue, &bench.catalogue.moved, -1); /* no other thread would end this wait */
         CHECK(!memory_files_are_due(&bench.catalogue.memory.files));
         catalogue_unlock(&bench.catalogue);
         end(&bench);

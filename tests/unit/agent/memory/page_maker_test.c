@@ -8,9 +8,9 @@
 #include "test_dir.h"
 
 #define MIB (1u << 20)
-#define IMAGE_BYTES (10 * MIB) /* two steps and a half */
-#define LARGE_BYTES (5 * MIB + 333) /* two pages that can be huge */
-#define FILE_BYTES (9 * MIB) /* what such an image is taken for */
+#define IMAGE_BYTES (10 * MIB) /* 2.5 steps of the page maker */
+#define LARGE_BYTES (5 * MIB + 333) /* two of its pages can be huge */
+#define FILE_BYTES (9 * MIB) /* the size of a file in such an image */
 
 static struct os_table table;
 static struct bench bench;
@@ -18,7 +18,7 @@ static struct image *image;
 static unsigned joined_count; /* calls */
 static bool lends, dooms, was_buried, can_join;
 
-/* The rest of the program goes on while pages are joined. */
+/* Lets the rest of the program continue while pages are joined. */
 static int advise_meanwhile(void *data, uint64_t size, enum os_advice advice)
 {
         if (advice != OS_ADVISE_COLLAPSE)
@@ -136,7 +136,7 @@ static void pages_of_an_image_are_joined_with_pauses(void)
         end();
 }
 
-static void what_is_in_use_is_left_alone(void)
+static void an_image_in_use_is_not_joined(void)
 {
         const unsigned char *data = begin(advise_meanwhile);
         int64_t join_at_ns = 0;
@@ -166,12 +166,12 @@ static void an_image_must_have_served_often_first(void)
                 CHECK(!join(&join_at_ns) && !joined_count);
                 CHECK(memory_take(&bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
         }
-        image->pause_ns = INT64_C(60000000000); /* between two saves, which these were not */
+        image->pause_ns = INT64_C(60000000000); /* as if a minute lay between two saves */
         CHECK(join(&join_at_ns) && joined_count == 2);
         end();
 }
 
-/* An agent that nobody saves to any more uses no processor time. */
+/* An agent without saves uses no processor time. */
 static void an_image_that_serves_no_more_is_left_alone(void)
 {
         int64_t join_at_ns = 0;
@@ -242,7 +242,8 @@ static struct version *large_version(void)
         return version;
 }
 
-/* The page maker's own thread, with nobody to wake it but who makes a version durable: before that it leaves its image to storage. */
+/* Uses the page maker's own thread. Only the worker that makes a version durable wakes it: before that the page maker leaves the image
+ * alone, because storage is written from it. */
 static void the_page_maker_joins_what_has_become_durable(void)
 {
         const uint64_t capacity = memory_capacity(LARGE_BYTES) / MEMORY_ROUND * MEMORY_ROUND;
@@ -279,7 +280,7 @@ static void the_page_maker_joins_what_has_become_durable(void)
         test_dir_remove(directory);
 }
 
-/* Its writer has pinned it, on a machine with io_uring. Pinned pages are not joined, and joined ones need no pin. */
+/* The writer has pinned the image, on a machine with io_uring. Pinned pages cannot be joined, and joined pages need no pin. */
 static void an_image_is_pinned_only_while_its_pages_are_small(void)
 {
         int64_t join_at_ns = 0;
@@ -290,10 +291,10 @@ static void an_image_is_pinned_only_while_its_pages_are_small(void)
         data = begin(advise_meanwhile);
         REQUIRE(data);
         CHECK(memory_wants_pin(image));
-        image->served = 0; /* it may never serve again */
+        image->served = 0; /* as if no save used it again */
         CHECK(!memory_wants_pin(image));
         serve_often(image);
-        os = &os_linux; /* else no ring is used */
+        os = &os_linux; /* the agent uses a ring only then */
         result = bulk_pin(data, IMAGE_BYTES);
         image->pinned = result == 0;
         os = &table;
@@ -303,11 +304,11 @@ static void an_image_is_pinned_only_while_its_pages_are_small(void)
         for (join_at_ns = 0; join(&join_at_ns); join_at_ns = 0)
                 ;
         CHECK(holds(data));
-        CHECK(!can_join || count_huge(data) == 5); /* none of which would be, were they still pinned */
+        CHECK(!can_join || count_huge(data) == 5); /* no page would be huge if they were still pinned */
         end();
 }
 
-TAP_MAIN(TEST(pages_of_an_image_are_joined_with_pauses), TEST(an_image_is_pinned_only_while_its_pages_are_small), TEST(what_is_in_use_is_left_alone),
+TAP_MAIN(TEST(pages_of_an_image_are_joined_with_pauses), TEST(an_image_is_pinned_only_while_its_pages_are_small), TEST(an_image_in_use_is_not_joined),
          TEST(an_image_must_have_served_often_first), TEST(an_image_that_serves_no_more_is_left_alone),
          TEST(an_image_that_is_dropped_meanwhile_is_buried_afterwards),
          TEST(a_machine_that_joins_no_pages_is_asked_once_per_image), TEST(the_page_maker_joins_what_has_become_durable))

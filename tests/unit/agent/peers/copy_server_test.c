@@ -12,7 +12,7 @@
 
 #define COPY_BYTES (1u << 20)
 
-/* An offer of one file by that node. */
+/* Offers a copy with one file, as that node. */
 static struct copy *offer(struct copy_server *server, const char *node, const char *tag, uint64_t size, struct nebula_error *error)
 {
         struct peer *peer = calloc(1, sizeof *peer);
@@ -30,7 +30,7 @@ static struct copy *offer(struct copy_server *server, const char *node, const ch
         return copy;
 }
 
-/* It came whole. */
+/* Keeps a copy that has arrived completely. */
 static bool keep(struct copy_server *server, const char *node, const char *tag)
 {
         struct copy *copy = offer(server, node, tag, COPY_BYTES, NULL);
@@ -64,7 +64,7 @@ static void a_copy_that_no_room_can_be_made_for_costs_no_other_copy(void)
         server->budget = server->used;
         CHECK(!offer(server, "third", "large", 3 * server->used, &error) && error.status == NEBULA_NO_MEMORY);
         CHECK(holds(server, "old") && holds(server, "young"));
-        /* One that fits takes the place of the oldest. */
+        /* A copy that fits replaces the oldest one. */
         taken = offer(server, "third", "small", COPY_BYTES, &error);
         CHECK(taken && !holds(server, "old") && holds(server, "young"));
         if (taken) {
@@ -98,11 +98,11 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         make_key(&key, 0);
         strcpy(bench.job->copies.identity, key.identity);
-        CHECK(!copy_server_add_key(server, &key, &error)); /* its trainers are there */
+        CHECK(!copy_server_add_key(server, &key, &error)); /* a job with trainers */
         make_key(&key, 1);
         REQUIRE(keep(server, "lost", "old"));
         strcpy(server->copies->identity, key.identity);
-        CHECK(!copy_server_add_key(server, &key, &error)); /* a copy is kept for it */
+        CHECK(!copy_server_add_key(server, &key, &error)); /* a job with a copy */
         for (unsigned i = 2; i < 1000; i++) {
                 make_key(&key, i);
                 CHECK(!copy_server_add_key(server, &key, &error) && !copy_server_add_key(server, &key, &error));
@@ -117,7 +117,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         bench_done(&bench, true);
 }
 
-/* Many that are all needed have room, and there is an end to that. */
+/* The server keeps many secrets that are in use, up to a limit. */
 static void the_secrets_of_jobs_that_go_on_are_kept(void)
 {
         struct nebula_error error = { 0 };
@@ -145,14 +145,14 @@ static void the_secrets_of_jobs_that_go_on_are_kept(void)
         bench_done(&bench, true);
 }
 
-/* Connections that say nothing, or begin to speak and do not go on, and come again as soon as they are sent away. */
+/* Connections that send nothing, or stop within the handshake, and connect again as soon as they are closed. */
 #define CROWD 600
 
 static atomic_bool crowding;
 static struct member crowded;
 static bool crowd_speaks;
 
-/* The first bytes of a handshake. */
+/* Sends the first bytes of a handshake. */
 static int speak_from_elsewhere(void)
 {
         struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000002) }, there = own;

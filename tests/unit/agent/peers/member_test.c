@@ -39,7 +39,7 @@ static uint32_t tell_uid(void)
         return own_uid;
 }
 
-/* As another user than the one that has made the files. */
+/* Acts as another user than the one that made the files. */
 static void become(uint32_t uid)
 {
         own_uid = uid;
@@ -48,7 +48,7 @@ static void become(uint32_t uid)
         os = &table;
 }
 
-/* A server gives the files that root makes to nobody. */
+/* A server with root_squash: files that root makes belong to the user nobody. */
 static int stat_as_nobody(int fd, struct os_stat *ret_stat)
 {
         int result = os_linux.fstat(fd, ret_stat);
@@ -58,7 +58,7 @@ static int stat_as_nobody(int fd, struct os_stat *ret_stat)
         return result;
 }
 
-/* How many nodes there are; -1: it is not known. */
+/* Returns the number of nodes. -1: the list cannot be read. */
 static int count_nodes(void)
 {
         struct member_list list = { 0 };
@@ -81,7 +81,7 @@ static void a_record_is_found_until_its_agent_takes_it_back(void)
         CHECK(!member_announce(store, &own, &error) && !member_announce(store, &own, &error) && count_nodes() == 1);
         REQUIRE(!member_load(store, "a/b", &there, &error));
         CHECK(there.port == 4711 && there.nonce == 7 && !strcmp(there.address, "127.0.0.1") && !strcmp(there.node, "a/b"));
-        member_withdraw(store, &other); /* the agent before the one that is there */
+        member_withdraw(store, &other); /* the predecessor of the agent whose record is stored */
         CHECK(count_nodes() == 1);
         member_withdraw(store, &own);
         CHECK(count_nodes() == 0);
@@ -159,7 +159,7 @@ static void a_record_is_believed_that_is_a_file_of_ones_own(void)
         end();
 }
 
-/* A server with root_squash. An agent that has just begun has written nothing from which it could know. */
+/* A server with root_squash. A new agent has written no file yet from which it could learn that. */
 static void records_that_a_server_gives_to_another_user_are_roots(void)
 {
         NEEDS_FILES("owners");

@@ -47,7 +47,7 @@ static void every_flipped_bit_of_the_fixed_part_is_refused(void)
 
                 write_header(bytes, PEER_DATA, 9, PEER_HEAD_BYTES + PEER_PIECE_BYTES);
                 bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-                /* The type and the size have other values that are allowed; then it reads as another frame, whose body's checksum is wrong. */
+                /* A changed type or size may be valid. Then the frame is read as another one, and the checksum of its body is wrong. */
                 if (!peer_header_read(bytes, 9, &header, NULL))
                         CHECK(bit / 8 == 6 || (bit / 8 >= 16 && bit / 8 < 20));
         }
@@ -93,7 +93,7 @@ static void a_copy_comes_back_with_its_files(void)
         free(text);
 }
 
-/* Two ends over a real socket. */
+/* Two ends of a real socket. */
 
 struct server {
         int fd;
@@ -163,14 +163,14 @@ static void ends_with_one_secret_talk_and_others_do_not(void)
         os->close(fds[0]);
         os->close(fds[1]);
 
-        /* The name of the right key, and not the key. */
+        /* The identity of the right key with another key. */
         strcpy(other.identity, server.key.identity);
         CHECK(shake(&server, &other, fds, &client, &error) && server.status);
         os->close(fds[0]);
         os->close(fds[1]);
 }
 
-/* A node may hold many copies of versions of many files: their owners are to find the newest of them. */
+/* A node may hold many copies of versions with many files. Their owners must find the newest of them. */
 static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
 {
         enum { COPIES = 3, FILES = 20000 };

@@ -14,7 +14,7 @@ static void make_members(void)
         }
 }
 
-/* The name of the first server, "" when there is none. */
+/* Returns the name of the first server. "": there is none. */
 static const char *server(const char *const *list, size_t count, const char *self)
 {
         static size_t order[NODE_COUNT + 1];
@@ -81,12 +81,12 @@ static void a_replacement_finds_every_member_and_the_lost_ones_holder_first(void
         for (size_t i = 0; i < NODE_COUNT; i++)
                 if (i != 40)
                         others[count++] = members[i];
-        /* The same name comes back: whether or not its record is still there, it asks the same peer first. */
+        /* A node with the same name comes back. It asks the same peer first, whether or not its record still exists. */
         CHECK(placement_order(others, count, members[40], order) == count);
         CHECK(!strcmp(others[order[0]], server(members, NODE_COUNT, members[40])));
 }
 
-static void alone_there_is_nobody(void)
+static void a_node_without_others_has_no_holder(void)
 {
         const char *one[] = { "a", "a" };
         const char *two[] = { "b", "b", "a" };
@@ -97,7 +97,7 @@ static void alone_there_is_nobody(void)
         CHECK(placement_order(two, 3, "a", order) == 1 && !strcmp(two[order[0]], "b"));
 }
 
-/* Names in a row, as racks are named: few of them follow each other on the ring. */
+/* Names with consecutive numbers, as in a rack: few of them are neighbours on the ring. */
 static void neighbours_by_name_are_spread(void)
 {
         size_t next = 0;
@@ -113,5 +113,5 @@ static void neighbours_by_name_are_spread(void)
 
 TAP_MAIN(TEST(no_node_holds_its_own_copy_and_each_holds_exactly_one), TEST(the_order_of_the_list_plays_no_part),
          TEST(a_member_that_goes_moves_only_the_copies_that_it_held),
-         TEST(a_replacement_finds_every_member_and_the_lost_ones_holder_first), TEST(alone_there_is_nobody),
+         TEST(a_replacement_finds_every_member_and_the_lost_ones_holder_first), TEST(a_node_without_others_has_no_holder),
          TEST(neighbours_by_name_are_spread))

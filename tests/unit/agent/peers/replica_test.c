@@ -14,7 +14,7 @@
 #include "tap.h"
 #include "test_dir.h"
 
-#define GONE 30 /* members whose hosts are no more: a connection to one is not even refused */
+#define GONE 30 /* members whose hosts no longer exist: a connection to one is not even refused */
 
 static struct os_table table;
 static _Atomic int64_t ahead_ns;
@@ -48,7 +48,7 @@ static void let_pass_until(int64_t end)
                 atomic_compare_exchange_strong(&ahead_ns, &ahead, ahead + end - now);
 }
 
-/* The time of connections that are tried at once passes at once. */
+/* A connection that fails after its time limit. The limits of connections that are tried at once end at the same time. */
 static int connect_in_vain_beside_others(const char *address, uint16_t port, int64_t timeout_ms)
 {
         int64_t end = later() + timeout_ms * 1000000;
@@ -63,7 +63,7 @@ static int connect_in_vain_beside_others(const char *address, uint16_t port, int
 
 static char directory[256];
 
-/* An agent whose peers are all gone. */
+/* Starts an agent whose peers are all gone. */
 static void begin_among_the_gone(struct bench *bench)
 {
         char path[300], peers[32 * GONE] = "";
@@ -108,7 +108,7 @@ static void every_member_is_asked_however_many_before_it_are_gone(void)
         os = &table;
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
         for (int tries = 0; tries < 500 && !all_asked(); tries++) {
-                ahead_ns += INT64_C(6000000000); /* the pause after a failure is over */
+                ahead_ns += INT64_C(6000000000); /* the pause after a failure has passed */
                 catalogue_lock(&bench.catalogue);
                 pthread_cond_broadcast(&bench.catalogue.copy);
                 catalogue_unlock(&bench.catalogue);
@@ -118,8 +118,8 @@ static void every_member_is_asked_however_many_before_it_are_gone(void)
         end_among_the_gone(&bench);
 }
 
-/* Within the time that a rank which looks for copies may take. */
-static void who_has_lost_its_memory_asks_every_member_at_its_first_look(void)
+/* The search takes no longer than a rank may wait for it. */
+static void a_node_that_lost_its_memory_asks_every_member_at_its_first_look(void)
 {
         struct ipc_find wanted = { 0 };
         struct bench bench;
@@ -134,7 +134,7 @@ static void who_has_lost_its_memory_asks_every_member_at_its_first_look(void)
         end_among_the_gone(&bench);
 }
 
-/* Of a node where nobody listens any more, written so long ago. */
+/* Leaves the record of a node without an agent, written so many days ago. */
 static bool leave_record(const char *node, int64_t days)
 {
         struct member member = { .address = "127.0.0.1", .port = 1, .nonce = 7 };
@@ -169,7 +169,7 @@ static bool record_comes(const char *node)
         return has_record(node);
 }
 
-static void a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers(void)
+static void an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_agent_makes_it_again_with_its_trainers(void)
 {
         struct ipc_find wanted = { 0 };
         struct ipc_hello hello = { .replica_count = 1, .world = 1 };
@@ -190,7 +190,7 @@ static void a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_com
         CHECK(record_comes("here"));
         CHECK(replica_find(&bench.catalogue, bench.job, &bench.session, &wanted, &id, &bench.error) == NEBULA_NOT_FOUND);
         CHECK(has_record("young") && !has_record("old") && has_record("here"));
-        /* To whom copies could be sent is found out likewise. */
+        /* The copy sender also finds its peers through the records. */
         REQUIRE(leave_record("old", 2) && bench_version(&bench, "a", 1, 2));
         catalogue_lock(&bench.catalogue);
         catalogue_signal(&bench.catalogue);
@@ -240,7 +240,7 @@ static bool ended(struct bench *bench)
         return result;
 }
 
-/* The agent ends without it then, as without a worker that storage holds. */
+/* The agent then ends without that thread, as it ends without a worker whose storage hangs. */
 static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
 {
         struct bench bench;
@@ -254,7 +254,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         table = os_linux;
         table.open = open_or_hang;
         os = &table;
-        CHECK(ended(&bench)); /* it was never started */
+        CHECK(ended(&bench)); /* the thread was never started */
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
         for (int i = 0; i < 5000 && !is_held; i++)
                 usleep(1000);
@@ -273,11 +273,11 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         bench_done(&bench, true);
 }
 
-static struct bench *_Atomic sender; /* whose version is failed as soon as a part of it is sent */
+static struct bench *_Atomic sender; /* its version fails as soon as a part of it is sent */
 static struct version *sent;
 
-/* The sender waits, so that what it sent stays within its bound: its worker finds now that storage will never have the
- * version, and a save takes all the memory that is free. */
+/* Runs when the sender waits to keep its rate limit. At this moment the worker finds that storage will never have the version, and a save
+ * takes all the free memory. */
 static void fail_what_is_sent(int64_t ms)
 {
         if (!sender) {
@@ -355,7 +355,7 @@ static enum nebula_status fetch(struct bench *bench, struct job *job, const stru
         return replica_fetch(&bench->catalogue, job, of->tag, of->generation, of->sequence, name, data, BENCH_FILE_BYTES, &bench->error);
 }
 
-static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_very_job(void)
+static void a_reader_of_the_same_job_reads_this_node_s_versions_in_place(void)
 {
         static unsigned char data[BENCH_FILE_BYTES];
         struct bench bench, there;
@@ -364,7 +364,7 @@ static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_v
         bool same = true;
 
         test_dir_make(directory);
-        setenv("NEBULA_PEER_MEMORY", "4K", 1); /* nobody keeps a copy */
+        setenv("NEBULA_PEER_MEMORY", "4K", 1); /* no node keeps a copy */
         REQUIRE(start_node(&there, "there") && record_comes("there"));
         REQUIRE(start_node(&bench, "here") && record_comes("here"));
         version = bench_version(&there, "tag", 1, 2);
@@ -374,13 +374,13 @@ static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_v
                 same = same && data[i] == bench_byte(2, i);
         CHECK(same);
         CHECK(fetch(&bench, bench.job, version, "c", data) == NEBULA_NOT_FOUND);
-        /* The same secret and storage, another job. */
+        /* Another job with the same secret and storage. */
         catalogue_lock(&bench.catalogue);
         other = catalogue_job_get(&bench.catalogue, directory, "other");
         other->copies.count = 1;
         catalogue_unlock(&bench.catalogue);
         CHECK(fetch(&bench, other, version, "b", data) == NEBULA_NOT_FOUND);
-        /* Memory has given it up. */
+        /* The version has left memory. */
         catalogue_lock(&there.catalogue);
         version_fail(&there.catalogue, version, NEBULA_CORRUPT, "gone");
         catalogue_unlock(&there.catalogue);
@@ -392,9 +392,9 @@ static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_v
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_very_job),
+TAP_MAIN(TEST(a_reader_of_the_same_job_reads_this_node_s_versions_in_place),
          TEST(a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was),
-         TEST(a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers),
+         TEST(an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_agent_makes_it_again_with_its_trainers),
          TEST(every_member_is_asked_however_many_before_it_are_gone),
-         TEST(who_has_lost_its_memory_asks_every_member_at_its_first_look),
+         TEST(a_node_that_lost_its_memory_asks_every_member_at_its_first_look),
          TEST(a_thread_that_a_file_system_holds_is_known_not_to_have_ended))

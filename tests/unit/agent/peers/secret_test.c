@@ -18,7 +18,7 @@ static struct store *store;
 static struct tls_key key;
 static struct nebula_error error;
 static struct os_table table;
-static uint32_t own_uid, server_uid; /* server_uid: whose the files are that this process makes; 0: its own */
+static uint32_t own_uid, server_uid; /* server_uid: the owner of files that this process makes; 0: its own user */
 
 /* True: it succeeds. */
 static bool shell(const char *command)
@@ -64,7 +64,7 @@ static int stat_by_server(int fd, struct os_stat *ret_stat)
         return result;
 }
 
-/* As another user than the one that has made the files. */
+/* Acts as another user than the one that made the files. */
 static void become(uint32_t uid, uint32_t server)
 {
         own_uid = uid;
@@ -109,7 +109,7 @@ static void a_secret_of_another_user_is_refused_and_named(void)
               strstr(error.message, "NEBULA_SECRET_FILE"));
         os = &os_linux;
         CHECK(shell("cp -p .nebula/secret named"));
-        /* Root may read it, and refuses it too. */
+        /* Root can read the file, and refuses it, too. */
         if (!os_linux.uid() && shell("chown 12345 .nebula/secret"))
                 CHECK(take() == NEBULA_INVALID && strstr(error.message, "user 12345,"));
         snprintf(file, sizeof file, "%s/named", storage);
@@ -122,13 +122,13 @@ static void a_secret_of_another_user_is_refused_and_named(void)
 }
 
 /* A server with root_squash. */
-static void what_a_server_gives_the_files_of_root_to_is_roots(void)
+static void the_user_that_a_server_maps_root_to_counts_as_root(void)
 {
         begin();
         REQUIRE(take() == NEBULA_OK);
         become(0, 65534);
         CHECK(take() == NEBULA_OK);
-        become(OTHER, 65534); /* of other users it gives nothing away */
+        become(OTHER, 65534); /* it does not map other users */
         CHECK(take() == NEBULA_INVALID && strstr(error.message, "65534"));
         os = &os_linux;
         CHECK(shell("test $(ls -A .nebula | wc -l) = 1"));
@@ -156,7 +156,7 @@ static void a_secret_is_not_made_behind_a_planted_link(void)
         end();
 }
 
-/* Whoever may read a bucket would read it there. */
+/* Every user who can read the bucket could read a secret in it. */
 static void an_object_store_keeps_no_secret(void)
 {
         char file[300];
@@ -175,6 +175,6 @@ static void an_object_store_keeps_no_secret(void)
 }
 
 TAP_MAIN(TEST(the_secret_is_a_private_file_with_one_name), TEST(a_secret_of_another_user_is_refused_and_named),
-         TEST(what_a_server_gives_the_files_of_root_to_is_roots),
+         TEST(the_user_that_a_server_maps_root_to_counts_as_root),
          TEST(a_secret_whose_maker_died_before_it_removed_the_first_name_is_taken), TEST(a_secret_is_not_made_behind_a_planted_link),
          TEST(an_object_store_keeps_no_secret))

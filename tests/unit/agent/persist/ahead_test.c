@@ -12,13 +12,13 @@
 #define MIB ((size_t)1 << 20)
 #define SIZE (24 * MIB + 77)
 #define PART (16 * MIB)
-#define TRIES 2000 /* of 10 ms */
+#define TRIES 2000 /* each of 10 ms */
 
 static struct test_place place;
 static struct test_client client;
 static struct agent *agent;
 
-/* An image under copy. */
+/* An image into which the test copies a file. */
 struct copying {
         uint64_t version, image;
         unsigned char *data;
@@ -33,10 +33,10 @@ static bool open_all(uint64_t nonce, uint32_t world, uint32_t rank, struct test_
         return !client_connect(ret_client, &place);
 }
 
-/* What storage does instead of what it is asked for. */
+/* The simulated behaviour of storage. */
 enum mood { STORAGE_WORKS, STORAGE_FAILS, STORAGE_HANGS, STORAGE_IS_FULL };
 static _Atomic enum mood mood;
-static _Atomic int moody_count; /* calls that it had to do with */
+static _Atomic int moody_count; /* calls that the mood has changed */
 
 static int moody_opendir(const char *root, const char *key, struct os_dir **ret_dir)
 {
@@ -52,7 +52,7 @@ static int moody_opendir(const char *root, const char *key, struct os_dir **ret_
 
 static int moody_allocate(int fd, uint64_t offset, uint64_t size)
 {
-        if (size == SIZE && mood != STORAGE_WORKS) { /* memory is taken in whole MiB */
+        if (size == SIZE && mood != STORAGE_WORKS) { /* reservations of memory come in whole MiB */
                 moody_count++;
                 while (mood == STORAGE_HANGS)
                         usleep(1000);
@@ -88,7 +88,8 @@ static void tear_down(void)
         moody_count = 0;
 }
 
-/* The bytes of a file of this seed, made once: the agent waits for a second, and sanitizers are slow. */
+/* Returns the bytes of a file of this seed. They are made once: under a sanitizer that is slow, and the agent waits only a second for a
+ * copy. */
 static const unsigned char *content(unsigned seed)
 {
         static unsigned char bytes[SIZE];
@@ -105,7 +106,7 @@ static void fill(const struct copying *copying, unsigned seed, size_t from, size
         memcpy(copying->data + from, content(seed) + from, end - from);
 }
 
-/* An image that is lent, mapped. */
+/* Asks for an image and maps it. */
 static bool lend(struct test_client *from, const char *tag, const char *name, int64_t goal, uint64_t size, enum ipc_format format,
                  struct copying *ret_copying)
 {
@@ -122,7 +123,7 @@ static bool lend(struct test_client *from, const char *tag, const char *name, in
         return ret_copying->data != MAP_FAILED;
 }
 
-/* The image of a file whose beginning is copied; what follows is something else still. */
+/* Asks for an image and copies the beginning of the file. Other bytes follow. */
 static bool copy_some_of(struct test_client *from, const char *tag, const char *name, int64_t goal, struct copying *ret_copying)
 {
         if (!lend(from, tag, name, goal, SIZE, IPC_FORMAT_RAW, ret_copying))
@@ -151,7 +152,7 @@ static enum nebula_status captured_all(struct test_client *from, const struct co
         return ask(from, IPC_CAPTURED, &request, sizeof request);
 }
 
-/* The largest object of the directory whose name begins so, temporary files included; 0: none. */
+/* Returns the inode of the largest object of the directory whose name begins with `begins`, also of a temporary file. 0: there is none. */
 static ino_t inode_of(const char *directory, const char *begins, char ret_path[512])
 {
         char path[256], found[512];
@@ -188,7 +189,7 @@ static bool object_holds(const char *key, const unsigned char *bytes, size_t fro
         return same;
 }
 
-/* path: as inode_of tells it. */
+/* path: from inode_of. */
 static bool holds_bytes(const char *path, const unsigned char *bytes, size_t from, size_t end)
 {
         unsigned char *data = malloc(end - from);
@@ -208,8 +209,9 @@ static bool holds(const char *path, unsigned seed, size_t from, size_t end)
 }
 
 /*
- * Until what was copied lies in a temporary file of the tag: its inode. Copying goes on a little, for who stands still for a second is not
- * waited for. An upload to an object store is seen by nobody: there this takes as long as it does mostly.
+ * Waits until a temporary file of the tag has the copied bytes, and returns its inode. Meanwhile it copies on slowly, because the agent
+ * gives up on a copy that stops for a second. The test cannot see an upload to an object store: there it waits for a time that is usually
+ * long enough.
  */
 static ino_t await_written(const struct copying *copying, const char *tag)
 {
@@ -229,7 +231,7 @@ static ino_t await_written(const struct copying *copying, const char *tag)
         return 0;
 }
 
-/* A slow trainer: one byte more in 10 ms. */
+/* Copies one more byte in 10 ms, as a slow trainer. */
 static bool copy_slowly(const struct copying *copying, size_t i)
 {
         fill(copying, 1, PART + i, PART + i + 1);
@@ -237,7 +239,7 @@ static bool copy_slowly(const struct copying *copying, size_t i)
         return !copied(&client, copying, PART + i + 1, true);
 }
 
-/* The rest of the copy: then the file is durable, and as it was saved. */
+/* Copies the rest. Then the file is durable, with the saved bytes. */
 static void copy_rest(const struct copying *copying)
 {
         fill(copying, 1, PART, SIZE);
@@ -247,7 +249,7 @@ static void copy_rest(const struct copying *copying)
         munmap(copying->data, copying->capacity);
 }
 
-static void what_is_copied_is_written_while_the_rest_follows(void)
+static void copied_bytes_are_written_while_the_rest_is_copied(void)
 {
         struct copying copying;
         char path[512];
@@ -266,7 +268,7 @@ static void what_is_copied_is_written_while_the_rest_follows(void)
         tear_down();
 }
 
-static void who_gives_a_copy_up_leaves_nothing_in_storage(void)
+static void an_abandoned_copy_leaves_nothing_in_storage(void)
 {
         struct ipc_abandon abandon = { .reason = "no more" };
         struct copying copying;
@@ -277,7 +279,7 @@ static void who_gives_a_copy_up_leaves_nothing_in_storage(void)
         abandon.image_id = copying.image;
         CHECK(!ask(&client, IPC_ABANDON, &abandon, sizeof abandon));
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_FAILED);
-        memset(copying.data, 0x11, SIZE); /* a trainer may not know yet that nobody wants it */
+        memset(copying.data, 0x11, SIZE); /* a trainer may not know yet that its copy is no longer needed */
         for (int i = 0; i < TRIES && inode_of("", "global_step1", path); i++)
                 usleep(10000);
         CHECK(!inode_of("", "global_step1", path));
@@ -285,7 +287,7 @@ static void who_gives_a_copy_up_leaves_nothing_in_storage(void)
 
         REQUIRE(copy_some(&client, "global_step2", 1, &copying));
         CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step2"));
-        client_done(&client); /* as when it is killed */
+        client_done(&client); /* as if the trainer was killed */
         client.hello.pid = 0;
         for (int i = 0; i < TRIES && inode_of("", "global_step2", path); i++)
                 usleep(10000);
@@ -315,7 +317,7 @@ static void a_file_that_is_asked_for_again_is_written_as_it_was_saved_last(void)
 
         REQUIRE(set_up(34, 1) && copy_some(&client, "global_step1", 1, &first));
         CHECK(!copied(&client, &first, PART, false) && await_written(&first, "global_step1"));
-        REQUIRE(copy_some(&client, "global_step1", 1, &second)); /* its answer was lost, as far as the trainer knows */
+        REQUIRE(copy_some(&client, "global_step1", 1, &second)); /* the trainer has not received the answer */
         CHECK(second.version == first.version && second.image != first.image);
         fill(&second, 7, 0, SIZE);
         CHECK(!captured_all(&client, &second, false));
@@ -341,7 +343,7 @@ static void nothing_is_written_before_all_ranks_will_have_closed(void)
         CHECK(!inode_of("", "global_step1", path)); /* the other rank has not begun */
         CHECK(!copy_image(&other, mine.version, "o", 3, 5000, &loan) && !captured(&other, loan.image_id));
         usleep(100000);
-        CHECK(!inode_of("", "global_step1", path)); /* it may save more */
+        CHECK(!inode_of("", "global_step1", path)); /* this rank may save more */
         CHECK(!of_version(&other, IPC_COMMIT, mine.version));
         CHECK(await_written(&mine, "global_step1"));
         fill(&mine, 1, PART, SIZE);
@@ -353,7 +355,7 @@ static void nothing_is_written_before_all_ranks_will_have_closed(void)
         tear_down();
 }
 
-/* What is written again may carry files over, which only its commit knows. */
+/* A tag that is written again may carry files over. Only its commit decides that. */
 static void a_tag_written_again_is_not_written_ahead(void)
 {
         struct copying copying;
@@ -383,8 +385,8 @@ static void more_than_a_file_has_cannot_be_copied(void)
         tear_down();
 }
 
-/* Between the choice of a version and its writing lies a scan of storage, which may take its time. */
-static void what_failed_before_its_turn_is_not_written(void)
+/* Between the choice of a version and its writing the worker lists storage, which can take long. */
+static void a_version_that_failed_before_its_turn_is_not_written(void)
 {
         struct ipc_abandon abandon = { .reason = "no more" };
         struct copying copying;
@@ -431,7 +433,7 @@ static void files_are_written_in_the_order_in_which_they_are_copied(void)
         tear_down();
 }
 
-/* A zip file of two tensors, as save() lays it out. */
+/* Makes a zip file of two tensors, with the layout of save(). */
 static uint64_t lay_out(const uint64_t sizes[2], unsigned char *image)
 {
         struct nebula_error error;
@@ -449,8 +451,8 @@ static uint64_t lay_out(const uint64_t sizes[2], unsigned char *image)
         return size;
 }
 
-/* An image that was used before holds a file as sound as the next one, and its trainer may take its time to lay that out. */
-static void what_an_image_held_before_is_not_taken_for_its_file(void)
+/* An image that was used before holds a valid file. The trainer may write the headers of the next one late. */
+static void old_bytes_of_an_image_are_not_taken_for_its_file(void)
 {
         const uint64_t before[] = { 70000, 30000 }, now[] = { 30000, 70000 };
         unsigned char *wanted = calloc(1, 200000);
@@ -469,7 +471,7 @@ static void what_an_image_held_before_is_not_taken_for_its_file(void)
         CHECK(!copied(&client, &first, PART, false) && await_written(&first, "global_step1"));
         fill(&first, 1, PART, SIZE);
         CHECK(!captured_all(&client, &first, false));
-        usleep(300000); /* in which it is the second file's turn */
+        usleep(300000); /* so that the worker comes to the second file */
         memset(second.data, 0, size);
         lay_out(now, second.data);
         CHECK(!captured_all(&client, &second, false));
@@ -531,7 +533,7 @@ static void a_full_disk_is_not_waited_for_a_trainer(void)
         tear_down();
 }
 
-/* A version that is being written, and stays so until storage is in a better mood. */
+/* Begins the write of a version, which hangs until the mood of storage changes. */
 static bool hold_up_storage(struct test_client *from, struct copying *ret_copying)
 {
         mood = STORAGE_HANGS;
@@ -542,7 +544,7 @@ static bool hold_up_storage(struct test_client *from, struct copying *ret_copyin
         return moody_count;
 }
 
-static void who_is_told_to_end_begins_nothing_more_ahead(void)
+static void an_ending_agent_begins_no_more_writes_ahead(void)
 {
         static struct test_client stopper;
         const struct ipc_stop stop = { 0 };
@@ -567,7 +569,7 @@ static void who_is_told_to_end_begins_nothing_more_ahead(void)
         tear_down();
 }
 
-static void what_is_whole_is_written_before_what_is_not(void)
+static void a_complete_version_is_written_before_an_incomplete_one(void)
 {
         static struct test_client other;
         struct copying first, ahead;
@@ -580,7 +582,7 @@ static void what_is_whole_is_written_before_what_is_not(void)
         client_init(&other, &place, 46);
         strcpy(other.hello.job, "other");
         REQUIRE(!client_connect(&other, &place) && hold_up_storage(&other, &first));
-        REQUIRE(copy_some(&client, "global_step2", 1, &ahead)); /* of a job that storage had nothing of so far */
+        REQUIRE(copy_some(&client, "global_step2", 1, &ahead)); /* of a job without versions in storage */
         CHECK(!copied(&client, &ahead, PART, false) && !save_whole(&other, "global_step3", 2, &whole));
         mood = STORAGE_WORKS;
         while (i < TRIES && copy_slowly(&ahead, i) && state_of(&other, whole) != NEBULA_STATE_DURABLE) {
@@ -594,8 +596,8 @@ static void what_is_whole_is_written_before_what_is_not(void)
         tear_down();
 }
 
-/* Of a trainer whose memory was overwritten, say: the next best is older, and sound. */
-static void what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody(void)
+/* For example after a trainer has overwritten the image by mistake. A load then finds the older version. */
+static void an_image_that_cannot_be_sealed_is_never_loaded(void)
 {
         struct copying bad;
         struct ipc_found found;
@@ -614,7 +616,7 @@ static void what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody(vo
         tear_down();
 }
 
-/* Saves a file of which the trainer has summed a piece; how it is loaded when memory is gone. */
+/* Saves a file with the trainer's sum of a piece. Returns the result of a load after memory is lost. */
 static enum nebula_status load_after_sums(uint64_t nonce, uint64_t crc64_is_off_by)
 {
         struct ipc_captured request = { .commits = true, .sum_count = 1 };
@@ -646,20 +648,21 @@ static enum nebula_status load_after_sums(uint64_t nonce, uint64_t crc64_is_off_
         return status;
 }
 
-/* What it says is what is written beside the bytes, which are not read for it: damage between its copy and storage is found. */
+/* The agent writes the trainer's sums into the record and does not read the bytes for them. So damage between the copy and storage is
+ * found. */
 static void the_sums_of_a_trainer_s_copy_are_those_of_its_file(void)
 {
         CHECK(load_after_sums(51, 0) == NEBULA_OK);
         CHECK(load_after_sums(53, 1) == NEBULA_CORRUPT);
 }
 
-TAP_MAIN(TEST(the_sums_of_a_trainer_s_copy_are_those_of_its_file), TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
+TAP_MAIN(TEST(the_sums_of_a_trainer_s_copy_are_those_of_its_file), TEST(copied_bytes_are_written_while_the_rest_is_copied), TEST(an_abandoned_copy_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
-         TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written),
+         TEST(more_than_a_file_has_cannot_be_copied), TEST(a_version_that_failed_before_its_turn_is_not_written),
          TEST(files_are_written_in_the_order_in_which_they_are_copied),
-         TEST(what_an_image_held_before_is_not_taken_for_its_file), TEST(others_wait_for_no_trainer_that_copies_slowly),
-         TEST(a_full_disk_is_not_waited_for_a_trainer), TEST(who_is_told_to_end_begins_nothing_more_ahead),
-         TEST(what_is_whole_is_written_before_what_is_not),
-         TEST(what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody))
+         TEST(old_bytes_of_an_image_are_not_taken_for_its_file), TEST(others_wait_for_no_trainer_that_copies_slowly),
+         TEST(a_full_disk_is_not_waited_for_a_trainer), TEST(an_ending_agent_begins_no_more_writes_ahead),
+         TEST(a_complete_version_is_written_before_an_incomplete_one),
+         TEST(an_image_that_cannot_be_sealed_is_never_loaded))

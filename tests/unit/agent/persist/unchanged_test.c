@@ -15,8 +15,8 @@ static struct test_place place;
 static struct test_client client;
 static struct agent *agent;
 static struct os_table table;
-static unsigned char *content; /* of the next save */
-static _Atomic int clone_result, publish_result; /* 0: it works; publish_result is that of one call */
+static unsigned char *content; /* the bytes of the next save */
+static _Atomic int clone_result, publish_result; /* 0: the call works; publish_result applies to one call */
 
 static int space_of_xfs(const char *path, struct os_space *ret_space)
 {
@@ -26,7 +26,7 @@ static int space_of_xfs(const char *path, struct os_space *ret_space)
         return result;
 }
 
-/* As a file system that shares blocks does it. */
+/* Simulates a file system that can share blocks. */
 static int clone_by_copy(int fd, int from, uint64_t offset, uint64_t size)
 {
         char path[64], *bytes = malloc(size);
@@ -91,7 +91,7 @@ static void tear_down(void)
         os = &os_linux;
 }
 
-/* True: it is durable. */
+/* Saves `content`. True: it became durable. */
 static bool save_content(const char *tag)
 {
         struct ipc_image request = { .version_id = begin(&client, tag, NEBULA_FILES_ALL_RANKS), .size = SIZE, .format = IPC_FORMAT_RAW };
@@ -118,7 +118,7 @@ static void count_file(void *argument, const struct manifest_file *file, enum ne
         *(int *)argument += !status;
 }
 
-/* How many bytes of the version were sent; UINT64_MAX: it is not whole. */
+/* Returns the number of bytes of the version that were sent. UINT64_MAX: the version is not complete. */
 static uint64_t sent_of(const char *tag)
 {
         struct store *store = storage_look(place.storage);
@@ -154,12 +154,12 @@ static void a_version_writes_what_differs_from_the_one_before(void)
         content[SIZE - 1] ^= 1;
         CHECK(save_content("global_step3") && sent_of("global_step3") == SIZE % CHUNK); /* the tag is written again */
         end_agent();
-        REQUIRE(begin_agent(72)); /* it knows the versions from storage alone */
+        REQUIRE(begin_agent(72)); /* the agent knows the versions only from storage */
         content[7] ^= 1;
         CHECK(save_content("global_step4") && sent_of("global_step4") == CHUNK && holds_content("global_step4/model.pt"));
         storage_take_away(place.storage, "global_step1/model.pt");
         storage_take_away(place.storage, "global_step2/model.pt");
-        CHECK(sent_of("global_step4") == CHUNK); /* it is whole by itself */
+        CHECK(sent_of("global_step4") == CHUNK); /* the version is complete by itself */
         tear_down();
 }
 
@@ -184,10 +184,10 @@ static void change_all(void)
                 content[i]++;
 }
 
-/* Looking is not free: after two versions in vain the agent leaves one out, then three. */
+/* A comparison costs time: after two versions without equal bytes the agent skips one version, then three. */
 static void a_job_that_changes_everything_is_looked_at_ever_more_seldom(void)
 {
-        /* 'x': all of it differs from the version before; '=': nothing does; 'w': nothing does, and it is written all the same. */
+        /* 'x': all bytes differ from the version before; '=': none do; 'w': none do, and all are written all the same. */
         static const char saves[] = "xxw=xxwxwww=";
         char tag[32];
 
@@ -210,7 +210,7 @@ static void a_file_system_that_shares_no_blocks_gets_all_bytes(void)
         tear_down();
 }
 
-/* After the bytes were taken from the source and before the object is visible. */
+/* The failure comes after the store has taken bytes from the source, and before the object is visible. */
 static void a_failure_before_the_publication_is_made_up_for_by_the_next_try(void)
 {
         NEEDS_FILES("a link that fails");
@@ -222,8 +222,8 @@ static void a_failure_before_the_publication_is_made_up_for_by_the_next_try(void
         tear_down();
 }
 
-/* Each of the calls of a version fails once, also those that look at the source and take bytes from it. */
-static void whichever_call_fails_the_version_is_whole(void)
+/* Each call of a write fails once, also those that examine the source and take bytes from it. */
+static void after_any_failed_call_the_version_is_whole(void)
 {
         if (!storage_is_mem())
                 SKIP("mem counts calls");
@@ -247,4 +247,4 @@ static void whichever_call_fails_the_version_is_whole(void)
 
 TAP_MAIN(TEST(a_version_writes_what_differs_from_the_one_before), TEST(a_source_that_is_gone_or_another_object_costs_nothing_but_sending),
          TEST(a_job_that_changes_everything_is_looked_at_ever_more_seldom), TEST(a_file_system_that_shares_no_blocks_gets_all_bytes), TEST(a_failure_before_the_publication_is_made_up_for_by_the_next_try),
-         TEST(whichever_call_fails_the_version_is_whole))
+         TEST(after_any_failed_call_the_version_is_whole))

@@ -31,7 +31,7 @@ static void end(void)
                 storage_remove(storage);
 }
 
-/* As if the agent had been killed: the next one has what lies in the memory directory. */
+/* Starts the next agent, as if this one was killed. It adopts the memory directory. */
 static void next_agent(void)
 {
         bench_done(&bench, false);
@@ -78,7 +78,7 @@ static void only_clean_absolute_paths_and_known_files_are_taken(void)
                 CHECK(ask_removal(&bench, wrong[i]) == NEBULA_INVALID);
         }
         CHECK(ask(&bench, version, "nothing", at("x"), "") == NEBULA_NOT_FOUND);
-        CHECK(ask(&bench, version, "", at("x"), "") == NEBULA_INVALID); /* a directory wants a staging directory */
+        CHECK(ask(&bench, version, "", at("x"), "") == NEBULA_INVALID); /* a directory needs a staging directory */
         CHECK(!ask(&bench, version, "a", "/a..b/..c", ""));
         CHECK(bench.job->publishes && !bench.job->publishes->next);
         end();
@@ -118,7 +118,7 @@ static int refuse_first(const char *from, const char *to)
         return strcmp(to, at("1")) ? os_linux.rename(from, to) : -ENOSPC;
 }
 
-/* Its path may lie on a disk that is full, theirs on others. */
+/* The path of the failed one may be on a full disk, and the others elsewhere. */
 static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
 {
         struct os_table table = *os;
@@ -142,7 +142,7 @@ static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
         end();
 }
 
-static void what_cannot_be_published_is_tried_less_and_less_often(void)
+static void a_failing_publish_is_tried_less_and_less_often(void)
 {
         struct os_table table = *os;
         struct version *version;
@@ -226,8 +226,8 @@ static void a_directory_that_was_removed_before_it_appeared_takes_its_version_al
         end();
 }
 
-/* Its removal is cancelled by the next publish of the path, and was to take it along. */
-static void what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes(void)
+/* The next publish of the path cancels the removal, which would have removed the staged files, too. */
+static void staged_files_go_when_another_directory_takes_the_place(void)
 {
         struct version *first, *second;
         struct os_stat stat;
@@ -250,7 +250,7 @@ static void what_was_staged_for_a_directory_that_another_one_took_the_place_of_g
 }
 
 /* A framework may give each checkpoint the same staging directory. */
-static void what_was_staged_for_a_later_directory_as_well_stays(void)
+static void staged_files_that_a_later_directory_needs_too_stay(void)
 {
         struct version *first, *second, *third;
 
@@ -294,7 +294,7 @@ static enum nebula_status refuse_manifest(struct store *store, const struct stor
         return stored_ops->remove(store, victims, count, error);
 }
 
-/* Else it would be found again, and be the newest one day. */
+/* Otherwise a load would find it again, perhaps as the newest version. */
 static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
 {
         struct store_ops ops;
@@ -314,7 +314,7 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
         catalogue_lock(&bench.catalogue);
         now = os->now_ns();
-        CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* not at once, and again and again */
+        CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* the worker tries again, after a pause */
         catalogue_unlock(&bench.catalogue);
         bench.job->storage.store->ops = stored_ops;
         CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
@@ -354,7 +354,7 @@ static void a_file_system_that_may_hang_is_not_looked_at_with_the_lock(void)
         end();
 }
 
-static void what_appears_between_the_look_and_the_lock_is_found(void)
+static void a_file_that_appears_between_the_look_and_the_lock_is_found(void)
 {
         char name[IPC_NAME_MAX];
         struct publish_look look;
@@ -392,7 +392,7 @@ static void links_and_empty_directories_join_a_directory_that_is_there(void)
         end();
 }
 
-static void what_somebody_replaced_is_not_found_any_more(void)
+static void a_replaced_published_file_is_not_found(void)
 {
         struct version *version;
 
@@ -409,7 +409,7 @@ static void what_somebody_replaced_is_not_found_any_more(void)
 static void forget_memory(struct version *version)
 {
         catalogue_lock(&bench.catalogue);
-        version->stored = true; /* as the worker says when it is */
+        version->stored = true; /* as the worker sets it */
         version_forget_memory(&bench.catalogue, version);
         catalogue_unlock(&bench.catalogue);
 }
@@ -427,8 +427,8 @@ static struct version *found_at(const char *path, char ret_name[IPC_NAME_MAX])
         return version;
 }
 
-/* Lightning's save_last: a tag that is committed once more, with one file more. */
-static void what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not(void)
+/* As Lightning's save_last does: the tag is committed once more, with one more file. */
+static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced(void)
 {
         struct version *first, *second, *found;
         struct ipc_open request = { .name = "a" };
@@ -495,7 +495,7 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         end();
 }
 
-static void links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none(void)
+static void a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links(void)
 {
         struct version *version;
         struct os_stat here, there;
@@ -518,7 +518,7 @@ static void links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_n
 
 static int cloned;
 
-/* A file system that shares blocks. */
+/* Simulates a file system that can share blocks. */
 static int clone_by_copy(int fd, int from)
 {
         static char data[BENCH_FILE_BYTES];
@@ -545,7 +545,7 @@ static void blocks_are_shared_where_the_file_system_can(void)
         end();
 }
 
-static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that(void)
+static void a_version_that_left_memory_is_copied_from_storage_without_memory(void)
 {
         struct version *version;
 
@@ -559,7 +559,7 @@ static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that
         end();
 }
 
-static void what_is_damaged_in_storage_is_not_published(void)
+static void a_damaged_stored_file_is_not_published(void)
 {
         struct version *version;
 
@@ -601,7 +601,7 @@ static bool put_debris(const char *name, bool is_old)
         return is_old && utime(at(name), &long_ago);
 }
 
-static void what_agents_that_are_gone_left_goes_with_the_next_publish(void)
+static void the_next_publish_removes_leftovers_of_dead_agents(void)
 {
         struct version *version;
         struct os_stat stat;
@@ -619,8 +619,8 @@ static void what_agents_that_are_gone_left_goes_with_the_next_publish(void)
         REQUIRE(version && !ask(&bench, version, "", at("best"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
         CHECK(os->stat(at(".nebula-0123456789abcdef-old"), false, &stat) == -ENOENT);
         CHECK(os->stat(at(".nebula-0123456789abcde0-new"), false, &stat) == -ENOENT);
-        CHECK(!os->stat(at(".nebula-0123456789abcde1-new"), false, &stat)); /* somebody's work in progress */
-        CHECK(!os->stat(at(".nebula-0123456789abcde2-own"), false, &stat)); /* not our names */
+        CHECK(!os->stat(at(".nebula-0123456789abcde1-new"), false, &stat)); /* another program's work in progress */
+        CHECK(!os->stat(at(".nebula-0123456789abcde2-own"), false, &stat)); /* not names of Nebula */
         CHECK(!os->stat(at(".nebula-short-new"), false, &stat));
         CHECK(!os->stat(at(".nebula-0123456789abcde3-new"), false, &stat));
         CHECK(look_directory(at("best"), seeds) == 'a' && debris_in(at("best")) == 0);
@@ -660,21 +660,21 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
 TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither_a_storage_path_nor_what_holds_one_is_removed),
          TEST(nothing_appears_before_its_version_is_stored),
          TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
-         TEST(what_cannot_be_published_is_tried_less_and_less_often),
+         TEST(a_failing_publish_is_tried_less_and_less_often),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
-         TEST(what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes),
-         TEST(what_was_staged_for_a_later_directory_as_well_stays),
+         TEST(staged_files_go_when_another_directory_takes_the_place),
+         TEST(staged_files_that_a_later_directory_needs_too_stay),
          TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
-         TEST(what_appears_between_the_look_and_the_lock_is_found),
+         TEST(a_file_that_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
-         TEST(what_somebody_replaced_is_not_found_any_more),
-         TEST(what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not),
+         TEST(a_replaced_published_file_is_not_found),
+         TEST(a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced),
          TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
          TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
-         TEST(links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none), TEST(blocks_are_shared_where_the_file_system_can),
-         TEST(what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that), TEST(what_is_damaged_in_storage_is_not_published),
-         TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
+         TEST(a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links), TEST(blocks_are_shared_where_the_file_system_can),
+         TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_damaged_stored_file_is_not_published),
+         TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),
          TEST(a_list_that_was_damaged_is_refused_as_a_whole))

@@ -463,7 +463,7 @@ static void a_copy_is_waited_for(void)
                 server_stop(server);
                 server = server_start(copy_slowly, (void *)(uintptr_t)results[i], false);
                 open_store("?sv=1&sig=SECRET");
-                /* What is copied is looked at first, and its answer has a size. */
+                /* The copy reads the source's properties first, and that answer has a size. */
                 CHECK(store->ops->copy(store, "a", "b", STORE_ALWAYS, &error) == (i ? NEBULA_STORAGE : NEBULA_OK) && server_requests(server) == 5);
                 end();
         }
@@ -677,7 +677,7 @@ static void no_fault_makes_wrong_bytes(void)
                 if (blob)
                         CHECK(blob->size == object.size && !memcmp(blob->data, object.data, object.size));
                 CHECK(status || blob);
-                CHECK(status != NEBULA_BUSY); /* nobody else writes */
+                CHECK(status != NEBULA_BUSY); /* no other writer */
                 memset(back, 0, BIG_BYTES);
                 if (!status)
                         status = store->ops->read_bulk(store, key, back, object.size, 16u << 10, check_chunk, data + i % 50, &error);

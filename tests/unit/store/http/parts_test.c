@@ -22,7 +22,7 @@ static void a_url_is_split_into_its_parts(void)
         CHECK(!strcmp(url.host, "::1") && url.port == 10000);
 }
 
-static void what_two_readers_could_take_differently_is_no_url(void)
+static void an_ambiguous_url_is_refused(void)
 {
         static const char *const bad[] = {
                 "", "x", "//host/", "http:/host", "http://", "http:///path", "http://user@host/", "http://127.0.0.1@evil/", "http://ho st/",
@@ -194,7 +194,7 @@ static void each_piece_runs_once_and_the_first_failure_ends_the_job(void)
         CHECK(lanes_run(0, 8, count_piece, &pieces, &error) == NEBULA_OK);
 }
 
-TAP_MAIN(TEST(a_url_is_split_into_its_parts), TEST(what_two_readers_could_take_differently_is_no_url), TEST(only_this_machine_is_loopback),
+TAP_MAIN(TEST(a_url_is_split_into_its_parts), TEST(an_ambiguous_url_is_refused), TEST(only_this_machine_is_loopback),
          TEST(a_printed_url_holds_no_secret), TEST(encoding_goes_back_to_the_same_bytes), TEST(a_listing_is_read),
          TEST(text_that_is_not_whole_is_broken), TEST(base64_is_as_rfc_4648_says), TEST(digests_are_those_of_the_standards),
          TEST(dates_go_both_ways), TEST(each_piece_runs_once_and_the_first_failure_ends_the_job))

@@ -23,7 +23,8 @@ static inline char *referring_make(void)
         return data;
 }
 
-/* Uploads and publishes. `changed`: a bit for each chunk that differs from the source. Returns what was sent; UINT64_MAX: it failed. */
+/* Uploads and publishes. `changed`: a bit for each chunk that differs from the source. Returns the number of sent bytes; UINT64_MAX: the
+ * upload failed. */
 static inline uint64_t referring_upload(struct store *to, const char *key, const char *data, unsigned changed, const struct store_source *source,
                                         struct store_mark *ret_mark, struct nebula_error *ret_error)
 {

@@ -25,7 +25,7 @@ struct server_link {
         SSL *ssl;
         unsigned number;
         char *head;
-        size_t head_size; /* bytes of the head and of what came behind it */
+        size_t head_size; /* bytes of the head, and of the body that came with it */
 };
 
 struct server {
@@ -116,7 +116,7 @@ const char *server_field(const struct server_call *call, const char *name, char 
         return value;
 }
 
-/* The head of the next request; what came behind it stays behind it in link->head. False: the connection has ended. */
+/* Reads the head of the next request. Bytes behind it stay in link->head. False: the connection has ended. */
 static bool read_head(struct server_link *link, size_t *ret_size)
 {
         for (;;) {

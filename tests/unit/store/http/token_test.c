@@ -109,7 +109,7 @@ static void one_thread_fetches_and_the_others_wait_for_it(void)
         CHECK(atomic_load(&service.asked) == 1);
 }
 
-static void a_failure_is_that_of_all_who_waited_for_it(void)
+static void a_failure_reaches_every_waiting_thread(void)
 {
         struct object_token *token = begin(3600);
         struct getter getters[THREADS];
@@ -192,6 +192,6 @@ static void a_refused_token_is_not_handed_out_again(void)
         object_token_forget_all();
 }
 
-TAP_MAIN(TEST(one_thread_fetches_and_the_others_wait_for_it), TEST(a_failure_is_that_of_all_who_waited_for_it),
+TAP_MAIN(TEST(one_thread_fetches_and_the_others_wait_for_it), TEST(a_failure_reaches_every_waiting_thread),
          TEST(others_use_the_old_token_while_a_new_one_is_fetched), TEST(a_waiting_thread_gives_up_at_the_deadline),
          TEST(a_refused_token_is_not_handed_out_again))

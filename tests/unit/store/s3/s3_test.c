@@ -870,7 +870,7 @@ static void no_fault_makes_wrong_bytes(void)
                 if (found)
                         CHECK(found->size == object.size && !memcmp(found->data, object.data, object.size));
                 CHECK(status || found);
-                CHECK(status != NEBULA_BUSY); /* nobody else writes */
+                CHECK(status != NEBULA_BUSY); /* no other writer */
                 memset(back, 0, BIG_BYTES);
                 if (!status)
                         status = store->ops->read_bulk(store, key, back, object.size, 16u << 10, check_chunk, data + i % 50, &error);
