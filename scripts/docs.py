@@ -18,6 +18,8 @@ PACKAGE = ROOT / "python/nebulaml"
 PAGES = ROOT / "build/docs"
 SESSION = "_session.session"
 LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+ARGUMENTS = re.compile(r"(\w+(?:, \w+)*): (.+)")  # a line of a docstring
+ITEM = re.compile(r" *(?:[*-]|\d+\.) +")
 SECTIONS = {
     "Checkpoints": ["init", "Checkpoint", "get_latest_checkpoint", "get_checkpoint", "get_latest_checkpoint_path", "list_checkpoints",
                     "checkpoints", "flush_persistence", "prepare", "find_published", "unpublish", "persist_path", "is_initialized", "stats"],
@@ -76,7 +78,7 @@ def reference() -> str:
     missing = set(public) - listed - MADE
     if missing:
         raise SystemExit(f"docs: scripts/docs.py lists no section for {', '.join(sorted(missing))}")
-    lines = ["# Reference", "", "Made from the docstrings of `nebulaml`. [python.md](python.md) is the guide.", ""]
+    lines = ["# Reference", "", "This page is made from the docstrings of `nebulaml`. [python.md](python.md) is the guide.", ""]
     for title, names in SECTIONS.items():
         lines += [f"## {title}", ""]
         for name in names:
@@ -107,18 +109,65 @@ def linked(text: str, folder: Path, where: str) -> str:
     return LINK.sub(replace, text)
 
 
+def spaced(text: str) -> str:
+    """The page as Python-Markdown reads it: with a blank line before a list or table, and four spaces for each level of a list."""
+    lines: list[str] = []
+    columns: list[int] = []  # where the text of each open list item begins
+    is_code = is_listing = False  # is_listing: the lines since the last blank one begin with an item
+    for line in text.split("\n"):
+        above = lines[-1].strip() if lines else ""
+        bare = line.lstrip()
+        indent = len(line) - len(bare)
+        if bare.startswith("```"):
+            is_code = not is_code
+        elif not is_code and bare:
+            item = ITEM.match(line)
+            if item or indent or not above:  # without any of these, the line goes on with the item above
+                while columns and indent < columns[-1]:
+                    columns.pop()
+            is_new = bool(above) and not is_listing and (bool(item) or (bare.startswith("|") and not above.startswith("|")))
+            if is_new:
+                lines.append("")
+            if is_new or not above or item:
+                is_listing = bool(item)
+            if item or columns:
+                line = "    " * len(columns) + bare
+            if item:
+                columns.append(len(item[0]))
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def listed(docstring: str, names: set[str]) -> str:
+    """The docstring with a list of the arguments that it describes: lines "name: text" and the indented lines behind each."""
+    lines: list[str] = []
+    is_list = False
+    for line in docstring.split("\n"):
+        match = ARGUMENTS.match(line)
+        if match and names.issuperset(match[1].split(", ")):
+            lines += ["", f"* **{match[1]}**: {match[2]}"] if not is_list else [f"* **{match[1]}**: {match[2]}"]
+            is_list = True
+        elif is_list and line.strip() and not line.startswith(" "):
+            lines += ["", line]
+            is_list = False
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
 def main() -> int:
     shutil.rmtree(PAGES, ignore_errors=True)
     PAGES.mkdir(parents=True)
     for path in (ROOT / "docs").iterdir():
         if path.suffix == ".md":
-            (PAGES / path.name).write_text(linked(path.read_text(), path.parent, f"docs/{path.name}"))
+            (PAGES / path.name).write_text(spaced(linked(path.read_text(), path.parent, f"docs/{path.name}")))
         else:
             shutil.copy(path, PAGES)
-    (PAGES / "index.md").write_text(linked((ROOT / "README.md").read_text(), ROOT, "README.md").replace("docs/", ""))
+    (PAGES / "index.md").write_text(spaced(linked((ROOT / "README.md").read_text(), ROOT, "README.md")).replace("docs/", ""))
     (PAGES / "reference.md").write_text(reference())
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]  # --quiet would count no warnings
-    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ruff breaks long signatures into lines
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PATH": path, "PYTHONPATH": str(ROOT / "scripts")}  # for docstrings.py
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)

@@ -108,6 +108,19 @@ def test_the_reference_has_every_public_name(docs):
     assert listed == set(docs.sources()) - docs.MADE
 
 
+def test_the_reference_lists_the_arguments_that_a_docstring_describes(docs):
+    text = "Saves.\n\nname: of the file. More\n    of it.\na, b: two.\nNote: no argument.\nThe end."
+    page = "Saves.\n\n\n* **name**: of the file. More\n    of it.\n* **a, b**: two.\n\nNote: no argument.\nThe end."
+    assert docs.listed(text, {"name", "a", "b", "c"}) == page
+
+
+@pytest.mark.skipif(not TEXT, reason="the documents are not here")
+def test_lists_and_tables_of_the_documents_are_lists_and_tables_on_the_pages(docs):
+    text = "Rules:\n* one\n  goes on\n  1. inner\n     * deep\n\n  More:\n  * two\n\nText\n| a |\n| - |\n\n    code\n\n```\n* no item\n```\n"
+    page = "Rules:\n\n* one\n    goes on\n    1. inner\n        * deep\n\n    More:\n\n    * two\n\nText\n\n| a |\n| - |\n\n    code\n\n```\n* no item\n```\n"
+    assert docs.spaced(text) == page
+
+
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, and those that it sets itself."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
