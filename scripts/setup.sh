@@ -51,6 +51,7 @@ missing_packages() {
                 command -v mpicc >/dev/null && command -v mpirun >/dev/null || found+=(libopenmpi-dev openmpi-bin)
                 command -v curl >/dev/null || found+=(curl) # sets up the emulator of S3
                 command -v unzip >/dev/null || found+=(unzip)
+                command -v pdsh >/dev/null || found+=(pdsh) # DeepSpeed's autotuner calls it
                 command -v npm >/dev/null || found+=(npm) # installs Azurite
                 command -v openssl >/dev/null || found+=(openssl)
                 command -v clang >/dev/null || found+=(clang)

@@ -208,6 +208,7 @@ JOBS = {  # folder: nodes, memory, distribution, services
     "elastic-cifar-lightning": (8, "64g", None, []),
     "bert": (2, "64g", ["pytorch", 8], SERVICES),
     "cifar-deepspeed": (2, "64g", ["pytorch", 8], SERVICES),
+    "bloom": (2, "64g", ["pytorch", 8], [service for service in SERVICES if service != "tensor_board"]),
     "mnist": (1, "2g", None, SERVICES),
 }
 

@@ -98,6 +98,31 @@ def test_bloom_is_killed_and_goes_on_on_another_grid_with_the_losses_of_an_undis
         assert float(loss) == pytest.approx(float(calm[step]), rel=1e-4)
 
 
+def test_the_autotuner_finds_a_micro_batch_and_the_training_with_it_resumes(node):
+    python = pathlib.Path(interpreter("deepspeed-0.19.8"))
+    environment = node.environment | {"DS_ACCELERATOR": "cpu", "PATH": f"{python.parent}:{os.environ['PATH']}"}
+
+    def run(*words):
+        command = ["deepspeed", "--num_gpus", "1", *map(str, words)]
+        done = subprocess.run(command, env=environment, cwd=node.base, capture_output=True, text=True, timeout=800)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    folder = ROOT / "examples/autotuning"
+    said = run("--num_nodes", 1, "--autotuning", "tune", folder / "train.py", "--deepspeed_config", folder / "ds.json")
+    assert "| z1 " in said, said[-3000:]
+    assert not (node.base / "runs/autotuning").exists(), "an experiment has saved"
+    found = node.base / "autotuning_results/ds_config_optimal.json"
+    config = json.loads(found.read_text())
+    assert config["nebula"] == json.loads((folder / "ds.json").read_text())["nebula"]
+    assert 8 <= config["train_micro_batch_size_per_gpu"] <= 64
+    training = folder / "train.py", "--deepspeed_config", found, "--steps"
+    assert "resumed" not in run(*training, 20)
+    again = run(*training, 40)
+    assert f"micro batch {config['train_micro_batch_size_per_gpu']}, ZeRO stage 1" in again
+    assert "resumed after step 20" in again and "step 40 loss" in again and "step 20 loss" not in again
+
+
 def test_the_scaling_script_measures_one_and_two_ranks_and_its_exit_code_tells_of_a_low_efficiency(node):
     def run(at_least):
         small = ["--width", 64, "--layers", 1, "--batch", 4, "--steps", 3, "--rounds", 2]

@@ -36,7 +36,7 @@ def build(plan: Plan, persist_path: str | None) -> dict[str, Any]:
             "num_of_version_in_retention": plan.job.versions,
             "enable_nebula_load": True,
         },
-        # `deepspeed --autotuning run train.py --deepspeed_config ds_config.json` searches the micro batch, with this switched on.
+        # `deepspeed --autotuning tune train.py --deepspeed_config ds_config.json` searches the micro batch, with this switched on.
         "autotuning": {"enabled": False, "fast": True, "metric": "throughput", "start_profile_step": 3, "end_profile_step": 5},
         "flops_profiler": {"enabled": False, "profile_step": 5, "module_depth": -1, "top_modules": 3, "detailed": True},
         "tensorboard": {"enabled": False, "output_path": "tensorboard", "job_name": "nebula"},
