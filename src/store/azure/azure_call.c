@@ -91,5 +91,4 @@ void azure_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
         for (size_t i = 0; i < sizeof bytes; i++)
                 bytes[i] = (uint8_t)(crc >> (8 * i));
         crypt_base64(bytes, sizeof bytes, ret_text);
-        return crc;
 }
