@@ -252,7 +252,7 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_read needs a map and parts");
         for (size_t i = 0; i < count; end = parts[i].offset + parts[i].size, i++)
                 if (!lies_in(map, parts[i].offset, parts[i].size) || parts[i].offset < end || (parts[i].size && !parts[i].data))
-                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu does not lie in the file behind the one before it", i);
+                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu must begin behind the end of the part before it, and end within the file", i);
         if (stored_scatter(map->stored, map->data, map->size, parts, count))
                 return NEBULA_OK;
         status = fetch_from_agent(map, ret_error);

@@ -1,4 +1,4 @@
-"""What two versions have in common goes to an object store once: bytes are counted on the way to the server."""
+"""Equal bytes of two versions go to an object store once: a proxy counts the bytes."""
 
 from __future__ import annotations
 

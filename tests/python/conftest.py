@@ -26,7 +26,7 @@ if not os.environ.get("NEBULA_TEST_NIGHTLY"):
 
 
 def agent_pids(runtime: Path) -> list[int]:
-    """The agents whose runtime directory this is."""
+    """Returns the agents with this runtime directory."""
     wanted = f"NEBULA_RUNTIME_DIR={runtime}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -42,7 +42,7 @@ def agent_pids(runtime: Path) -> list[int]:
 
 
 class Place:
-    """Where one test's Nebula lives."""
+    """The directories of one test's Nebula."""
 
     nursery: Nursery | None = None  # one for all tests
 
@@ -117,7 +117,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 @pytest.fixture
 def nm(place: Place) -> object:
-    """The package, initialised with this test's storage, and every version persisted at once."""
+    """Returns the package, initialised with this test's storage. Every version is persisted at once."""
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     return nebulaml
 

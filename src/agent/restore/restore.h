@@ -1,18 +1,18 @@
 /*
- * restore.h - finding a version and handing out its files.
+ * restore.h - finds a version and hands out its files.
  *
- * A version is looked for in this node's memory, then in storage; only complete
- * ones are found. A file comes from memory as it is. From storage:
+ * A search looks for complete versions in this node's memory, then in storage. A
+ * file in memory is handed out as its image. A file in storage:
  * - The agent lends the stored file to a trainer that is alone on this node. That
  *   trainer reads and checks it by itself.
  * - If other trainers of the job are on this node, or a trainer has read the file
- *   before, the agent reads the file into an image, in parallel and once however
- *   many ranks ask, and checks every byte on the way.
+ *   before, the agent reads the file once into an image, in parallel, and checks
+ *   every byte.
  * - A trainer that needs only parts of the file is always lent the stored file.
  *   With other trainers beside it, it reads through the page cache.
  * So the ranks of a node read the disk once.
  *
- * Called without the lock.
+ * Call all functions without the lock.
  */
 #ifndef NB_AGENT_RESTORE_RESTORE_H
 #define NB_AGENT_RESTORE_RESTORE_H

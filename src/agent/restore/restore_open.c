@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define ROOM_LOOK_MS 500 /* who gives pages back says so */
+#define ROOM_LOOK_MS 500 /* a thread that returns pages signals that */
 
 static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacity, const char *name, struct nebula_error *error)
 {
@@ -187,7 +187,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                 if (status && error)
                         *error = failure;
                 if (status)
-                        log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from a peer, storage is tried: %s", name, version->tag,
+                        log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from a peer, the agent tries storage: %s", name, version->tag,
                                   failure.message);
         }
         if (status && (!version->copies.is_remote || version->job->persist_path[0]))
@@ -211,8 +211,8 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
 }
 
 /*
- * The stored file itself, for a trainer that reads it straight into its own memory: fresh shared pages cost as much as
- * the disk, and a copy of them more. is_shared: other processes read it too.
+ * Opens the stored file itself, for a trainer that reads it directly into its own memory: new shared pages cost as much time as
+ * the disk, and a copy of them costs more. is_shared: other processes read the file, too.
  */
 static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, bool is_shared,
                                       struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)

@@ -215,9 +215,9 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
         if (result == -ENODATA)
                 return NEBULA_OK;
         if (result == -ECANCELED)
-                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", sending->store->store.root, object->key);
+                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s: its writer has abandoned the upload", sending->store->store.root, object->key);
         if (result)
-                return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
+                return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the upload of another object failed, so this one was abandoned", sending->store->store.root, object->key);
         object_take_sum(object, &range);
         if (object_take_found(object, &range) || object_refer(sending->store, sending->upload, object, &range, stop))
                 return NEBULA_OK;

@@ -32,7 +32,8 @@ static char *make_note(struct bench *bench, size_t *ret_size, size_t *ends, size
         return note;
 }
 
-/* What an agent that starts now makes of it, as a number: 0 nothing, 100 the whole version, else what it holds so far. */
+/* Starts another agent's catalogue on this log. Returns 0: it finds nothing; 100: the whole version; else the number of files and parts so
+ * far. */
 static int read_again(const char *note, size_t size)
 {
         struct nebula_error error;
@@ -42,7 +43,7 @@ static int read_again(const char *note, size_t size)
 
         bench_init(&after, NULL, "");
         strcpy(after.catalogue.memory.directory, memory);
-        memory_stop_removing(&after.catalogue.memory, false); /* the images are for the next round too */
+        memory_stop_removing(&after.catalogue.memory, false); /* the next round needs the images, too */
         if (!survival_record_read(&after.catalogue, 7, note, size, &error)) {
                 version = after.job->versions;
                 found = 1 + 2 * (int)version->file_count + (version->loans != NULL);
@@ -58,7 +59,7 @@ static int read_again(const char *note, size_t size)
         return found;
 }
 
-/* It is on file when this returns. */
+/* Writes the survival log. It is in the file when this returns. */
 static void note_again(struct bench *bench, struct version *version)
 {
         catalogue_lock(&bench->catalogue);
@@ -155,7 +156,7 @@ static void a_note_does_not_grow_without_end(void)
         }
         CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
         free(note);
-        /* Taken away by somebody: the next change makes it anew. */
+        /* Another program removes the log: the next change writes it again. */
         CHECK(!os->unlink(path));
         note_again(&bench, version);
         CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
@@ -164,7 +165,7 @@ static void a_note_does_not_grow_without_end(void)
         os_remove_tree(root);
 }
 
-/* The manifest named them when the version became durable: this node never had their images. */
+/* The manifest named these files when the version became durable. This node never had their images. */
 static void a_durable_version_with_files_of_other_nodes_is_taken_over(void)
 {
         struct bench bench;
@@ -228,7 +229,7 @@ static void the_next_agent_knows_the_tier_that_a_version_was_loaded_from(void)
         check_tier(IPC_SOURCE_STORAGE);
 }
 
-/* What each record adds must not grow with what is there: 32,768 files would be noted 65,536 times. */
+/* The size of a record must not depend on the number of earlier files: with 32,768 files the log would grow quadratically. */
 static void a_file_more_is_noted_alone(void)
 {
         const unsigned count = 700;
@@ -253,7 +254,7 @@ static void a_file_more_is_noted_alone(void)
                 file = version_file_add(version, name);
                 if (!file)
                         abort();
-                file->size = i; /* of an older generation, which storage alone has */
+                file->size = i; /* of an older generation, which only storage has */
                 version->in_memory = true;
                 survival_log_write(&bench.catalogue, version);
                 written += version->survival.bytes > last ? version->survival.bytes - last : version->survival.bytes;
@@ -283,7 +284,7 @@ static void a_file_more_is_noted_alone(void)
                 CHECK(same);
                 bench_done(&after, false);
                 free(note);
-                /* A file that is written again is not left as it was noted. */
+                /* The log has the new state of a file that is written again. */
                 version = catalogue_version(&bench.catalogue, id);
                 version_file_change(&bench.catalogue, version, version_file(version, "f3"));
                 version_file(version, "f3")->size = 99;
@@ -304,7 +305,7 @@ static const struct version *of_tag(const struct bench *bench, const char *tag)
         return version;
 }
 
-/* The trainer has its answer, and is copying into the image; the agent is killed before or after it has noted that. */
+/* The trainer has its answer and copies into the image. The agent is killed before or after it has logged the loan. */
 static void an_agent_is_killed(bool is_noted)
 {
         struct ipc_image request = { .size = BENCH_FILE_BYTES, .file_count = NEBULA_FILES_ALL_RANKS, .tag = "later", .name = "a" };
@@ -333,7 +334,7 @@ static void an_agent_is_killed(bool is_noted)
         os_remove_tree(root);
 }
 
-/* As a trainer maps what it loads: pages that it has not touched follow the file. */
+/* Maps the image as a trainer maps a loaded file: pages that it has not touched show later changes of the file. */
 static unsigned char *map_first_image(const struct bench *bench)
 {
         struct image *image = bench->job->versions->files[0].image;
@@ -357,7 +358,7 @@ static bool holds(const unsigned char *data, unsigned seed)
         return same;
 }
 
-/* Agents are killed so often; the last one saves more versions than memory keeps. */
+/* Kills agents that often. The last agent saves more versions than memory keeps. */
 static void agents_are_killed_under_a_reader(unsigned kills)
 {
         size_t size, ends[32], count;
@@ -384,13 +385,13 @@ static void agents_are_killed_under_a_reader(unsigned kills)
         os_remove_tree(root);
 }
 
-static void what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over(void)
+static void a_mapped_image_is_never_written_again_by_any_agent(void)
 {
         for (unsigned kills = 0; kills < 3; kills++)
                 agents_are_killed_under_a_reader(kills);
 }
 
-/* Of an agent that was killed no reader is known: nothing of what it left is written again, mapped or not. */
+/* The next agent does not know the readers of a killed agent, so it writes to none of the images that were left, mapped or not. */
 static void memory_that_was_taken_over_is_given_back_and_not_lent(void)
 {
         size_t size, ends[32], count;
@@ -426,8 +427,8 @@ static int in_another_namespace(const char *path, char *text, size_t size)
         return strcmp(path, "/proc/self/ns/pid") ? os_linux.readlink(path, text, size) : snprintf(text, size, "pid:[1]");
 }
 
-/* The trainer whose part is open lives, as far as the agent knows that was killed; `is_elsewhere`: the next one is in another pid namespace,
- * where that number is another process, or none. */
+/* The trainer whose part is open lives, as far as the killed agent knows. `is_elsewhere`: the next agent is in another pid namespace, in
+ * which that number belongs to another process, or to none. */
 static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patience_s, bool is_kept)
 {
         struct os_table table = os_linux;
@@ -480,8 +481,8 @@ static int tell_space(const char *path, struct os_space *ret_space)
         return 0;
 }
 
-/* Else each agent that dies leaves the next one less of the directory, and what is no named file does not survive that one. */
-static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
+/* Otherwise each agent that dies would leave less of the directory to the next one, and images without names would not survive that agent. */
+static void adopted_images_do_not_make_the_memory_directory_smaller(void)
 {
         const struct os_table *before = os;
         struct os_table table = *os;
@@ -509,7 +510,7 @@ TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_t
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
          TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),
-         TEST(what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over),
+         TEST(a_mapped_image_is_never_written_again_by_any_agent),
          TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_loan_that_was_not_noted_leaves_no_image),
          TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),
-         TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))
+         TEST(adopted_images_do_not_make_the_memory_directory_smaller))

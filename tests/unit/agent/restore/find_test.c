@@ -21,7 +21,7 @@ static uint32_t dead_pid(void)
         return (uint32_t)pid;
 }
 
-/* Saves t2 open-ended as process `pid`, whose connection still stands, and returns the newest that another one finds. */
+/* Saves t2 open-ended as process `pid`, which is still connected. Returns the newest version that another process finds. */
 static int64_t newest_after(uint32_t pid, bool copies)
 {
         static struct ipc_find find;
@@ -61,18 +61,18 @@ static void the_newest_version_of_a_process_that_died_is_found_at_once(void)
         CHECK(newest_after(dead_pid(), false) == 2);
 }
 
-static void one_that_lives_may_add_to_it(void)
+static void a_living_rank_may_add_to_the_version(void)
 {
         CHECK(newest_after(os->pid(), false) == 1);
 }
 
-/* In another pid namespace than the agent's: what ends its connection ends its part. */
-static void one_that_cannot_be_seen_may_live_and_add_to_it(void)
+/* The rank is in another pid namespace than the agent, so only the end of its connection ends its part. */
+static void a_rank_in_another_namespace_may_live_and_add_to_the_version(void)
 {
         CHECK(newest_after(0, false) == 1);
 }
 
-static void half_a_copy_is_not_whole(void)
+static void an_incomplete_copy_is_not_complete(void)
 {
         CHECK(newest_after(dead_pid(), true) == 1);
 }
@@ -95,7 +95,7 @@ static void fail(struct store *store, bool fails)
                 os = fails ? &table : &os_linux;
 }
 
-/* Memory has let go of the newer one, and storage does not answer: training goes on, from where it says it does. */
+/* The newer version has left memory, and storage does not answer. The load takes the older one and logs that. */
 static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
 {
         static struct ipc_find find;
@@ -130,9 +130,9 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
 }
 
 static const struct store_ops *stored_ops;
-static struct manifest goes; /* the version that goes when its objects are looked at; no tag: none does */
+static struct manifest goes; /* this version is removed when a caller looks at its objects; no tag: none is */
 
-/* The versions of the shelf, between the reading of a manifest and that of what it names. */
+/* Removes that version between the read of its manifest and the read of its objects. */
 static void remove_looked_at(struct store *store, const char *key)
 {
         struct manifest victim = goes;
@@ -160,7 +160,7 @@ static enum nebula_status get_after_removal(struct store *store, const char *key
         return stored_ops->get(store, key, limit, ret_text, ret_size, ret_stamp, error);
 }
 
-struct shelf { /* checkpoints that only storage has */
+struct shelf { /* versions that only storage has */
         struct bench bench;
         struct session other;
         struct store_ops ops;
@@ -215,7 +215,7 @@ static void shelf_done(struct shelf *shelf)
         storage_remove(shelf->storage);
 }
 
-/* Retention takes an old version while somebody asks for it: it is not damaged, it is not there any more. */
+/* Retention removes an old version while a client asks for it. The version is reported as missing, not as damaged. */
 static void a_version_that_is_removed_while_it_is_looked_at_is_not_found(void)
 {
         struct ipc_found found;
@@ -238,7 +238,7 @@ static void the_newest_is_looked_for_again_when_it_is_removed_meanwhile(void)
         CHECK(!shelf_find(&shelf, "", &found) && found.step == 1);
         manifest_done(&goes);
         shelf_goes(&shelf, "step1");
-        CHECK(shelf_find(&shelf, "", &found) == NEBULA_NOT_FOUND); /* and training begins anew */
+        CHECK(shelf_find(&shelf, "", &found) == NEBULA_NOT_FOUND); /* so training begins from the start */
         shelf_done(&shelf);
 }
 
@@ -259,7 +259,7 @@ static void a_version_that_is_removed_between_finding_and_reading_is_to_be_looke
         shelf_done(&shelf);
 }
 
-/* What a loader with that version's number is given for file `name`: the seed of its bytes, or -1 when it is told to look again. */
+/* Loads file `name` by the version's number. Returns the seed of its bytes, or -1 if the loader must look the version up again. */
 static int seed_of(struct bench *bench, uint64_t version_id, const char *name)
 {
         struct ipc_opened *opened = NULL;
@@ -280,7 +280,7 @@ static int seed_of(struct bench *bench, uint64_t version_id, const char *name)
         return seed;
 }
 
-/* Two files of one checkpoint must not come from two. */
+/* Two files of one checkpoint must not come from two writings. */
 static void a_handle_leads_to_no_other_writing_of_its_tag(void)
 {
         struct version *first;
@@ -313,7 +313,7 @@ static void a_handle_that_only_began_its_tag_leads_to_the_one_before(void)
         bench_done(&bench, true);
 }
 
-/* By a trainer with another agent, which finds nothing in storage and counts its generations anew. */
+/* Another agent writes the tag again. It finds nothing in storage, so it counts the generations from one. */
 static void a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one(void)
 {
         struct manifest removed = { 0 };
@@ -338,7 +338,7 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         shelf_done(&shelf);
 }
 
-/* The newest version becomes another writing of its tag, and the entry before goes, as after every writing. */
+/* Writes the newest version again. The earlier entry of its log is removed, as after every writing. */
 static void write_again(struct shelf *shelf, const char *tag)
 {
         struct store *store = shelf->bench.job->storage.store;
@@ -373,7 +373,7 @@ static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
                 write_again(&shelf, "step1");
                 CHECK(!shelf_find(&shelf, "", &found));
                 open.version_id = found.version_id;
-                if (i % 50 == 0) { /* by image, as for a second reader of it */
+                if (i % 50 == 0) { /* by an image, as for the second reader */
                         CHECK(!restore_open(&shelf.bench.catalogue, NULL, &open, &opened, &fd, &shelf.bench.error));
                         os->close(fd);
                         free(opened);
@@ -395,5 +395,5 @@ TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
-         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it), TEST(one_that_cannot_be_seen_may_live_and_add_to_it),
-         TEST(half_a_copy_is_not_whole), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))
+         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(a_living_rank_may_add_to_the_version), TEST(a_rank_in_another_namespace_may_live_and_add_to_the_version),
+         TEST(an_incomplete_copy_is_not_complete), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))

@@ -29,7 +29,7 @@ char *__wrap_strdup(const char *text);
 char *__wrap_strndup(const char *text, size_t size);
 void __wrap_free(void *block);
 
-static _Thread_local bool is_watched; /* per thread: the server's threads keep what they received */
+static _Thread_local bool is_watched; /* per thread: the server's threads keep the bytes that they have received */
 static atomic_uint found; /* atomic: the server's threads free, too, and the compiler assumes that free does not write here */
 
 static void search(const void *block)
