@@ -193,7 +193,7 @@ def single_table(workload: Workload, limits: dict[str, float], results: dict[str
     def cells(peer: type[Peer], result: Result) -> list[str]:
         blocked, until, cpu, slower = (steady(result, key) for key in ("blocked", "durable", "cpu", "change_slower"))
         return [
-            report.seconds(result["rounds"][0]["blocked"]),
+            report.first_saves([result["rounds"]]),
             f"**{report.seconds(blocked)}**",
             f"{blocked / limits['copy']:.3f}",
             report.seconds(max(0.0, slower)),
@@ -207,7 +207,7 @@ def single_table(workload: Workload, limits: dict[str, float], results: dict[str
             f"{limits['read'] / result['cold']['touched']:.2f}",
         ]
 
-    columns = ["blocked, first", "blocked, steady", "/ copy", "change slower by", "synced after that"]
+    columns = ["blocked, first saves", "blocked, steady", "/ copy", "change slower by", "synced after that"]
     columns += ["synced after", "durable by itself", "of write limit", "CPU", "memory", "load, cold", "of read limit"]
     head = [
         f"### {workload.title} ({workload.bytes / 2**20:.0f} MiB)",

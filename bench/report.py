@@ -18,6 +18,11 @@ def steady(rounds: list[dict[str, Any]], key: str) -> float:
     return median(entry[key] for entry in rounds[WARMING:] if key in entry)
 
 
+def first_saves(rounds: list[list[dict[str, Any]]]) -> str:
+    """How long each of the first saves of a process blocks: the median over processes."""
+    return " / ".join(seconds(median(entries[i]["blocked"] for entries in rounds)) for i in range(WARMING))
+
+
 def figures(rounds: list[dict[str, Any]], bounds: list[dict[str, float]], size: int) -> dict[str, Any]:
     """Returns the medians over the rounds of one competitor. A ratio is computed within each round, before the median."""
     failed = [r["failed"] for r in rounds if "failed" in r]
@@ -33,7 +38,7 @@ def figures(rounds: list[dict[str, Any]], bounds: list[dict[str, float]], size: 
     blocked, durable, cold = middle("blocked"), middle("durable"), [r["cold"]["load"] for r in rounds]
     gates = [r["gate"] for r in rounds if r["gate"]]
     return {
-        "blocked_first_s": median(r["rounds"][0]["blocked"] for r in rounds),
+        "blocked_first": first_saves([r["rounds"] for r in rounds]),
         "blocked_s": median(blocked),
         "blocked_to_copy": ratio(blocked, "copy"),
         "change_slower_s": median(middle("change_slower")),
@@ -67,7 +72,7 @@ def table(workload: Workload, limits: dict[str, float], results: dict[str, dict[
         f"The machine: streaming copy {seconds(limits['copy'])}, O_DIRECT write + fsync {seconds(limits['write'])} "
         f"({gib / limits['write']:.2f} GiB/s), read {seconds(limits['read'])} ({gib / limits['read']:.2f} GiB/s).",
         "",
-        "| | blocked, first | blocked, steady | / copy | writes after it slower by | durable after | of write limit "
+        "| | blocked, first saves | blocked, steady | / copy | writes after it slower by | durable after | of write limit "
         "| CPU | memory | load, warm | load, cold | + every byte touched | of read limit | verified | gate |",
         "|---|" + "---:|" * 12 + "---|---|",
     ]
@@ -78,7 +83,7 @@ def table(workload: Workload, limits: dict[str, float], results: dict[str, dict[
             continue
         cells = [
             peer.title,
-            seconds(f["blocked_first_s"]),
+            f["blocked_first"],
             f"**{seconds(f['blocked_s'])}**",
             f"{f['blocked_to_copy']:.2f}",
             seconds(max(0.0, f["change_slower_s"])),

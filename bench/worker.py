@@ -142,13 +142,24 @@ def evict(folder: Path) -> None:
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
 
-def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool) -> None:
+def cache(folder: Path) -> None:
+    """Has the page cache hold all files of a directory."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                while file.read(1 << 24):
+                    pass
+
+
+def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool, cached: bool) -> None:
     peer.prepare()
     peer.open()
     # The first tensor of a process starts torch's threads. That is not part of a load.
     torch.ones(1 << 20).sum()
     if cold:
         evict(peer.folder)
+    if cached:
+        cache(peer.folder)
     begun = time.perf_counter()
     state = peer.load(tag, workload.sizes)
     loaded = time.perf_counter()
@@ -174,6 +185,7 @@ def main() -> None:
     parser.add_argument("--tag")
     parser.add_argument("--version", type=int)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--cached", action="store_true")
     args = parser.parse_args()
     workload = workloads.load(args.workload)
     if args.quick:
@@ -187,7 +199,7 @@ def main() -> None:
     elif args.task in loops.TASKS:
         loops.TASKS[args.task](peer, workload, tell, args.scale)
     else:
-        run_load(peer, workload, args.tag, args.version, args.cold)
+        run_load(peer, workload, args.tag, args.version, args.cold, args.cached)
 
 
 if __name__ == "__main__":
