@@ -11,8 +11,7 @@ shift
 log=$(mktemp -d)
 # With the oldest torch: what depends most on torch itself. `make test-oldest` runs the others.
 oldest=.envs/$(basename -s .txt requirements/frameworks/torch-*.txt)/bin/python
-old_tests=(tests/python/test_{dcp_paths,dense,values}.py
-        tests/python/test_load_into.py::test_{values_go_into_the_tensors_that_are_there,a_module_is_loaded_in_place})
+old_tests=(tests/python/test_{dcp_paths,dense,load_into,values}.py)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$log"' EXIT
 
 run() {

@@ -34,6 +34,12 @@ _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
 _TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may replace it
 
+# What torch tells the functions that rebuild objects, in each thread. Torch 2.4 keeps it in another place.
+_told: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(torch._utils, "_thread_local_state", None)
+
+# How torch's unpickler for untrusted files refuses one; torch 2.4 says so by a RuntimeError.
+_REFUSALS = (pickle.UnpicklingError,) if hasattr(torch.serialization, "_serialization_tls") else (pickle.UnpicklingError, RuntimeError)
+
 _RENAMED = {"torch.tensor": "torch._tensor"}  # modules that torch has renamed since old files were written
 
 
@@ -311,12 +317,11 @@ def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> A
 
 
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
-    told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, like the next two
-    if (
-        told is None
+    if (  # not every torch has the first three
+        _told is None
         or not hasattr(torch.serialization, "_get_restore_location")
         or not hasattr(torch.serialization, "StorageType")
-        or getattr(told, "skip_data", False)
+        or getattr(_told, "skip_data", False)
         or torch._guards.detect_fake_mode(None) is not None
         or map_location in ("meta", torch.device("meta"))
     ):
@@ -324,13 +329,13 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
     records = _Records(mapped, storage, is_whole)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
-    told.map_location = map_location  # for objects that other functions rebuild
+    _told.map_location = map_location  # for objects that other functions rebuild
     compiler = sys.modules.get("torch._dynamo")  # it cannot trace this code; if it was never imported, nothing is compiled
     load = compiler.disable(_unpickle) if compiler else _unpickle
     try:
         return load(kind, records, map_location)
     finally:
-        told.map_location = None
+        _told.map_location = None
 
 
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
@@ -376,7 +381,9 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
         pass
     try:
         return _with_torch(torch._weights_only_unpickler, mapped, map_location, storage)
-    except pickle.UnpicklingError as failure:
+    except NebulaError:
+        raise
+    except _REFUSALS as failure:
         needed = _needed(mapped, storage)
         more = f" It needs {', '.join(needed)}: allow them by torch.serialization.add_safe_globals([...])," if needed else ""
         raise pickle.UnpicklingError(
