@@ -32,12 +32,11 @@ missing_packages() {
         local found=()
         command -v cc >/dev/null && command -v make >/dev/null || found+=(build-essential)
         if ! command -v pkg-config >/dev/null; then
-                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev libfuse3-dev)
+                found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev)
         else
                 pkg-config --exists jansson || found+=(libjansson-dev)
                 pkg-config --exists liburing || found+=(liburing-dev)
                 pkg-config --exists openssl || found+=(libssl-dev)
-                pkg-config --exists fuse3 || found+=(libfuse3-dev) # for tests on a file system that plays NFS
                 pkg-config --exists libcurl || found+=(libcurl4-openssl-dev)
                 echo '#include <civetweb.h>' | cc -E -x c - >/dev/null 2>&1 || found+=(libcivetweb-dev)
         fi
@@ -45,6 +44,7 @@ missing_packages() {
         "$python" -c 'import ensurepip, venv' 2>/dev/null || found+=(python3-venv)
         [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] || found+=(python3-dev)
         if [[ $purpose == test ]]; then
+                pkg-config --exists fuse3 2>/dev/null || found+=(libfuse3-dev) # for tests on a file system that plays NFS
                 command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
                 command -v dpkg-shlibdeps >/dev/null || found+=(dpkg-dev) # make deb
                 command -v gfortran >/dev/null || found+=(gfortran) # examples in Fortran and with MPI
