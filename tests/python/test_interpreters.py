@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -21,6 +22,13 @@ except Exception as failure:
     main = f"import {interpreters.__name__} as i; interpreter = i.create(); i.run_string(interpreter, {code!r})"
     done = subprocess.run([sys.executable, "-c", main], capture_output=True, text=True, check=False)
     assert "NebulaUnavailable" in done.stdout and "interpreter" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this interpreter is not free-threaded")
+def test_a_free_threaded_interpreter_turns_its_gil_on_and_says_so():
+    code = "import sys; import nebulaml._nebula; print(sys._is_gil_enabled())"
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n" and "GIL" in done.stderr
 
 
 def test_a_second_load_in_one_process_is_refused_and_the_first_one_goes_on(place):
