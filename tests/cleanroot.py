@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import urllib.request
 
 JOB = """
 import os, signal, sys, torch
@@ -31,6 +32,10 @@ try:
     print(second.stdout, end="")
     assert second.returncode == 0 and second.stdout == "resumed from step5 ended with 8 36.0\n", second
     subprocess.run([nebula, "verify", sys.argv[1]], check=True)
+    with subprocess.Popen([nebula, "metrics", "--listen", "0", "--path", sys.argv[1]], stdout=subprocess.PIPE, text=True) as serving:
+        with urllib.request.urlopen(serving.stdout.readline().strip(), timeout=60) as answer:
+            assert "nebula_" in answer.read().decode()
+        serving.terminate()
     import torch
 
     assert float(torch.load(os.path.join(sys.argv[1], "step8", "state.pt"))["sum"][7]) == 36
