@@ -357,11 +357,17 @@ NEBULA_API enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset,
 /* Reads the directory and the header of each record of a torch file, many at a time: a reader of the format needs
  * them before any values. For other files it does nothing. */
 NEBULA_API enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error *ret_error);
+/* Reads the directory of a torch file, and its headers only if the places of its records do not follow from the directory.
+ * *ret_has_headers: 0 if it has left the headers out. Then nebula_map_tensor needs nebula_map_fetch_headers before. */
+NEBULA_API enum nebula_status nebula_map_fetch_directory(nebula_map *map, int *ret_has_headers, struct nebula_error *ret_error);
 /* `size` bytes at `offset` of the file, and their target address. */
 struct nebula_part {
         uint64_t offset, size;
         void *data;
 };
+/* nebula_map_fetch for several ranges, which are read at the same time. Targets are not used. */
+NEBULA_API enum nebula_status nebula_map_fetch_parts(nebula_map *map, const struct nebula_part *parts, size_t count,
+        struct nebula_error *ret_error);
 /* Parts must be sorted by offset and must not overlap. After a failure the contents of the targets are undefined. */
 NEBULA_API enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count,
         struct nebula_error *ret_error);

@@ -13,6 +13,7 @@ struct map {
         PyObject_HEAD
         PyObject *checkpoint;
         nebula_map *handle;
+        bool lacks_headers; /* the places of records follow from the directory */
 };
 
 static PyTypeObject *map_type;
@@ -65,45 +66,60 @@ static PyObject *map_fetch(PyObject *self, PyObject *args)
         Py_RETURN_NONE;
 }
 
-static PyObject *map_fetch_headers(PyObject *self, PyObject *unused)
+static PyObject *map_fetch_headers(PyObject *object, PyObject *unused)
 {
+        struct map *self = (struct map *)object;
         struct nebula_error error = { 0 };
         enum nebula_status status;
+        int has_headers = 1;
 
         (void)unused;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_map_fetch_headers(((struct map *)self)->handle, &error);
+        status = nebula_map_fetch_directory(self->handle, &has_headers, &error);
         Py_END_ALLOW_THREADS
         if (status != NEBULA_OK)
                 return nebula_raise(&error);
+        self->lacks_headers = !has_headers;
         Py_RETURN_NONE;
 }
 
-static PyObject *map_read(PyObject *self, PyObject *list)
+/* Tuples of `fields` numbers: offset, size, and the address if there are three. NULL: an exception is set. */
+static struct nebula_part *take_parts(PyObject *list, int fields, size_t *ret_count)
 {
         Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
         struct nebula_part *parts;
-        struct nebula_error error = { 0 };
-        enum nebula_status status;
 
         if (count < 0) {
-                PyErr_SetString(PyExc_TypeError, "read takes a list of (offset, size, address)");
+                PyErr_SetString(PyExc_TypeError, "a list of ranges is needed");
                 return NULL;
         }
         parts = PyMem_Calloc((size_t)count + 1, sizeof *parts);
         if (!parts)
-                return PyErr_NoMemory();
+                return (struct nebula_part *)PyErr_NoMemory();
         for (Py_ssize_t i = 0; i < count; i++) {
-                unsigned long long offset, size, address;
+                unsigned long long offset, size, address = 0;
 
-                if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "KKK", &offset, &size, &address)) {
+                if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), fields == 3 ? "KKK" : "KK", &offset, &size, &address)) {
                         PyMem_Free(parts);
                         return NULL;
                 }
                 parts[i] = (struct nebula_part){ .offset = offset, .size = size, .data = (void *)(uintptr_t)address };
         }
+        *ret_count = (size_t)count;
+        return parts;
+}
+
+static PyObject *map_fetch_parts(PyObject *self, PyObject *list)
+{
+        size_t count;
+        struct nebula_part *parts = take_parts(list, 2, &count);
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!parts)
+                return NULL;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_map_read(((struct map *)self)->handle, parts, (size_t)count, &error);
+        status = nebula_map_fetch_parts(((struct map *)self)->handle, parts, count, &error);
         Py_END_ALLOW_THREADS
         PyMem_Free(parts);
         if (status != NEBULA_OK)
@@ -111,9 +127,28 @@ static PyObject *map_read(PyObject *self, PyObject *list)
         Py_RETURN_NONE;
 }
 
-static PyObject *map_records(PyObject *self, PyObject *unused)
+static PyObject *map_read(PyObject *self, PyObject *list)
 {
-        const nebula_map *handle = ((struct map *)self)->handle;
+        size_t count;
+        struct nebula_part *parts = take_parts(list, 3, &count);
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!parts)
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_read(((struct map *)self)->handle, parts, count, &error);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(parts);
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *map_records(PyObject *object, PyObject *unused)
+{
+        const struct map *self = (const struct map *)object;
+        const nebula_map *handle = self->handle;
         PyObject *records = PyDict_New();
         struct nebula_error error = { 0 };
         struct zip_entry *entries;
@@ -122,7 +157,8 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
         (void)unused;
         if (!records)
                 return NULL;
-        if (zip_read(nebula_map_data(handle), nebula_map_size(handle), &entries, &count, &error) != NEBULA_OK) {
+        if ((self->lacks_headers ? zip_read_directory : zip_read)(nebula_map_data(handle), nebula_map_size(handle), &entries, &count, &error) !=
+            NEBULA_OK) {
                 Py_DECREF(records);
                 return nebula_raise(&error);
         }
@@ -150,7 +186,9 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
 
 static PyMethodDef map_methods[] = {
         { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): reads and verifies these bytes." },
-        { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): reads a zip file's directory and every header." },
+        { "fetch_headers", map_fetch_headers, METH_NOARGS,
+          "fetch_headers(): reads a zip file's directory, and the headers if the places of records do not follow from it." },
+        { "fetch_parts", map_fetch_parts, METH_O, "fetch_parts([(offset, size)]): fetch() for several ranges at the same time, in any order." },
         { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; call fetch_headers() before." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): reads bytes to their addresses; parts in the order of their offsets." },
         { NULL, NULL, 0, NULL },

@@ -14,6 +14,7 @@
  *     map.c         loads files
  *     watch.c       events of the background work
  *     stored.c      files in storage that this process reads itself
+ *     partial.c      files in storage of which the agent reads the parts that this process needs
  *     publish.c     files at paths that the program chose
  *
  * Every request goes through session_call, on the session's own connection under
@@ -324,6 +325,19 @@ void stored_fill(const struct client_stored *stored, void *data, const void *fil
  * do not overlap. */
 bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
                     size_t count);
+
+/* partial.c. */
+struct client_partial;
+struct client_partial *partial_new(const struct ipc_opened *opened); /* NULL: an allocation failed */
+void partial_free(struct client_partial *partial);
+/* Has the agent read the chunks that contain these ranges; then they are at `data`, the map of the image. Parts may overlap; their targets
+ * are not used. */
+enum nebula_status partial_fetch(struct client_partial *partial, nebula_checkpoint *checkpoint, const char *name, void *data,
+                                const struct nebula_part *parts, size_t count, struct nebula_error *error);
+
+/* map.c. Asks the agent to open a file; the caller calls session_wire_done. */
+enum nebula_status map_open_file(nebula_checkpoint *checkpoint, const char *name, enum ipc_reads reads, struct client_wire *wire,
+                                 struct nebula_error *error);
 
 /* From any thread, before nebula_watch_close begins: nebula_watch_next fails with NEBULA_UNAVAILABLE, at once if it waits. */
 void client_watch_stop(nebula_watch *watch);

@@ -1,7 +1,7 @@
 /*
- * Loads files. A file in the node's memory is mapped; the agent has verified it. A file that only storage holds is
+ * Loads files. A file in the node's memory is mapped; the agent has verified it. A file that only a file system holds is
  * read straight into this process's memory, and each chunk is checked as it arrives. A shared mapping would not do:
- * making its pages takes as long as the disk.
+ * making its pages takes as long as the disk. Of a file in an object store the agent reads the parts that are needed (partial.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,8 @@ struct nebula_map {
         void *data; /* NULL if the file is empty */
         uint64_t size;
         bool is_zip;
-        struct client_stored *stored;    /* NULL: every byte is in memory */
+        struct client_stored *stored;    /* reads the file; NULL: the agent has it, or has had it read */
+        struct client_partial *partial;    /* the image has only some of the bytes; NULL: it has all */
         nebula_checkpoint *checkpoint;   /* a reference */
         char name[IPC_NAME_MAX];
 };
@@ -48,7 +49,7 @@ static int copy_image(struct nebula_map *map, int fd)
 }
 
 /* Checks the size first: touching a mapping beyond the end of its file would end the trainer with SIGBUS. */
-static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebula_error *error)
+static enum nebula_status map_image(struct nebula_map *map, int fd, bool copies, struct nebula_error *error)
 {
         struct os_stat stat;
         int result = os->fstat(fd, &stat);
@@ -56,7 +57,7 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         if (result < 0 || stat.size < map->size)
                 return error_set(error, NEBULA_INTERNAL, result < 0 ? -result : 0,
                                  "the agent opened a file of %llu bytes that holds fewer", (unsigned long long)map->size);
-        if (map->size < COPIED_BYTES) {
+        if (copies && map->size < COPIED_BYTES) {
                 enum nebula_status status = make_room(map, error);
 
                 if (status)
@@ -71,35 +72,44 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         return NEBULA_OK;
 }
 
-static enum nebula_status open_file(struct nebula_map *map, enum ipc_reads reads, struct client_wire *wire, struct nebula_error *error)
+enum nebula_status map_open_file(nebula_checkpoint *checkpoint, const char *name, enum ipc_reads reads, struct client_wire *wire,
+                                 struct nebula_error *error)
 {
         struct ipc_open request = { .reads_storage = reads };
         struct client_call call = {
                 .type = IPC_OPEN, .request = &request, .size = sizeof request, .version_id = &request.version_id,
-                .checkpoint = map->checkpoint, .timeout_ms = -1, /* no limit: reading takes as long as it takes */
+                .checkpoint = checkpoint, .timeout_ms = -1, /* no limit: reading takes as long as it takes */
         };
 
-        memcpy(request.name, map->name, sizeof request.name);
-        return session_call_alone(map->checkpoint->session, wire, &call, error);
+        memcpy(request.name, name, strlen(name) + 1);
+        return session_call_alone(checkpoint->session, wire, &call, error);
+}
+
+static enum nebula_status no_map(struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a map");
 }
 
 static enum nebula_status open_map(struct nebula_map *map, enum ipc_reads reads, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        enum nebula_status status = open_file(map, reads, &wire, error);
+        enum nebula_status status = map_open_file(map->checkpoint, map->name, reads, &wire, error);
 
         if (status == NEBULA_OK) {
                 const struct ipc_opened *opened = wire.frame.payload;
 
                 map->size = opened->size;
                 map->is_zip = opened->format == IPC_FORMAT_ZIP;
-                if (!opened->chunk_bytes) {
-                        status = map_image(map, wire.frame.fd, error);
+                if (opened->image_id) {
+                        map->partial = partial_new(opened);
+                        status = map->partial ? map_image(map, wire.frame.fd, false, error) : no_map(error);
+                } else if (!opened->chunk_bytes) {
+                        status = map_image(map, wire.frame.fd, true, error);
                 } else {
                         map->stored = stored_new(wire.frame.fd, opened);
                         if (map->stored)
                                 wire.frame.fd = -1;
-                        status = map->stored ? make_room(map, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a map");
+                        status = map->stored ? make_room(map, error) : no_map(error);
                 }
         }
         session_wire_done(map->checkpoint->session, &wire);
@@ -110,14 +120,14 @@ static enum nebula_status open_map(struct nebula_map *map, enum ipc_reads reads,
 static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        enum nebula_status status = open_file(map, IPC_READS_NONE, &wire, error);
+        enum nebula_status status = map_open_file(map->checkpoint, map->name, IPC_READS_NONE, &wire, error);
         struct nebula_map image = { .size = map->size };
 
         if (status == NEBULA_OK && ((const struct ipc_opened *)wire.frame.payload)->size != map->size)
                 status = error_set(error, NEBULA_FAILED, 0, "\"%s\" of checkpoint \"%s\" was written again while it was read", map->name,
                                    map->checkpoint->tag);
         if (status == NEBULA_OK)
-                status = map_image(&image, wire.frame.fd, error);
+                status = map_image(&image, wire.frame.fd, true, error);
         if (status == NEBULA_OK && map->size) {
                 stored_fill(map->stored, map->data, image.data);
                 os->unmap(image.data, map->size);
@@ -130,8 +140,15 @@ static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula
         return status;
 }
 
+static enum nebula_status fetch_partial(struct nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *error)
+{
+        return partial_fetch(map->partial, map->checkpoint, map->name, map->data, parts, count, error);
+}
+
 static enum nebula_status fetch_all(struct nebula_map *map, struct nebula_error *error)
 {
+        if (map->partial)
+                return fetch_partial(map, &(struct nebula_part){ 0, map->size, NULL }, 1, error);
         if (!map->stored)
                 return NEBULA_OK;
         if (!stored_fetch_all(map->stored, map->data))
@@ -196,6 +213,8 @@ static bool lies_in(const struct nebula_map *map, uint64_t offset, uint64_t size
 
 static enum nebula_status fetch_parts(struct nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *error)
 {
+        if (map->partial)
+                return fetch_partial(map, parts, count, error);
         if (!map->stored || stored_fetch(map->stored, map->data, parts, count))
                 return NEBULA_OK;
         return fetch_from_agent(map, error);
@@ -208,9 +227,50 @@ enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t s
         return fetch_parts(map, &(struct nebula_part){ offset, size, NULL }, 1, ret_error);
 }
 
+enum nebula_status nebula_map_fetch_parts(nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *ret_error)
+{
+        if (!map || (count && !parts))
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_parts needs a map and parts");
+        for (size_t i = 0; i < count; i++)
+                if (!lies_in(map, parts[i].offset, parts[i].size))
+                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu does not lie in the file", i);
+        return fetch_parts(map, parts, count, ret_error);
+}
+
+static enum nebula_status fetch_directory(struct nebula_map *map, struct nebula_error *error)
+{
+        uint64_t directory = 0, tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
+        enum nebula_status status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, error);
+
+        if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
+                status = fetch_parts(map, &(struct nebula_part){ directory, map->size - directory, NULL }, 1, error);
+        return status;
+}
+
+enum nebula_status nebula_map_fetch_directory(nebula_map *map, int *ret_has_headers, struct nebula_error *ret_error)
+{
+        struct zip_entry *entries;
+        size_t count;
+        enum nebula_status status;
+
+        if (!map || !ret_has_headers)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_directory needs a map and a place for the answer");
+        *ret_has_headers = 1;
+        if (!map->stored && !map->partial)
+                return NEBULA_OK; /* all bytes are there */
+        status = fetch_directory(map, ret_error);
+        if (status != NEBULA_OK)
+                return status;
+        if (zip_read_directory(map->data, map->size, &entries, &count, NULL) != NEBULA_OK)
+                return nebula_map_fetch_headers(map, ret_error);
+        free(entries);
+        *ret_has_headers = 0;
+        return NEBULA_OK;
+}
+
 enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error *ret_error)
 {
-        uint64_t directory = 0, *offsets = NULL, tail;
+        uint64_t *offsets = NULL;
         struct nebula_part *parts = NULL;
         struct nebula_error why;
         enum nebula_status status;
@@ -218,12 +278,9 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
 
         if (!map)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_headers needs a map");
-        if (!map->stored)
+        if (!map->stored && !map->partial)
                 return NEBULA_OK; /* all bytes are there */
-        tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
-        status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, ret_error);
-        if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
-                status = fetch_parts(map, &(struct nebula_part){ directory, map->size - directory, NULL }, 1, ret_error);
+        status = fetch_directory(map, ret_error);
         if (status != NEBULA_OK)
                 return status;
         status = zip_find_headers(map->data, map->size, &offsets, &count, &why);
@@ -253,6 +310,11 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
         for (size_t i = 0; i < count; end = parts[i].offset + parts[i].size, i++)
                 if (!lies_in(map, parts[i].offset, parts[i].size) || parts[i].offset < end || (parts[i].size && !parts[i].data))
                         return error_set(ret_error, NEBULA_INVALID, 0, "part %zu must begin behind the end of the part before it, and end within the file", i);
+        if (map->partial) {
+                status = fetch_partial(map, parts, count, ret_error);
+                if (status != NEBULA_OK)
+                        return status;
+        }
         if (stored_scatter(map->stored, map->data, map->size, parts, count))
                 return NEBULA_OK;
         status = fetch_from_agent(map, ret_error);
@@ -290,6 +352,7 @@ void nebula_map_free(nebula_map *map)
         if (map->data)
                 os->unmap(map->data, map->size);
         stored_free(map->stored);
+        partial_free(map->partial);
         nebula_checkpoint_free(map->checkpoint);
         free(map);
 }

@@ -48,6 +48,7 @@ static const struct {
         [IPC_WATCH] = { sizeof(struct ipc_watch), sizeof(struct ipc_event), { { 0, 0 } } },
         [IPC_COPIED] = { sizeof(struct ipc_copied), 0, { { 0, 0 } } },
         [IPC_PREPARE] = { sizeof(struct ipc_prepare), 0, { { 0, 0 } } },
+        [IPC_FETCH] = { sizeof(struct ipc_fetch), 0, { { 0, 0 } } },
 };
 
 static bool known(unsigned type)
@@ -137,17 +138,17 @@ static enum nebula_status refusal(const struct ipc_frame *frame, struct nebula_e
         return status;
 }
 
-/* The answer must hold one checksum per chunk of the file, and nothing else. */
+/* The answer must hold one checksum per chunk that the client checks, and nothing else. */
 static bool opened_is_sound(const struct ipc_frame *frame)
 {
         const struct ipc_opened *opened = frame->payload;
 
         if (frame->header.size < sizeof *opened ||
-            (frame->header.size - sizeof *opened) / sizeof opened->crc64[0] != opened->chunk_count ||
+            (frame->header.size - sizeof *opened) / sizeof opened->crc64[0] != (opened->image_id ? 0 : opened->chunk_count) ||
             (frame->header.size - sizeof *opened) % sizeof opened->crc64[0])
                 return false;
         if (!opened->chunk_bytes)
-                return !opened->chunk_count;
+                return !opened->chunk_count && !opened->image_id;
         return opened->chunk_count == opened->size / opened->chunk_bytes + (opened->size % opened->chunk_bytes != 0);
 }
 

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 8u
+#define IPC_VERSION 9u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -34,6 +34,7 @@
 #define IPC_NAME_MAX 256
 #define IPC_TEXT_MAX 512
 #define IPC_LIVE_MAX 512
+#define IPC_RUNS_MAX 64 /* a request with so many fits an inbox */
 
 enum ipc_type {
         IPC_HELLO = 1,  /* ipc_hello     -> ipc_welcome */
@@ -58,7 +59,8 @@ enum ipc_type {
         IPC_WATCH,      /* ipc_watch -> ipc_event: the next one of the session's job; NEBULA_TIMEOUT: none yet */
         IPC_COPIED,     /* ipc_copied -> empty: the start of an image is final and may be written to storage; more follows */
         IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
-        IPC_TYPE_LAST = IPC_PREPARE,
+        IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
+        IPC_TYPE_LAST = IPC_FETCH,
 };
 
 struct ipc_header {
@@ -178,18 +180,28 @@ struct ipc_found {
 enum ipc_reads { IPC_READS_NONE = 0, IPC_READS_WHOLE = 1, IPC_READS_PARTS = 2 };
 struct ipc_open {
         uint64_t version_id;
-        uint32_t reads_storage, unused; /* reads_storage: enum ipc_reads */
+        uint32_t reads_storage, unused; /* reads_storage: enum ipc_reads. With IPC_READS_PARTS the answer may ask for FETCH */
         char name[IPC_NAME_MAX];
 };
 enum ipc_source { IPC_SOURCE_MEMORY = 0, IPC_SOURCE_PEER = 1, IPC_SOURCE_STORAGE = 2 };
 struct ipc_opened {
         uint64_t size; /* of the file; the fd's file may be larger */
         uint32_t format, source;
-        /* 0: the fd is an image whose bytes were verified. Otherwise it is the stored file, whose chunks the client
-         * checks while it reads. */
+        /* chunk_bytes 0: the fd is an image whose bytes were verified. Otherwise, if image_id is 0, it is the stored file, whose chunks
+         * the client checks while it reads. Otherwise it is an image that has those bytes only that were asked for with FETCH. */
         uint32_t chunk_bytes, chunk_count;
         uint32_t is_direct, unused; /* is_direct: the fd needs reads of whole pages (O_DIRECT) */
-        uint64_t crc64[];           /* of each chunk; the last chunk is shorter */
+        uint64_t image_id;
+        uint64_t crc64[];           /* of each chunk; the last chunk is shorter. None with an image_id */
+};
+/* Chunks of an image that FETCH fills. */
+struct ipc_run {
+        uint32_t first, count;
+};
+struct ipc_fetch {
+        uint64_t image_id;
+        uint32_t run_count, unused;
+        struct ipc_run runs[IPC_RUNS_MAX];
 };
 struct ipc_flush {
         int64_t timeout_ms;

@@ -88,6 +88,9 @@ class _PlainFile:
     def fetch(self, offset: int, size: int) -> None:
         """Does nothing: the system reads pages at their first access."""
 
+    def fetch_parts(self, parts: list[tuple[int, int]]) -> None:
+        """Does nothing either."""
+
 
 class _PlainFiles:
     """The files of a directory that torch's own writer has made. Nothing can verify them."""
@@ -181,17 +184,31 @@ class NebulaStorageReader(StorageReader):
         for name, items in by_file.items():
             file = self._open().open(name)
             whole = memoryview(file.data if isinstance(file, _PlainFile) else file)
-            for item in sorted(items, key=lambda item: self._metadata.storage_data[item.storage_index].offset):  # type: ignore[union-attr]
+            items.sort(key=lambda item: self._metadata.storage_data[item.storage_index].offset)  # type: ignore[union-attr]
+            file.fetch_parts([part for item in items for part in self._needed(item, len(whole))])
+            for item in items:
                 self._read_item(item, file, whole, planner)
         future: TorchFuture[None] = TorchFuture()
         future.set_result(None)
         return future
 
+    def _needed(self, item: ReadItem, size: int) -> list[tuple[int, int]]:
+        """Returns offset and size of the parts of its file that an item needs, if the piece has Nebula's form."""
+        assert self._metadata is not None
+        info = self._metadata.storage_data[item.storage_index]
+        if not 0 <= info.offset <= info.offset + info.length <= size:
+            raise NebulaCorrupt(f"{item.storage_index} lies outside {info.relative_path}, which has {size} bytes")
+        described = None if item.type == LoadItemType.BYTE_IO else self._form_of(item, info.length)
+        if described is None:
+            return [(info.offset, info.length)]
+        shape, dtype, before, after = described
+        frames = [(info.offset, len(before)), (info.offset + info.length - len(after), len(after))]
+        begin, length = _span(_cut(torch.empty(shape, dtype=dtype, device="meta"), item))
+        return [*frames, (info.offset + len(before) + begin, length)]
+
     def _read_item(self, item: ReadItem, file: Any, whole: memoryview, planner: LoadPlanner) -> None:
         assert self._metadata is not None
         info = self._metadata.storage_data[item.storage_index]
-        if not 0 <= info.offset <= info.offset + info.length <= len(whole):
-            raise NebulaCorrupt(f"{item.storage_index} lies outside {info.relative_path}, which has {len(whole)} bytes")
         data = whole[info.offset : info.offset + info.length]
         if item.type == LoadItemType.BYTE_IO:
             file.fetch(info.offset, info.length)
@@ -209,25 +226,30 @@ class NebulaStorageReader(StorageReader):
 
     def _framed(self, item: ReadItem, file: Any, data: memoryview, offset: int) -> torch.Tensor | None:
         """Returns the wanted part of a tensor that has the form in which Nebula writes it, and fetches only that part. Otherwise None."""
+        described = self._form_of(item, len(data))
+        if described is None:
+            return None
+        shape, dtype, before, after = described
+        for at, text in ((0, before), (len(data) - len(after), after)):
+            file.fetch(offset + at, len(text))
+            if data[at : at + len(text)] != text:
+                return None
+        payload = torch.frombuffer(data, dtype=torch.uint8, count=shape.numel() * dtype.itemsize, offset=len(before))
+        tensor = _cut(payload.view(dtype).view(shape), item)
+        begin, length = _span(tensor)
+        file.fetch(offset + len(before) + begin, length)
+        return tensor
+
+    def _form_of(self, item: ReadItem, length: int) -> tuple[torch.Size, torch.dtype, bytes, bytes] | None:
+        """Returns shape, dtype and the frame of a piece of `length` bytes, or None if Nebula would write it in another length."""
         described = self._chunk_of(item)
         if described is None:
             return None
         shape, dtype = described
         before, after = frame(shape, dtype)
-        count = shape.numel()
-        if count == 0 or len(data) != len(before) + count * dtype.itemsize + len(after):
+        if shape.numel() == 0 or length != len(before) + shape.numel() * dtype.itemsize + len(after):
             return None
-        for at, text in ((0, before), (len(data) - len(after), after)):
-            file.fetch(offset + at, len(text))
-            if data[at : at + len(text)] != text:
-                return None
-        payload = torch.frombuffer(data, dtype=torch.uint8, count=count * dtype.itemsize, offset=len(before))
-        tensor = _cut(payload.view(dtype).view(shape), item)
-        if tensor.numel():
-            last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-            begin = offset + len(before) + tensor.storage_offset() * dtype.itemsize
-            file.fetch(begin, (last + 1) * dtype.itemsize)
-        return tensor
+        return shape, dtype, before, after
 
     def _chunk_of(self, item: ReadItem) -> tuple[torch.Size, torch.dtype] | None:
         """Returns shape and dtype of the stored piece, from the metadata."""
@@ -240,6 +262,14 @@ class NebulaStorageReader(StorageReader):
             if index.offset is None or chunk.offsets == index.offset:
                 return torch.Size(chunk.sizes), found.properties.dtype
         return None
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns offset and size in bytes of the part of its storage in which a tensor lies."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.storage_offset() * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
 def _cut(tensor: torch.Tensor, item: ReadItem) -> torch.Tensor:

@@ -339,14 +339,17 @@ class _Plan:
                 end = offset + size
             else:  # overlaps the one before
                 rest.append((target, source))
+        needed = []
+        for _, source in rest:
+            if source.layout == torch.strided:
+                offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
+                if offset >= 0 and size <= storage.nbytes() - offset:
+                    needed.append((offset, size))
+        mapped.fetch_parts(needed)
         mapped.read(straight)
         uploads = uploading.Uploads()
         with torch.no_grad():
             for target, source in rest:
-                if source.layout == torch.strided:
-                    offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
-                    if offset >= 0 and size <= storage.nbytes() - offset:
-                        mapped.fetch(offset, size)
                 place = device.place(target.untyped_storage()) if _is_raw(source) and _is_raw_bytes(target) else None
                 if place is None or not source.numel():
                     target.copy_(source)

@@ -66,6 +66,7 @@ struct agent_file {
         enum ipc_format format;
         uint64_t size, generation;  /* generation: the one that wrote the file */
         struct image *image;        /* NULL: only storage has the file */
+        struct image *sparse;       /* has the chunks of the stored file that trainers asked for; NULL: none (restore_chunks.c) */
         uint64_t *chunks;           /* checksums of its chunks; NULL until sealed */
         size_t chunk_count;
         bool stored;                /* storage is known to have the file of that generation; the number alone may be another run's */

@@ -79,8 +79,10 @@ void version_file_done(struct catalogue *catalogue, struct agent_file *file)
 {
         if (file->image)
                 memory_drop(&catalogue->memory, file->image);
+        if (file->sparse)
+                memory_drop(&catalogue->memory, file->sparse);
         free(file->chunks);
-        file->image = NULL;
+        file->image = file->sparse = NULL;
         file->chunks = NULL;
         file->chunk_count = 0;
         file->stored = false;

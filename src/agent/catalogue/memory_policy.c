@@ -144,7 +144,7 @@ static void trim_free(struct catalogue *catalogue, struct job *job)
 static bool holds_image(const struct version *version)
 {
         for (size_t i = 0; i < version->file_count; i++)
-                if (version->files[i].image)
+                if (version->files[i].image || version->files[i].sparse)
                         return true;
         return false;
 }
@@ -223,6 +223,18 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
         return is_any;
 }
 
+/* Drops what was read from storage of a file of a version without pins. False: there is nothing. */
+static bool drop_restored(struct catalogue *catalogue, struct agent_file *file)
+{
+        struct image **image = file->sparse ? &file->sparse : &file->image;
+
+        if (file->reading || !*image || !(*image)->restored)
+                return false;
+        memory_drop(&catalogue->memory, *image);
+        *image = NULL;
+        return true;
+}
+
 /* Images that were read from storage serve later readers of the same version. When newer versions exist, there are
  * hardly any such readers. */
 static void trim_restored(struct catalogue *catalogue, struct job *job)
@@ -235,12 +247,9 @@ static void trim_restored(struct catalogue *catalogue, struct job *job)
                 for (size_t i = 0; i < version->file_count; i++) {
                         struct agent_file *file = &version->files[i];
 
-                        has_any = has_any || (file->image && file->image->restored);
-                        if (!is_old || version->pins || file->reading || !file->image || !file->image->restored)
-                                continue;
-                        memory_drop(&catalogue->memory, file->image);
-                        file->image = NULL;
-                        pthread_cond_signal(&catalogue->pages);
+                        has_any = has_any || file->sparse || (file->image && file->image->restored);
+                        if (is_old && !version->pins && drop_restored(catalogue, file))
+                                pthread_cond_signal(&catalogue->pages);
                 }
                 count += has_any;
         }
@@ -257,15 +266,9 @@ bool catalogue_drop_restored(struct catalogue *catalogue)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next)
-                        for (size_t i = 0; !version->pins && i < version->file_count; i++) {
-                                struct agent_file *file = &version->files[i];
-
-                                if (file->image && file->image->restored && !file->reading) {
-                                        memory_drop(&catalogue->memory, file->image);
-                                        file->image = NULL;
+                        for (size_t i = 0; !version->pins && i < version->file_count; i++)
+                                if (drop_restored(catalogue, &version->files[i]))
                                         return true;
-                                }
-                        }
         return false;
 }
 

@@ -146,6 +146,9 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
 
                 if (file->image)
                         memory_drop(&catalogue->memory, file->image);
+                if (file->sparse)
+                        memory_drop(&catalogue->memory, file->sparse);
+                file->sparse = NULL;
                 file->image = NULL;
         }
         if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))

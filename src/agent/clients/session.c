@@ -464,10 +464,17 @@ static enum nebula_status request_open(struct connection *connection, const void
 
         if (!status) {
                 answer->data = answer->text = (char *)opened;
-                answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
+                answer->size = sizeof *opened + (opened->image_id ? 0 : opened->chunk_count) * sizeof opened->crc64[0];
                 note_read(connection, request->version_id, (enum ipc_source)opened->source);
         }
         return status;
+}
+
+static enum nebula_status request_fetch(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        (void)answer;
+        return restore_fetch(connection->catalogue, payload, error);
 }
 
 static enum nebula_status take_text(struct answer *answer, struct nebula_error *error)
@@ -562,6 +569,7 @@ static const struct {
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
         [IPC_WATCH] = { request_watch, false },       [IPC_PREPARE] = { request_prepare, true },
+        [IPC_FETCH] = { request_fetch, false },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

@@ -173,6 +173,7 @@ static void image_free(struct image *image)
 {
         memory_unmap(image);
         memory_close(image);
+        free(image->chunks);
         free(image);
 }
 
@@ -341,6 +342,44 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
         keep_descriptor(memory, image);
         *ret_image = image;
         return NEBULA_OK;
+}
+
+enum nebula_status memory_create_sparse(uint64_t capacity, struct image **ret_image, struct nebula_error *error)
+{
+        struct image *image = calloc(1, sizeof *image);
+        int result;
+
+        if (!image)
+                return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
+        *image = (struct image){ .id = memory_random_id(), .capacity = capacity, .fd = os->memfd("nebula-image"), .is_sparse = true };
+        result = image->fd < 0 ? image->fd : os->truncate(image->fd, capacity);
+        if (result < 0) {
+                image_free(image);
+                return error_set(error, NEBULA_NO_MEMORY, -result, "cannot get a memfd of %" PRIu64 " MiB for a checkpoint", capacity / MIB);
+        }
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+enum nebula_status memory_make(const struct image *image, uint64_t offset, uint64_t size, struct nebula_error *error)
+{
+        int result;
+
+        do
+                result = os->allocate(image->fd, offset, size);
+        while (result == -EINTR);
+        return result < 0 ? error_set(error, NEBULA_NO_MEMORY, -result, "cannot get %" PRIu64 " MiB of memory for a checkpoint", size / MIB) :
+                            NEBULA_OK;
+}
+
+void memory_unmake(const struct image *image, uint64_t offset, uint64_t size)
+{
+        os->punch(image->fd, offset, size);
+}
+
+uint64_t memory_taken(const struct image *image)
+{
+        return image->spilled ? 0 : image->is_sparse ? image->taken : image->capacity;
 }
 
 /* Four slots per power of two, so that all images that fit a need lie in three slots. */

@@ -7,6 +7,7 @@
  *
  *     memory_reserve       takes bytes of the budget            (lock held)
  *     memory_create        makes the image                      (lock not held: slow)
+ *     memory_create_sparse makes an image whose pages are made and reserved later
  *     memory_add           lists it, or memory_unreserve        (lock held)
  *     memory_take          a free image that fits, reused       (lock held)
  *     memory_hold/drop     one more or one less file uses it; without users it is free for reuse
@@ -63,12 +64,15 @@ struct image {
         bool is_counted;               /* its descriptor counts in memory->descriptor_count */
         bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
         bool from_peer;                /* restored from another node's memory */
+        bool is_sparse;                /* it takes `taken` bytes of the budget, and not its capacity */
         bool spilled;                  /* its pages are a disk's: does not count in the budget, never reused (spill.h) */
         bool faulting;                 /* the page maker works on its pages: it may be lent meanwhile, but not released */
         bool pinned, unpinnable;       /* pinned: its small pages are registered for writes; unpinnable: that failed */
         uint32_t users;                /* files and loans that use it; 0: free */
         uint64_t owner_nonce;          /* the session that last wrote to it */
         const void *job;               /* the job that may reuse it when it is free */
+        uint64_t taken;                /* of a sparse image: bytes whose pages are made, or being made */
+        struct image_chunks *chunks;       /* which of its chunks it has (restore_chunks.c), allocated by malloc; or NULL */
         void *data;                    /* its mapping, or NULL */
         uint32_t readers;              /* threads that use `data` */
         uint32_t served;               /* how often it was reused */
@@ -129,6 +133,13 @@ void memory_lacks(const struct memory *memory, char *text, size_t size);
 bool memory_follows(const struct memory *memory);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
                                  struct nebula_error *error);
+/* A memfd without pages. The caller reserves bytes of the budget, adds them to image->taken, and makes their pages with memory_make. */
+enum nebula_status memory_create_sparse(uint64_t capacity, struct image **ret_image, struct nebula_error *error);
+/* Makes pages of a sparse image, or gives them back. */
+enum nebula_status memory_make(const struct image *image, uint64_t offset, uint64_t size, struct nebula_error *error);
+void memory_unmake(const struct image *image, uint64_t offset, uint64_t size);
+/* How many bytes of the budget it takes. */
+uint64_t memory_taken(const struct image *image);
 void memory_add(struct memory *memory, struct image *image);
 /* Adopts an image file of an earlier agent. Counts it even beyond the budget. NEBULA_CORRUPT: there is no such file,
  * or it is not one of ours. Any other error: it cannot be opened at the moment. */
@@ -151,7 +162,7 @@ void memory_drop(struct memory *memory, struct image *image);
 void memory_doom(struct memory *memory, struct image *image);
 /* Takes one doomed image that no thread is making pages for off the list, for memory_release; NULL if there is none. */
 struct image *memory_next_doomed(struct memory *memory);
-/* Frees the image; the caller then calls memory_unreserve(capacity). */
+/* Frees the image; the caller then calls memory_unreserve with what memory_taken said before. */
 void memory_release(struct memory *memory, struct image *image);
 uint64_t memory_free_bytes(const struct memory *memory, const void *job); /* in images that are free for reuse */
 

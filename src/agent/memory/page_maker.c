@@ -26,7 +26,7 @@ bool page_maker_discard(struct catalogue *catalogue)
                 return false;
         catalogue->memory.room_pending++;
         while (image) {
-                capacity = image->spilled ? 0 : image->capacity;
+                capacity = memory_taken(image);
                 catalogue_unlock(catalogue);
                 memory_release(&catalogue->memory, image);
                 catalogue_lock(catalogue);

@@ -10,7 +10,9 @@
  *   every byte.
  * - A trainer that needs only parts of the file is always lent the stored file.
  *   With other trainers beside it, it reads through the page cache.
- * So the ranks of a node read the disk once.
+ * - If the store lends no descriptors, a trainer that needs only parts gets an image
+ *   without bytes. restore_fetch fills the chunks that the trainer asks for.
+ * So the ranks of a node read storage once.
  *
  * Call all functions without the lock.
  */
@@ -27,5 +29,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
 /* session: that of the reader; NULL: the agent. The caller frees *ret_opened and closes *ret_fd, which is read-only. */
 enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
                                 struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error);
+/* Fills chunks of an image that restore_open has handed out. NEBULA_BUSY: the image is gone; open the file again. */
+enum nebula_status restore_fetch(struct catalogue *catalogue, const struct ipc_fetch *request, struct nebula_error *error);
 
 #endif

@@ -7,24 +7,24 @@
 #include "agent/memory/page_maker.h"
 #include "agent/log.h"
 #include "agent/peers/replica.h"
-#include "agent/restore/restore.h"
+#include "agent/restore/restore_private.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"
 
 #define ROOM_LOOK_MS 500 /* a thread that returns pages signals that */
 
-static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacity, const char *name, struct nebula_error *error)
+enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error)
 {
         bool named;
 
-        while (!memory_reserve(&catalogue->memory, capacity, &named)) {
+        while (!memory_reserve(&catalogue->memory, bytes, &named)) {
                 if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
                         continue;
                 if (catalogue->stopping || !memory_follows(&catalogue->memory))
                         return error_set(error, NEBULA_NO_MEMORY, 0,
                                          "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
-                                         " MiB and %" PRIu64 " MiB are in use", name, (capacity >> 20) + 1, catalogue->memory.budget >> 20,
+                                         " MiB and %" PRIu64 " MiB are in use", name, (bytes >> 20) + 1, catalogue->memory.budget >> 20,
                                          catalogue->memory.used >> 20);
                 catalogue_wait(catalogue, &catalogue->moved, ROOM_LOOK_MS);
         }
@@ -51,7 +51,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, const char *nam
 
         catalogue_lock(catalogue);
         catalogue->memory.wanting++;
-        status = room_for(catalogue, capacity, name, error);
+        status = restore_room(catalogue, capacity, name, error);
         catalogue->memory.wanting--;
         catalogue_unlock(catalogue);
         if (status)
@@ -81,15 +81,7 @@ static void end_image(struct catalogue *catalogue, struct image *image, enum neb
         *ret_image = image;
 }
 
-/* A file that is to be read from storage. */
-struct wanted {
-        char tag[256], name[256];
-        uint64_t generation; /* of the file, which may be carried over */
-        uint64_t sequence;   /* of the version, when storage has it; 0: it is to follow the one that is there, and takes the file over */
-};
-
-/* Lock held. */
-static void want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted)
+void restore_want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted)
 {
         *ret_wanted = (struct wanted){ .generation = file->generation, .sequence = version->stored ? version->sequence : 0 };
         snprintf(ret_wanted->tag, sizeof ret_wanted->tag, "%s", version->tag);
@@ -103,10 +95,17 @@ static bool same_writing(const struct manifest *manifest, const struct wanted *w
         return file && file->generation == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
 }
 
-static enum nebula_status gone(const char *tag, struct nebula_error *error)
+enum nebula_status restore_gone(const char *tag, struct nebula_error *error)
 {
         return error_set(error, NEBULA_NOT_FOUND, 0,
                          "checkpoint \"%.200s\" was removed or written again since it was found: look it up once more", tag);
+}
+
+enum nebula_status restore_manifest(struct store *store, const struct wanted *wanted, struct manifest *ret_manifest, struct nebula_error *error)
+{
+        enum nebula_status status = manifest_load(store, wanted->tag, ret_manifest, error);
+
+        return status == NEBULA_NOT_FOUND || (!status && !same_writing(ret_manifest, wanted)) ? restore_gone(wanted->tag, error) : status;
 }
 
 /* Reads a file from storage into a new image. No lock held. */
@@ -121,9 +120,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
-                status = manifest_load(store, wanted->tag, &manifest, error);
-        if (status == NEBULA_NOT_FOUND || (!status && !same_writing(&manifest, wanted)))
-                status = gone(wanted->tag, error);
+                status = restore_manifest(store, wanted, &manifest, error);
         if (!status)
                 status = manifest_load_file(store, &manifest, wanted->name, &file, error);
         if (!status)
@@ -138,7 +135,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         }
 done:
         if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest.file_count && manifest_is_gone(store, &manifest))
-                status = gone(wanted->tag, error);
+                status = restore_gone(wanted->tag, error);
         record_file_done(&file);
         manifest_done(&manifest);
         return status;
@@ -177,7 +174,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         if (file->image)
                 return NEBULA_OK; /* another rank's request brought it */
         file->reading = true;
-        want(version, file, &wanted);
+        restore_want(version, file, &wanted);
         size = file->size;
         catalogue_unlock(catalogue);
         if (version->copies.is_remote) {
@@ -227,9 +224,7 @@ static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *j
         if (!status && !store->ops->open_read)
                 status = NEBULA_UNAVAILABLE;
         if (!status)
-                status = manifest_load(store, wanted->tag, &manifest, error);
-        if (!status && !same_writing(&manifest, wanted))
-                status = NEBULA_NOT_FOUND;
+                status = restore_manifest(store, wanted, &manifest, error);
         if (!status)
                 status = manifest_load_file(store, &manifest, wanted->name, &file, error);
         if (!status)
@@ -277,8 +272,7 @@ static struct version *complete_one(struct version *version, const char *name)
         return best;
 }
 
-/* Drops the lock meanwhile. The image serves no save from here on. */
-static enum nebula_status open_image(struct catalogue *catalogue, struct image *image, int *ret_fd, struct nebula_error *error)
+enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image, int *ret_fd, struct nebula_error *error)
 {
         enum nebula_status status;
 
@@ -309,7 +303,7 @@ static void lend(struct catalogue *catalogue, struct version *source, const char
         struct agent_file *file = version_file(source, name);
         struct wanted wanted;
 
-        want(source, file, &wanted);
+        restore_want(source, file, &wanted);
         file->lent = true;
         catalogue_unlock(catalogue);
         lend_stored(catalogue, source->job, &wanted, is_shared, ret_opened, ret_fd, NULL);
@@ -338,7 +332,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         if (!source) {
                 list_names(version, names, sizeof names);
                 if (version_file(version, request->name) && version->sequence)
-                        status = gone(version->tag, error);
+                        status = restore_gone(version->tag, error);
                 else
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
                                            version->tag, request->name, *names ? names : "none");
@@ -351,9 +345,15 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         is_shared = can_lend && (file->lent || has_company(catalogue, session));
         if (can_lend && !file->image && !file->reading && (!is_shared || request->reads_storage == IPC_READS_PARTS))
                 lend(catalogue, source, request->name, is_shared, &opened, ret_fd);
+        if (!opened && can_lend && request->reads_storage == IPC_READS_PARTS && !version_file(source, request->name)->image)
+                chunks_open(catalogue, source, request->name, &opened, ret_fd, NULL);
         if (opened)
                 goto done;
         file = version_file(source, request->name);
+        if (!file->image && file->sparse) {
+                chunks_complete(catalogue, source, request->name, NULL);
+                file = version_file(source, request->name);
+        }
         if (!file->image) { /* if lending failed, this tells what is wrong */
                 from_storage = true;
                 status = bring_back(catalogue, source, request->name, error);
@@ -376,7 +376,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 if (!file->image->restored) /* no save can use this image any more, and the next save may come soon */
                         source->job->spare_due = true;
                 *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
-                status = open_image(catalogue, file->image, ret_fd, error);
+                status = restore_lend(catalogue, file->image, ret_fd, error);
         }
 done:
         source->pins--;

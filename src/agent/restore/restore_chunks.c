@@ -1,0 +1,317 @@
+/*
+ * Images that get the chunks of a stored file when trainers ask for them, for files that no descriptor leads to.
+ *
+ * A trainer that needs a part of such a file gets a sparse image at first. It asks for chunks before it reads them. All trainers of the
+ * node share the image, so each chunk is read from storage once. Each chunk is checked as it arrives. The image takes memory for the
+ * chunks that it has. When it has all chunks, it is an image like those that were read as a whole.
+ *
+ * A chunk goes from ABSENT to READING, and then to HERE; if the reading failed, back to ABSENT. Only the thread that set READING writes
+ * to the chunk. `state` changes under the lock.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/persist/storage.h"
+#include "agent/restore/restore_private.h"
+#include "base/error.h"
+
+#define RANGES_MAX 64 /* of one request to the store */
+
+enum chunk_state { CHUNK_ABSENT, CHUNK_READING, CHUNK_HERE };
+
+struct image_chunks {
+        struct wanted wanted;
+        uint64_t version_id, size;
+        char key[MANIFEST_KEY_MAX];
+        uint32_t chunk_bytes, chunk_count, here_count;
+        bool is_zip;
+        uint8_t *state;
+        uint64_t crc64[];
+};
+
+static struct image_chunks *chunks_new(const struct wanted *wanted, uint64_t version_id, const struct record_file *file)
+{
+        struct image_chunks *chunks = calloc(1, sizeof *chunks + file->chunk_count * (sizeof chunks->crc64[0] + sizeof chunks->state[0]));
+
+        if (!chunks)
+                return NULL;
+        chunks->wanted = *wanted;
+        chunks->version_id = version_id;
+        chunks->size = file->size;
+        chunks->chunk_bytes = file->chunk_bytes;
+        chunks->chunk_count = (uint32_t)file->chunk_count;
+        chunks->is_zip = file->is_zip;
+        memcpy(chunks->crc64, file->chunks, file->chunk_count * sizeof chunks->crc64[0]);
+        chunks->state = (uint8_t *)&chunks->crc64[file->chunk_count];
+        return chunks;
+}
+
+/* A file of one chunk, or of chunks that share pages, is read as a whole. */
+static bool has_parts(const struct store *store, const struct record_file *file)
+{
+        return store->ops->read_chunks && file->chunk_count > 1 && file->chunk_count < UINT32_MAX && file->chunk_bytes % MEMORY_PAGE == 0;
+}
+
+/* No lock held. */
+static enum nebula_status make_image(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, uint64_t version_id,
+                                     struct image **ret_image, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct image_chunks *chunks = NULL;
+        struct image *image;
+        struct store *store;
+        void *data;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = restore_manifest(store, wanted, &manifest, error);
+        if (!status)
+                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+        if (!status && !has_parts(store, &file))
+                status = NEBULA_UNAVAILABLE;
+        if (!status)
+                chunks = chunks_new(wanted, version_id, &file);
+        if (!status && !chunks)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the chunks of \"%.200s\"", wanted->name);
+        if (!status)
+                status = manifest_locate_file(store, &manifest, &file, chunks->key, error);
+        if (!status)
+                status = memory_create_sparse(memory_capacity(file.size), &image, error);
+        if (!status) {
+                image->chunks = chunks;
+                image->restored = image->exposed = true;
+                *ret_image = image;
+                status = memory_map(image, &data, error);
+                if (status)
+                        memory_release(&catalogue->memory, image);
+        } else {
+                free(chunks);
+        }
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
+static enum nebula_status answer(struct catalogue *catalogue, struct image *image, struct ipc_opened **ret_opened, int *ret_fd,
+                                 struct nebula_error *error)
+{
+        const struct image_chunks *chunks = image->chunks;
+        struct ipc_opened *opened = calloc(1, sizeof *opened);
+        enum nebula_status status;
+
+        if (!opened)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
+        *opened = (struct ipc_opened){ .size = chunks->size, .format = chunks->is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW, .image_id = image->id,
+                                       .source = IPC_SOURCE_STORAGE, .chunk_bytes = chunks->chunk_bytes, .chunk_count = chunks->chunk_count };
+        status = restore_lend(catalogue, image, ret_fd, error);
+        if (status)
+                free(opened);
+        else
+                *ret_opened = opened;
+        return status;
+}
+
+enum nebula_status chunks_open(struct catalogue *catalogue, struct version *version, const char *name, struct ipc_opened **ret_opened,
+                               int *ret_fd, struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, name);
+        struct image *image = NULL;
+        struct wanted wanted;
+        enum nebula_status status;
+
+        while (file->reading) {
+                catalogue_wait(catalogue, &catalogue->moved, -1);
+                file = version_file(version, name);
+        }
+        if (file->image)
+                return NEBULA_UNAVAILABLE;
+        if (!file->sparse) {
+                file->reading = true;
+                restore_want(version, file, &wanted);
+                catalogue_unlock(catalogue);
+                status = make_image(catalogue, version->job, &wanted, version->id, &image, error);
+                catalogue_lock(catalogue);
+                file = version_file(version, name);
+                file->reading = false;
+                pthread_cond_broadcast(&catalogue->moved);
+                if (status)
+                        return status;
+                image->job = version->job;
+                memory_add(&catalogue->memory, image);
+                memory_hold(image);
+                file->sparse = image;
+        }
+        return answer(catalogue, file->sparse, ret_opened, ret_fd, error);
+}
+
+/* Takes absent chunks of the runs for this thread: they are READING now. *ret_waits: another thread reads some of the others. */
+static size_t take_absent(struct image_chunks *chunks, const struct ipc_run *runs, size_t count, struct store_range ranges[RANGES_MAX], bool *ret_waits)
+{
+        size_t used = 0;
+
+        *ret_waits = false;
+        for (size_t i = 0; i < count; i++)
+                for (uint32_t chunk = runs[i].first; chunk - runs[i].first < runs[i].count; chunk++) {
+                        uint64_t offset = (uint64_t)chunk * chunks->chunk_bytes;
+                        uint64_t left = chunks->size - offset, size = left < chunks->chunk_bytes ? left : chunks->chunk_bytes;
+                        bool joins = used && ranges[used - 1].offset + ranges[used - 1].size == offset;
+
+                        *ret_waits |= chunks->state[chunk] == CHUNK_READING;
+                        if (chunks->state[chunk] != CHUNK_ABSENT)
+                                continue;
+                        if (!joins && used == RANGES_MAX)
+                                return used;
+                        if (!joins)
+                                ranges[used++] = (struct store_range){ offset, 0 };
+                        ranges[used - 1].size += size;
+                        chunks->state[chunk] = CHUNK_READING;
+                }
+        return used;
+}
+
+static void set_states(struct image_chunks *chunks, const struct store_range *ranges, size_t count, enum chunk_state state)
+{
+        for (size_t i = 0; i < count; i++)
+                for (uint64_t done = 0; done < ranges[i].size; done += chunks->chunk_bytes) {
+                        chunks->state[(ranges[i].offset + done) / chunks->chunk_bytes] = (uint8_t)state;
+                        chunks->here_count += state == CHUNK_HERE;
+                }
+}
+
+/* No lock held; the chunks are this thread's. */
+static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct store_range *ranges,
+                                      size_t count, struct nebula_error *error)
+{
+        struct image_chunks *chunks = image->chunks;
+        const struct record_file file = { .size = chunks->size, .chunk_bytes = chunks->chunk_bytes, .chunks = chunks->crc64,
+                                          .chunk_count = chunks->chunk_count };
+        struct manifest manifest = { 0 };
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        for (size_t i = 0; i < count && !status; i++)
+                status = memory_make(image, ranges[i].offset, ranges[i].size, error);
+        if (!status)
+                status = manifest_read_chunks(store, chunks->key, &file, image->data, ranges, count, error);
+        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) {
+                if (restore_manifest(store, &chunks->wanted, &manifest, NULL) == NEBULA_NOT_FOUND)
+                        status = restore_gone(chunks->wanted.tag, error);
+                manifest_done(&manifest);
+        }
+        for (size_t i = 0; i < count && status; i++)
+                memory_unmake(image, ranges[i].offset, ranges[i].size);
+        return status;
+}
+
+/* The same with the room for them. Lock held on entry and return. */
+static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct store_range *ranges,
+                                      size_t count, struct nebula_error *error)
+{
+        uint64_t size = 0;
+        bool has_room;
+        enum nebula_status status;
+
+        for (size_t i = 0; i < count; i++)
+                size += (ranges[i].size + MEMORY_PAGE - 1) / MEMORY_PAGE * MEMORY_PAGE;
+        catalogue->memory.wanting++;
+        status = restore_room(catalogue, size, image->chunks->wanted.name, error);
+        catalogue->memory.wanting--;
+        has_room = !status;
+        if (has_room) {
+                image->taken += size;
+                catalogue_unlock(catalogue);
+                status = read_ranges(catalogue, job, image, ranges, count, error);
+                catalogue_lock(catalogue);
+        }
+        if (status && has_room) {
+                image->taken -= size;
+                memory_unreserve(&catalogue->memory, size);
+        }
+        set_states(image->chunks, ranges, count, status ? CHUNK_ABSENT : CHUNK_HERE);
+        pthread_cond_broadcast(&catalogue->moved);
+        return status;
+}
+
+/* It has all chunks. */
+static void promote(struct version *version, struct image *image)
+{
+        struct agent_file *file = version_file(version, image->chunks->wanted.name);
+
+        if (!file || file->sparse != image || file->image)
+                return;
+        file->image = image;
+        file->sparse = NULL;
+        file->format = image->chunks->is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW;
+        file->size = image->chunks->size;
+}
+
+/* Returns when all chunks of the runs are there. Lock held on entry and return. */
+static enum nebula_status fill(struct catalogue *catalogue, struct version *version, struct image *image, const struct ipc_run *runs,
+                               size_t count, struct nebula_error *error)
+{
+        struct store_range ranges[RANGES_MAX];
+        bool waits = true;
+        enum nebula_status status = NEBULA_OK;
+
+        memory_hold(image);
+        version->pins++;
+        while (!status && waits) {
+                size_t used = take_absent(image->chunks, runs, count, ranges, &waits);
+
+                waits |= used > 0; /* there may be more */
+                if (used)
+                        status = fill_ranges(catalogue, version->job, image, ranges, used, error);
+                else if (waits)
+                        catalogue_wait(catalogue, &catalogue->moved, -1);
+        }
+        if (!status && image->chunks->here_count == image->chunks->chunk_count)
+                promote(version, image);
+        version->pins--;
+        memory_drop(&catalogue->memory, image);
+        return status;
+}
+
+enum nebula_status restore_fetch(struct catalogue *catalogue, const struct ipc_fetch *request, struct nebula_error *error)
+{
+        struct version *version = NULL;
+        struct image *image;
+        enum nebula_status status = NEBULA_OK;
+
+        catalogue_lock(catalogue);
+        image = memory_find(&catalogue->memory, request->image_id);
+        if (image && image->chunks)
+                version = catalogue_version(catalogue, image->chunks->version_id);
+        if (!version)
+                status = error_set(error, NEBULA_BUSY, 0, "the agent does not have this part of a file in memory any more: open the file again");
+        if (!status && request->run_count > IPC_RUNS_MAX)
+                status = error_set(error, NEBULA_INVALID, 0, "%" PRIu32 " ranges are too many for one request", request->run_count);
+        for (uint32_t i = 0; i < request->run_count && !status; i++)
+                if (request->runs[i].first > image->chunks->chunk_count || request->runs[i].count > image->chunks->chunk_count - request->runs[i].first)
+                        status = error_set(error, NEBULA_INVALID, 0, "chunks %" PRIu32 " to %" PRIu64 " lie outside of \"%.150s\"", request->runs[i].first,
+                                           (uint64_t)request->runs[i].first + request->runs[i].count, image->chunks->wanted.name);
+        if (!status)
+                status = fill(catalogue, version, image, request->runs, request->run_count, error);
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+enum nebula_status chunks_complete(struct catalogue *catalogue, struct version *version, const char *name, struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, name);
+        struct image *image = file->sparse;
+        enum nebula_status status;
+
+        if (!image || file->image)
+                return NEBULA_OK;
+        status = fill(catalogue, version, image, &(struct ipc_run){ 0, image->chunks->chunk_count }, 1, error);
+        file = version_file(version, name);
+        if (status && file->sparse == image) {
+                file->sparse = NULL;
+                memory_drop(&catalogue->memory, image);
+        }
+        return status;
+}
