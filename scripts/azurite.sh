@@ -2,11 +2,12 @@
 # Azurite, the emulator of Azure Storage, for tests.
 #
 #   scripts/azurite.sh install          installs it into .envs/azurite, unless it is there
-#   scripts/azurite.sh run [--table] [--tls] COMMAND...
+#   scripts/azurite.sh run [--table] [--tls] [--two] COMMAND...
 #                                       starts an empty one on this machine, runs the command with its
 #                                       AZURE_STORAGE_CONNECTION_STRING, and ends it. --table: Table Storage, too.
 #                                       --tls: with a certificate, which SSL_CERT_FILE names; the server then accepts
-#                                       bearer tokens, too
+#                                       bearer tokens, too. --two: with a second account, nebulatwo;
+#                                       AZURE_STORAGE_KEY has the keys of both
 #
 # Exit code 77 if npm is missing: the tests that need it are then reported as skipped (TAP).
 set -euo pipefail
@@ -83,6 +84,10 @@ run)
                 # Azurite reads the source of a copy from itself.
                 export SSL_CERT_FILE=$scratch/cert.pem NODE_EXTRA_CA_CERTS=$scratch/cert.pem
         fi
+        if [[ ${1:-} == --two ]]; then
+                shift
+                export AZURITE_ACCOUNTS="devstoreaccount1:$key;nebulatwo:$key" AZURE_STORAGE_ACCOUNT=devstoreaccount1,nebulatwo AZURE_STORAGE_KEY="$key,$key"
+        fi
         trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
         start Blob 0
         if [[ $table ]]; then
@@ -98,7 +103,7 @@ run)
         (cd "$from" && "$@")
         ;;
 *)
-        sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
         exit 2
         ;;
 esac

@@ -2,7 +2,7 @@
 # moto, a server that behaves like Amazon S3, for tests.
 #
 #   scripts/moto.sh install          installs it into .envs/moto, unless it is there
-#   scripts/moto.sh run COMMAND...   starts an empty one on this machine, with a bucket "nebula" and a user who may use it, runs the
+#   scripts/moto.sh run COMMAND...   starts an empty one on this machine, with the buckets "nebula" and "nebula2" and a user who may use them, runs the
 #                                    command with AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of that user, and ends it
 #
 # With these options moto checks signatures, but not the checksums of bodies. It checks a condition and writes in two steps, so it
@@ -44,7 +44,7 @@ run)
         log=$scratch/log
         : >"$log" # sed reads it before the server may have opened it
         # moto checks signatures and rights after this number of requests: the requests of this script.
-        INITIAL_NO_AUTH_ACTION_COUNT=4 "$place/bin/python" - >"$log" 2>&1 <<'END' &
+        INITIAL_NO_AUTH_ACTION_COUNT=5 "$place/bin/python" - >"$log" 2>&1 <<'END' &
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple
 
@@ -64,6 +64,7 @@ END
         ask iam "$endpoint/" -d Action=PutUserPolicy -d UserName=nebula -d PolicyName=all --data-urlencode "PolicyDocument=$rights" \
                 -d Version=2010-05-08 >"$scratch/answer"
         ask s3 -X PUT "$endpoint/nebula" >"$scratch/answer"
+        ask s3 -X PUT "$endpoint/nebula2" >"$scratch/answer"
         ask iam "$endpoint/" -d Action=CreateAccessKey -d UserName=nebula -d Version=2010-05-08 >"$scratch/answer"
         unset "${!AWS_@}"
         AWS_ACCESS_KEY_ID=$(sed -n 's:.*<AccessKeyId>\(.*\)</AccessKeyId>.*:\1:p' "$scratch/answer")

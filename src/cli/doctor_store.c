@@ -11,6 +11,7 @@
 #include "cli/human.h"
 #include "os/os.h"
 #include "store/manifest.h"
+#include "store/several/several.h"
 
 #define SPEED_BYTES (16u << 20)
 #define CLOCK_NOTE_NS (60 * INT64_C(1000000000))
@@ -39,9 +40,11 @@ static const struct {
 
 static size_t right_of_scheme(void)
 {
+        struct store *member = several_member(tried.store, 0);
+        const char *scheme = (member ? member : tried.store)->ops->scheme;
         size_t i = 0;
 
-        while (*rights[i].scheme && strcmp(rights[i].scheme, tried.store->ops->scheme))
+        while (*rights[i].scheme && strcmp(rights[i].scheme, scheme))
                 i++;
         return i;
 }
@@ -336,6 +339,37 @@ static bool check_content(const char *path, struct doctor_finding *finding)
         return true;
 }
 
+static enum nebula_status try_member(struct store *member, struct nebula_error *error)
+{
+        enum nebula_status status = member->ops->put(member, tried.key, "doctor\n", 7, STORE_ALWAYS, NULL, NULL, error);
+        struct store_entry entry = { 0 };
+
+        if (!status)
+                status = member->ops->stat(member, tried.key, &entry, error);
+        store_entry_done(&entry);
+        return status ? status : store_remove_one(member, tried.key, error);
+}
+
+/* The checks above see the first of several accounts or buckets. */
+static bool check_members(const char *path, struct doctor_finding *finding)
+{
+        struct nebula_error error = { 0 };
+        struct store *member;
+        size_t count = 0;
+
+        if (!open_store(path) || !several_member(tried.store, 0))
+                return false;
+        if (!is_open(finding, true))
+                return true;
+        for (; (member = several_member(tried.store, count)); count++)
+                if (try_member(member, &error)) {
+                        failed(finding, &error, rights[right_of_scheme()].write);
+                        return true;
+                }
+        FOUND(finding, "%zu: an object was written to each, looked at and removed", count);
+        return true;
+}
+
 const struct doctor_check doctor_store_checks[] = {
         { "credentials", check_credentials },
         { "transport", check_transport },
@@ -346,6 +380,7 @@ const struct doctor_check doctor_store_checks[] = {
         { "may read", check_get },
         { "speed", check_speed },
         { "may remove", check_remove },
+        { "accounts or buckets", check_members },
         { "checkpoints", check_content },
 };
 const size_t doctor_store_count = CLI_COUNT(doctor_store_checks);

@@ -4,9 +4,11 @@
 #include "store/azure/azure.h"
 #include "store/gs/gs.h"
 #include "store/s3/s3.h"
+#include "store/several/several.h"
 
 void cloud_offer(void)
 {
+        store_offer(&store_several, store_several_takes); /* before those whose schemes it shares */
         store_offer(&store_azure, store_azure_takes);
         store_offer(&store_adls, store_adls_takes);
         store_offer(&store_s3, store_s3_takes);

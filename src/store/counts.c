@@ -174,6 +174,8 @@ void store_count(struct store *store)
 {
         struct kind *kind;
 
+        if (!*store->ops->scheme)
+                return; /* its members are counted (several.h) */
         lock_take(&adding);
         kind = kind_of(store);
         if (!kind && kind_count < KINDS_MAX) {

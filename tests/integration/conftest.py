@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from test_azure import make_container  # noqa: E402
-from test_object_stores import STORES  # noqa: E402
+from test_object_stores import STORES, prepare  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -113,6 +113,8 @@ def open_storage(kind, request, tmp_path, monkeypatch):
         request.getfixturevalue("azurite") if kind == "azure" else request.getfixturevalue("serve")(kind)
     ).items():
         monkeypatch.setenv(name, value)
+    if kind == "two accounts":
+        prepare(kind)
     return f"{STORES[kind].path.rsplit('/', 1)[0]}/{uuid.uuid4().hex[:8]}"
 
 

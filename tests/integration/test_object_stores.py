@@ -28,6 +28,13 @@ STORES = {
         ["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"
     ),
     "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "two accounts": Store(
+        ["scripts/azurite.sh", "run", "--two"],
+        "az://devstoreaccount1,nebulatwo/training/run",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "npm",
+    ),
+    "two buckets": Store(["scripts/moto.sh", "run"], "s3://nebula,nebula2/training/run", "AWS_SECRET_ACCESS_KEY"),
     "adls": Store(
         ["tests/servers/dfs.py"],
         "abfss://nebula@datalake.dfs.core.windows.net/training/run",
@@ -107,10 +114,12 @@ print("resumed")
 
 
 def prepare(store: str) -> None:
-    if store == "azure":
+    if store in ("azure", "two accounts"):
         from test_azure import make_container
 
         make_container("training")
+        if store == "two accounts":
+            make_container("training", "nebulatwo")
 
 
 def lose_memory() -> None:

@@ -19,5 +19,8 @@
 
 extern const struct store_ops store_azure;
 bool store_azure_takes(const char *url);
+/* The URL of one of several accounts, with commas between their names. `rest`: what follows the account in an az:// URL. The endpoint of
+ * AZURE_STORAGE_CONNECTION_STRING, if it is for one of the accounts, is used for all of them. NULL: no memory. */
+char *azure_url_beside(const char *account, const char *accounts, const char *rest);
 
 #endif

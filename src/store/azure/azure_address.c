@@ -139,6 +139,50 @@ static char *endpoint_of(const char *account)
         return endpoint ? endpoint : make_endpoint("https", account, CLOUD_SUFFIX);
 }
 
+/* Whether the list, with commas, has the name. */
+static bool has_name(const char *list, const char *name)
+{
+        size_t size = strlen(name);
+
+        for (; *list; list += strcspn(list, ","), list += *list == ',')
+                if (strcspn(list, ",") == size && !strncmp(list, name, size))
+                        return true;
+        return false;
+}
+
+char *azure_url_beside(const char *account, const char *accounts, const char *rest)
+{
+        const char *text = conf_env("AZURE_STORAGE_CONNECTION_STRING");
+        struct azure_connection connection = { 0 };
+        struct buf buf = { 0 };
+        struct url url;
+        char *host = NULL;
+        size_t size;
+
+        if (text && !azure_connection_parse(text, &connection, NULL) && has_name(accounts, connection.account) &&
+            strcmp(account, connection.account) && url_split(connection.endpoint, &url))
+                host = object_make_endpoint(&url);
+        size = host ? strlen(connection.account) : 0;
+        if (host && url.path_size == size + 1 && !strncmp(url.path + 1, connection.account, size)) {
+                buf_add_text(&buf, host);
+                buf_add_byte(&buf, '/');
+                buf_add_text(&buf, account);
+        } else if (host && !strncmp(url.host, connection.account, size) && url.host[size] == '.') {
+                size_t before = strlen(url.scheme) + strlen("://");
+
+                buf_add(&buf, host, before);
+                buf_add_text(&buf, account);
+                buf_add_text(&buf, host + before + size);
+        } else {
+                buf_add_text(&buf, "az://");
+                buf_add_text(&buf, account);
+        }
+        buf_add_text(&buf, rest);
+        free(host);
+        azure_connection_done(&connection);
+        return object_take(&buf);
+}
+
 /* Host and port of a URL, and for an emulator the account, which is the first component of its paths. */
 static char *endpoint_in(const struct url *url, const char *account, bool is_emulator)
 {

@@ -48,6 +48,23 @@ static enum nebula_status use_connection(const struct azure_address *address, bo
         return status;
 }
 
+/* AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY may be lists of as many names and keys. NULL: the account is not in the list, or no memory. */
+static char *key_of(const char *wanted)
+{
+        const char *names = conf_env("AZURE_STORAGE_ACCOUNT"), *keys = conf_env("AZURE_STORAGE_KEY");
+        size_t size = strlen(wanted);
+
+        if (!names || !keys)
+                return keys ? strdup(keys) : NULL;
+        while (*names && *keys && (strcspn(names, ",") != size || strncmp(names, wanted, size))) {
+                names += strcspn(names, ",");
+                names += *names == ',';
+                keys += strcspn(keys, ",");
+                keys += *keys == ',';
+        }
+        return *names && *keys ? strndup(keys, strcspn(keys, ",")) : NULL;
+}
+
 /* The secret of a variable, unless its companion variable names another account. */
 static const char *secret_of(const char *secret, const char *account, const char *wanted)
 {
@@ -61,14 +78,18 @@ static enum nebula_status find(const struct azure_address *address, struct azure
         const char *text;
         enum nebula_status status;
         bool is_used;
+        char *key;
 
         if (address->sas)
                 return use_sas(address->sas, "the SAS of the storage path", credential, error);
         status = use_connection(address, &is_used, credential, error);
         if (status || is_used)
                 return status;
-        if ((text = secret_of("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT", address->account)))
-                return use_key(text, "AZURE_STORAGE_KEY", credential, error);
+        if ((key = key_of(address->account))) {
+                status = use_key(key, "AZURE_STORAGE_KEY", credential, error);
+                object_forget(key);
+                return status;
+        }
         if (conf_env("AZUREML_BLOB_ACCOUNT_NAME") && (text = secret_of("AZUREML_BLOB_ACCOUNT_KEY", "AZUREML_BLOB_ACCOUNT_NAME", address->account)))
                 return use_key(text, "AZUREML_BLOB_ACCOUNT_KEY", credential, error);
         if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT", address->account)))

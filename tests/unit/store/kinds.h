@@ -120,6 +120,9 @@ static const struct kind kinds[] = { KINDS_GS };
 #elif defined NB_TEST_ADLS
 #include "store/adls/kinds_adls.h"
 static const struct kind kinds[] = { KINDS_ADLS };
+#elif defined NB_TEST_SEVERAL
+#include "store/several/kinds_several.h"
+static const struct kind kinds[] = { KINDS_SEVERAL };
 #else
 static const struct kind kinds[] = {
         { "file", begin_file, again_file, end_file },
