@@ -15,6 +15,18 @@ bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256
         return EVP_Digest(data, size, ret_digest, &length, EVP_sha256(), NULL) == 1;
 }
 
+bool crypt_sha1_hex(const void *data, size_t size, char ret_text[CRYPT_SHA1_HEX])
+{
+        uint8_t digest[EVP_MAX_MD_SIZE];
+        unsigned length = sizeof digest;
+
+        if (EVP_Digest(data, size, digest, &length, EVP_sha1(), NULL) != 1)
+                return false;
+        for (unsigned i = 0; i < (CRYPT_SHA1_HEX - 1) / 2; i++)
+                snprintf(ret_text + 2 * i, 3, "%02x", digest[i]);
+        return true;
+}
+
 bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES])
 {
         unsigned length = CRYPT_SHA256_BYTES;

@@ -16,6 +16,9 @@
 
 /* False: OpenSSL has no memory for it. */
 bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
+/* In hex digits: AWS's command names files so. Never for a signature. */
+#define CRYPT_SHA1_HEX 41
+bool crypt_sha1_hex(const void *data, size_t size, char ret_text[CRYPT_SHA1_HEX]);
 bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
 /* In hex. False: no memory, or this machine's OpenSSL has no MD5. */
 #define CRYPT_MD5_SIZE 33

@@ -32,8 +32,9 @@ void s3_keys_split(char *text, struct object_sigv4_key *ret_key)
 /* Reads the files again after the store refused the keys: they may have changed. */
 static enum nebula_status fetch_profile(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
-        char *access = s3_profile_value("aws_access_key_id"), *secret = s3_profile_value("aws_secret_access_key");
-        char *session = s3_profile_value("aws_session_token"), *text = NULL;
+        const char *profile = source;
+        char *access = s3_profile_value_of(profile, "aws_access_key_id"), *secret = s3_profile_value_of(profile, "aws_secret_access_key");
+        char *session = s3_profile_value_of(profile, "aws_session_token"), *text = NULL;
 
         if (access && secret)
                 text = s3_keys_text(access, secret, session);
@@ -42,7 +43,7 @@ static enum nebula_status fetch_profile(void *source, char **ret_text, int64_t *
         object_forget(session);
         if (!text)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the profile \"%.60s\" has no aws_access_key_id and aws_secret_access_key any more",
-                                 s3_profile_name());
+                                 profile);
         *ret_text = text;
         *ret_life_s = INT64_MAX;
         return NEBULA_OK;
@@ -74,34 +75,27 @@ static struct object_token *find_given(const char *access, const char *secret, c
         return token;
 }
 
-static struct object_token *find_profile(void)
+static bool has_keys(const char *profile)
 {
-        char identity[300];
-
-        snprintf(identity, sizeof identity, "aws profile %.200s", s3_profile_name());
-        return object_token_find(&(struct object_token_source){ identity, fetch_profile, NULL, done });
+        return s3_profile_has(profile, "aws_access_key_id") && s3_profile_has(profile, "aws_secret_access_key");
 }
 
-static bool profile_has(const char *name)
+struct object_token *s3_profile_keys(const char *profile, struct nebula_error *error)
 {
-        char *value = s3_profile_value(name);
-        bool has = value && *value;
+        char identity[300], *source = strdup(profile);
+        struct object_token *token = NULL;
 
-        object_forget(value);
-        return has;
-}
-
-/* NEBULA_INVALID: the profile needs a feature that this driver lacks. */
-static enum nebula_status check_profile(struct nebula_error *error)
-{
-        static const char *const others[] = { "role_arn", "credential_process", "sso_session", "sso_start_url" };
-
-        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-                if (profile_has(others[i]))
-                        return error_set(error, NEBULA_INVALID, 0,
-                                         "the profile \"%.60s\" gets its keys by %s, which is not supported: export them (aws configure export-credentials)",
-                                         s3_profile_name(), others[i]);
-        return NEBULA_OK;
+        snprintf(identity, sizeof identity, "aws profile %.200s", profile);
+        if (!has_keys(profile)) {
+                free(source);
+                error_set(error, NEBULA_INVALID, 0, "the profile \"%.60s\" has no aws_access_key_id and aws_secret_access_key", profile);
+                return NULL;
+        }
+        if (source) /* which the token takes over, or frees */
+                token = object_token_find(&(struct object_token_source){ identity, fetch_profile, source, done });
+        if (!token)
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory for keys");
+        return token;
 }
 
 /* The service that lends keys to a container gets a secret. With http it must be on this machine or its network card, as for AWS's
@@ -127,19 +121,24 @@ static enum nebula_status check_container(struct nebula_error *error)
 
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error)
 {
-        const char *access = conf_env("AWS_ACCESS_KEY_ID"), *secret = conf_env("AWS_SECRET_ACCESS_KEY");
+        const char *access = conf_env("AWS_ACCESS_KEY_ID"), *secret = conf_env("AWS_SECRET_ACCESS_KEY"), *profile = s3_profile_name();
         struct object_token *token;
 
+        snprintf(ret_source, S3_SOURCE_MAX, "the profile \"%.60s\"", profile);
         if (access && secret) {
                 snprintf(ret_source, S3_SOURCE_MAX, "the key of AWS_ACCESS_KEY_ID");
                 token = find_given(access, secret, conf_env("AWS_SESSION_TOKEN"));
         } else if (conf_env("AWS_WEB_IDENTITY_TOKEN_FILE") && conf_env("AWS_ROLE_ARN")) {
                 snprintf(ret_source, S3_SOURCE_MAX, "the role of AWS_ROLE_ARN");
                 token = s3_lend_find(S3_WEB_IDENTITY);
-        } else if (profile_has("aws_access_key_id") && profile_has("aws_secret_access_key")) {
-                snprintf(ret_source, S3_SOURCE_MAX, "the profile \"%.60s\"", s3_profile_name());
-                token = find_profile();
-        } else if (check_profile(error)) {
+        } else if (s3_role_is_asked(profile)) {
+                return s3_role_find(profile, error);
+        } else if (has_keys(profile)) {
+                return s3_profile_keys(profile, error);
+        } else if (s3_profile_has(profile, "credential_process")) {
+                error_set(error, NEBULA_INVALID, 0,
+                          "the profile \"%.60s\" gets its keys by credential_process, which is not supported: export them (aws configure export-credentials)",
+                          profile);
                 return NULL;
         } else if (conf_env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") || conf_env("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
                 if (check_container(error))

@@ -29,21 +29,26 @@ struct lending {
         char *token; /* the container's authorization; NULL: none */
 };
 
-static enum nebula_status no_keys(const struct lending *lending, const struct http_response *response, struct nebula_error *error)
+static enum nebula_status no_keys(const char *who, const struct http_response *response, struct nebula_error *error)
 {
-        static const char *const names[] = { "the role of AWS_ROLE_ARN", "the role of this container", "the role of this machine" };
         char code[OBJECT_CODE_SIZE];
         enum nebula_status status;
 
         s3_code(response, code);
-        status = error_set(error, NEBULA_STORAGE, 0, "%s gets no keys: the answer is %d %s", names[lending->lender], response->status, code);
+        status = error_set(error, NEBULA_STORAGE, 0, "%.200s gets no keys: the answer is %d %s", who, response->status, code);
         if (error)
                 error->http_status = response->status;
         return status;
 }
 
-/* The remaining lifetime; expiration is like "2026-11-26T21:30:00Z". */
-static int64_t life_of(const char *expiration)
+static const char *who(const struct lending *lending)
+{
+        static const char *const names[] = { "the role of AWS_ROLE_ARN", "the role of this container", "the role of this machine" };
+
+        return names[lending->lender];
+}
+
+int64_t s3_life_of(const char *expiration)
 {
         struct tm tm = { 0 };
 
@@ -60,10 +65,10 @@ static enum nebula_status read_json(const struct lending *lending, const struct 
         const char *access = json_string_value(json_object_get(body, "AccessKeyId")), *secret = json_string_value(json_object_get(body, "SecretAccessKey"));
         char *text = access && secret ? s3_keys_text(access, secret, json_string_value(json_object_get(body, "Token"))) : NULL;
 
-        *ret_life_s = life_of(json_string_value(json_object_get(body, "Expiration")));
+        *ret_life_s = s3_life_of(json_string_value(json_object_get(body, "Expiration")));
         object_forget_json(body);
         if (!text)
-                return no_keys(lending, response, error);
+                return no_keys(who(lending), response, error);
         *ret_text = text;
         return NEBULA_OK;
 }
@@ -78,7 +83,7 @@ static enum nebula_status ask(const char *method, const char *url, const char *n
         return http_send(&request, ret_response, error);
 }
 
-static void forget_answer(struct http_response *response)
+void s3_forget_answer(struct http_response *response)
 {
         if (response->text)
                 crypt_forget(response->text, response->text_size);
@@ -112,7 +117,7 @@ static enum nebula_status fetch_container(const struct lending *lending, char **
         object_forget(token);
         if (!status)
                 status = read_json(lending, &response, ret_text, ret_life_s, error);
-        forget_answer(&response);
+        s3_forget_answer(&response);
         return status;
 }
 
@@ -130,38 +135,38 @@ static enum nebula_status fetch_machine(const struct lending *lending, char **re
                 return status;
         }
         if (session.status != 200 || strpbrk(session.text, "\r\n"))
-                status = no_keys(lending, &session, error);
+                status = no_keys(who(lending), &session, error);
         snprintf(url, sizeof url, "%.300s" MACHINE_ROLES, lending->url);
         if (!status)
                 status = ask("GET", url, "x-aws-ec2-metadata-token", session.text, &role, error);
         if (!status && (role.status != 200 || !*role.text || strlen(role.text) > 128))
-                status = no_keys(lending, &role, error);
+                status = no_keys(who(lending), &role, error);
         if (!status) {
                 snprintf(url, sizeof url, "%.300s" MACHINE_ROLES "%.*s", lending->url, (int)strcspn(role.text, "\r\n"), role.text);
                 status = ask("GET", url, "x-aws-ec2-metadata-token", session.text, &keys, error);
         }
         if (!status)
                 status = read_json(lending, &keys, ret_text, ret_life_s, error);
-        forget_answer(&session);
+        s3_forget_answer(&session);
         http_response_done(&role);
-        forget_answer(&keys);
+        s3_forget_answer(&keys);
         return status;
 }
 
-static enum nebula_status read_xml(const struct lending *lending, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
-                                   struct nebula_error *error)
+enum nebula_status s3_lend_read(const char *borrower, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
+                                struct nebula_error *error)
 {
         char *access = s3_value(response, "AccessKeyId"), *secret = s3_value(response, "SecretAccessKey");
         char *session = s3_value(response, "SessionToken"), *expiration = s3_value(response, "Expiration");
         char *text = response->status == 200 && access && secret && session ? s3_keys_text(access, secret, session) : NULL;
 
-        *ret_life_s = life_of(expiration);
+        *ret_life_s = s3_life_of(expiration);
         object_forget(access);
         object_forget(secret);
         object_forget(session);
         free(expiration);
         if (!text)
-                return no_keys(lending, response, error);
+                return no_keys(borrower, response, error);
         *ret_text = text;
         return NEBULA_OK;
 }
@@ -191,8 +196,8 @@ static enum nebula_status fetch_web_identity(const struct lending *lending, char
         status = http_send(&request, &response, error);
         object_forget(form);
         if (!status)
-                status = read_xml(lending, &response, ret_text, ret_life_s, error);
-        forget_answer(&response);
+                status = s3_lend_read(who(lending), &response, ret_text, ret_life_s, error);
+        s3_forget_answer(&response);
         return status;
 }
 
@@ -227,7 +232,7 @@ static char *copy_of(const char *text)
         return text ? strdup(text) : NULL;
 }
 
-static char *web_identity_url(void)
+char *s3_sts_url(void)
 {
         const char *given = conf_env("AWS_ENDPOINT_URL_STS") ? conf_env("AWS_ENDPOINT_URL_STS") : conf_env("AWS_ENDPOINT_URL");
         char region[S3_REGION_MAX];
@@ -261,7 +266,7 @@ static void fill(struct lending *lending)
 
         switch (lending->lender) {
         case S3_WEB_IDENTITY:
-                lending->url = web_identity_url();
+                lending->url = s3_sts_url();
                 lending->role = strdup(conf_env("AWS_ROLE_ARN"));
                 lending->name = strdup(conf_env("AWS_ROLE_SESSION_NAME") ? conf_env("AWS_ROLE_SESSION_NAME") : "nebula");
                 lending->file = strdup(conf_env("AWS_WEB_IDENTITY_TOKEN_FILE"));

@@ -6,6 +6,7 @@
  *      s3_address.c     host, bucket and region of a storage path
  *      s3_credential.c  finds the keys
  *      s3_lend.c        keys that a service lends for some time
+ *      s3_role.c        keys of a profile's role or login
  *      s3_profile.c     the files of AWS's command
  *      s3_call.c        one request
  *      s3_fail.c        messages about its failure
@@ -48,10 +49,15 @@ void s3_add_host(struct buf *buf, const char *service, const char *region);
 
 /* s3_profile.c: the value in the credentials file, else in the configuration file. NULL: none. The caller passes it to object_forget. */
 char *s3_profile_value(const char *name);
+/* The same of another profile, or of a section such as "sso-session NAME". */
+char *s3_profile_value_of(const char *profile, const char *name);
+bool s3_profile_has(const char *profile, const char *name);
 const char *s3_profile_name(void);
 
 /* s3_credential.c: finds the source of keys. A token's text is access, secret and session, each followed by '\n'. */
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error);
+/* The keys that stand in the files for the profile. NULL with error: none, or no memory. */
+struct object_token *s3_profile_keys(const char *profile, struct nebula_error *error);
 char *s3_keys_text(const char *access, const char *secret, const char *session);
 /* Splits such a text in place. */
 void s3_keys_split(char *text, struct object_sigv4_key *ret_key);
@@ -60,6 +66,19 @@ void s3_keys_split(char *text, struct object_sigv4_key *ret_key);
 enum s3_lender { S3_WEB_IDENTITY, S3_CONTAINER, S3_MACHINE };
 /* NULL: no memory. */
 struct object_token *s3_lend_find(enum s3_lender lender);
+/* The URL of STS. NULL: no memory. */
+char *s3_sts_url(void);
+/* Reads the keys from an answer of STS. `borrower`: who gets them, for messages. */
+enum nebula_status s3_lend_read(const char *borrower, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
+                                struct nebula_error *error);
+/* The seconds until a time like "2026-11-26T21:30:00Z"; NULL or another text: some minutes. */
+int64_t s3_life_of(const char *expiration);
+/* Overwrites and frees an answer. */
+void s3_forget_answer(struct http_response *response);
+
+/* s3_role.c: whether the profile names a role or a login, and its keys. NULL with error: it lacks something, or no memory. */
+bool s3_role_is_asked(const char *profile);
+struct object_token *s3_role_find(const char *profile, struct nebula_error *error);
 
 struct s3_store {
         struct object_store object; /* first */

@@ -61,7 +61,7 @@ static char *find(char *text, const char *profile, const char *name)
         return NULL;
 }
 
-static char *find_in(const char *variable, const char *below_home, const char *name)
+static char *find_in(const char *variable, const char *below_home, const char *profile, const char *name)
 {
         const char *given = conf_env(variable), *home = conf_env("HOME");
         char path[4096], *text, *value;
@@ -72,14 +72,28 @@ static char *find_in(const char *variable, const char *below_home, const char *n
         snprintf(path, sizeof path, "%s%s", given ? given : home, given ? "" : below_home);
         if (os_read_file(path, FILE_MAX, &text, &size))
                 return NULL;
-        value = find(text, s3_profile_name(), name);
+        value = find(text, profile, name);
         object_forget_bytes(text, size); /* the search has cut it */
         return value;
 }
 
+char *s3_profile_value_of(const char *profile, const char *name)
+{
+        char *value = find_in("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials", profile, name);
+
+        return value ? value : find_in("AWS_CONFIG_FILE", "/.aws/config", profile, name);
+}
+
 char *s3_profile_value(const char *name)
 {
-        char *value = find_in("AWS_SHARED_CREDENTIALS_FILE", "/.aws/credentials", name);
+        return s3_profile_value_of(s3_profile_name(), name);
+}
 
-        return value ? value : find_in("AWS_CONFIG_FILE", "/.aws/config", name);
+bool s3_profile_has(const char *profile, const char *name)
+{
+        char *value = s3_profile_value_of(profile, name);
+        bool has = value && *value;
+
+        object_forget(value);
+        return has;
 }

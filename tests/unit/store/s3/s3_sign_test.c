@@ -177,7 +177,7 @@ static void keys_are_those_of_the_environment_or_of_the_profile(void)
         CHECK(!strcmp(keys_found(), "WORK s token from the profile \"work\""));
         CHECK(!strcmp(bucket_of("s3://bucket"), "http://127.0.0.1:9/bucket "));
         setenv("AWS_PROFILE", "sso", 1);
-        CHECK(!strcmp(keys_found(), "") && error.status == NEBULA_INVALID && strstr(error.message, "sso_session"));
+        CHECK(!strcmp(keys_found(), "") && error.status == NEBULA_INVALID && strstr(error.message, "sso_start_url"));
         setenv("AWS_ACCESS_KEY_ID", "ENV", 1);
         setenv("AWS_SECRET_ACCESS_KEY", "s", 1);
         CHECK(!strcmp(keys_found(), "ENV s  from the key of AWS_ACCESS_KEY_ID"));
