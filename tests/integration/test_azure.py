@@ -54,17 +54,11 @@ print("state", checkpoint.state)
 """
 
 
-<<<<<<< HEAD
-def signed(method: str, resource: str, query: str = "", **headers: str) -> urllib.request.Request:
-    """Makes a signed request for CONTAINER/BLOB with the key of the connection string. query: one name=value."""
-    parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
-=======
 def signed(method: str, resource: str, query: str = "", account: str = "", **headers: str) -> urllib.request.Request:
-    """A request for CONTAINER/BLOB with the key of the connection string. query: one name=value. account: another one with that key."""
+    """Makes a signed request for CONTAINER/BLOB with the key of the connection string. query: one name=value. account: another account with the same key."""
     text = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
     text = text.replace("devstoreaccount1", account) if account else text
     parts = dict(part.split("=", 1) for part in text.split(";") if part)
->>>>>>> e9ca3db (store: One storage path in several accounts or buckets)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
     path = re.sub(r"https?://[^/]+", "", parts["BlobEndpoint"]) + f"/{resource}"
     text = (
