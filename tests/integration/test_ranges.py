@@ -54,15 +54,15 @@ dcp_found, found, again = zeros(3), zeros(0, 1, 2, 3, 4, 5, 6, 7), zeros(0, 1, 2
 check_read(lambda: dcp.load(dcp_found, storage_reader=NebulaStorageReader(path + "/step7")), 1)
 check(dcp_found, 3)
 manager = nm.Manager(path)
-check_read(lambda: manager.restore({"model": found}, keys=["model.w2", "model.w5"]), 2)
+check_read(lambda: manager.restore({"model": found}, step=1, keys=["model.w2", "model.w5"]), 2)
 check(found, 2, 5)
 assert not found["w3"].any()
-assert read_by(lambda: manager.restore({"model": again}, keys="model.w5", strict=False)) < CHUNK  # the agent has it
+assert read_by(lambda: manager.restore({"model": again}, step=1, keys="model.w5", strict=False)) < CHUNK  # the agent has it
 check(again, 5)
 short = {"w6": torch.zeros(TENSOR // 4), "other": torch.zeros(3)}
-check_read(lambda: manager.restore({"model": short}, keys=["model.w6", "model.other"], strict=False), 1)
+check_read(lambda: manager.restore({"model": short}, step=1, keys=["model.w6", "model.other"], strict=False), 1)
 check(short, 6)
-rest = read_by(lambda: manager.restore({"model": found}))  # what is not there yet
+rest = read_by(lambda: manager.restore({"model": found}, step=1))  # what is not there yet
 assert rest <= (COUNT - 3) * TENSOR, rest / CHUNK
 check(found, *range(COUNT))
 print("loaded")
