@@ -44,8 +44,9 @@ struct seen {
         char **names; /* of a listing; NULL: none was seen */
         size_t name_count;
         long stat_ms, names_ms; /* when; 0: not seen */
+        struct seen *next;      /* another path with the same hash */
 };
-static struct seen cache[SLOTS];
+static struct seen *cache[SLOTS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static long now_ms(void)
@@ -92,34 +93,28 @@ static const char *real(const char *path, char text[PATH_MAX])
         return text;
 }
 
-static struct seen *slot_of(const char *path)
-{
-        unsigned hash = 5381;
-
-        for (const char *at = path; *at; at++)
-                hash = hash * 33 + (unsigned char)*at;
-        return &cache[hash % SLOTS];
-}
-
 static void forget(struct seen *seen)
 {
         for (size_t i = 0; i < seen->name_count; i++)
                 free(seen->names[i]);
         free(seen->names);
-        free(seen->path);
-        *seen = (struct seen){ 0 };
+        *seen = (struct seen){ .path = seen->path, .next = seen->next };
 }
 
-/* The slot of the path, emptied if it held another one. Lock held. */
+/* The entry of the path, which is never lost to that of another path. Lock held. */
 static struct seen *take(const char *path)
 {
-        struct seen *seen = slot_of(path);
+        unsigned hash = 5381;
+        struct seen **at;
 
-        if (!seen->path || strcmp(seen->path, path)) {
-                forget(seen);
-                seen->path = strdup(path);
+        for (const char *byte = path; *byte; byte++)
+                hash = hash * 33 + (unsigned char)*byte;
+        for (at = &cache[hash % SLOTS]; *at && strcmp((*at)->path, path); at = &(*at)->next) {}
+        if (!*at) {
+                *at = calloc(1, sizeof **at);
+                (*at)->path = strdup(path);
         }
-        return seen;
+        return *at;
 }
 
 /* This client has changed something at the path: it forgets what it saw there and in the directory. */
@@ -128,21 +123,24 @@ static int changed(const char *path, int result)
         char parent[PATH_MAX];
         char *slash;
 
+        if (result < 0)
+                return -errno;
         snprintf(parent, sizeof parent, "%s", path);
         slash = strrchr(parent, '/');
         slash[slash == parent] = 0;
         pthread_mutex_lock(&lock);
-        forget(slot_of(path));
-        forget(slot_of(parent));
+        forget(take(path));
+        forget(take(parent));
         pthread_mutex_unlock(&lock);
-        return result < 0 ? -errno : 0;
+        return 0;
 }
 
 static void forget_all(void)
 {
         pthread_mutex_lock(&lock);
         for (size_t i = 0; i < SLOTS; i++)
-                forget(&cache[i]);
+                for (struct seen *seen = cache[i]; seen; seen = seen->next)
+                        forget(seen);
         pthread_mutex_unlock(&lock);
 }
 
