@@ -15,7 +15,6 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from forked import Nursery, Trainer
 from hypothesis import settings
 
 # The same examples each time, so that the suite says something of the change and not of its luck; NEBULA_TEST_NIGHTLY=1
@@ -44,8 +43,6 @@ def agent_pids(runtime: Path) -> list[int]:
 class Place:
     """The directories of one test's Nebula."""
 
-    nursery: Nursery | None = None  # one for all tests
-
     def __init__(self, root: Path, memory: Path) -> None:
         self.root, self.memory = root, memory
         self.runtime, self.storage = root / "run", root / "storage"
@@ -63,29 +60,19 @@ class Place:
             time.sleep(0.01)
 
     def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """A process that runs this code; `say(...)` in it is a line that the test can read. A prefix starts it as a new program."""
+        """A trainer process that runs this code; `say(...)` in it is a line that the test can read."""
         text = "import os, signal, sys, time\nimport torch\nimport nebulaml as nm\n"
         text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
         text += textwrap.dedent(code)
-        pipes = {"stdin": subprocess.PIPE if stdin else subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True, "cwd": self.root}
-        Place.nursery = Place.nursery or Nursery()
-        if not prefix and Place.nursery.takes(os.environ):
-            return Trainer(Place.nursery, text, list(map(str, arguments)), **pipes)
         command = [*prefix, sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
-        return subprocess.Popen(command, **pipes)
+        source = subprocess.PIPE if stdin else subprocess.DEVNULL
+        return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, cwd=self.root)
 
     def run(self, code: str, *arguments: object, returncode: int = 0) -> str:
         process = self.trainer(code, *arguments)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == returncode, output
         return output
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nursery() -> Iterator[None]:
-    yield
-    if Place.nursery:
-        Place.nursery.close()
 
 
 @pytest.fixture(autouse=True)
