@@ -146,7 +146,7 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
     for node in (back, two):
         assert node.process.wait(60) == 0, node.told()
     cells = storage.cells()
-    assert [entry.cell.name for entry in cells.entries()] == ["state"]  # the keys have been removed
+    assert [entry.cell.name for entry in cells.entries()] == ["state"], back.told() + two.told()  # the keys have been removed
     cells.close()
 
 

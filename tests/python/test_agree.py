@@ -296,7 +296,7 @@ def test_a_silent_start_from_nothing_is_refused_on_several_nodes_too(place, monk
     assert nebulaml.flush_persistence()
     monkeypatch.setattr(agree.Agreement, "needed", lambda self: True)
     monkeypatch.setattr(agree.Agreement, "answer", lambda self, path: [])
-    with pytest.raises(NebulaConfigError, match="global_step1 is one checkpoint, and not where checkpoints lie"):
+    with pytest.raises(NebulaConfigError, match="global_step1 is a checkpoint, not a directory of checkpoints"):
         nebulaml.get_latest_checkpoint(str(place.storage / "global_step1"))
     assert nebulaml.get_latest_checkpoint() is None and nebulaml.get_checkpoint("global_step1_universal") is None
     monkeypatch.setitem(sys.modules, guards.STOCK_ENGINE, sys)

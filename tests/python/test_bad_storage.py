@@ -137,8 +137,8 @@ def test_a_storage_path_that_becomes_a_file_is_an_error_until_it_is_a_directory_
 
 OBSTACLES = {
     "file": (lambda path: path.write_text("mine"), r"global_step2 is a file where a directory is to be: move it away"),
-    "dangling link": (lambda path: path.symlink_to("nowhere"), r"global_step2 is a symbolic link, and none is followed"),
-    "circle": (lambda path: path.symlink_to("global_step2"), r"global_step2 is a symbolic link, and none is followed"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), r"global_step2 is a symbolic link, and Nebula follows none below a storage path"),
+    "circle": (lambda path: path.symlink_to("global_step2"), r"global_step2 is a symbolic link, and Nebula follows none below a storage path"),
     "file inside": (lambda path: (path.mkdir(), (path / ".nebula").write_text("mine")), r"global_step2/\.nebula is a file"),
 }
 

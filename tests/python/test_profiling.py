@@ -78,6 +78,7 @@ def test_an_update_adds_the_ends_of_writes_and_doubles_no_track(place):
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=track) as profiler:
         for step in range(2, 7):
             checkpoint = save(step)
+            checkpoint.wait("committed", 30)  # its copy has ended, and the agent knows it
             profiler.step()
     (path,) = (place.root / "traces").iterdir()
     pieces = read(path)[1]

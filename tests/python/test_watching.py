@@ -144,7 +144,9 @@ def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent
         open_ended = nm.Checkpoint("waiting", -2)
         open_ended.save("a", 1)
         threading.Thread(target=open_ended.wait, args=("committed",), daemon=True).start()
-        time.sleep(0.5)
+        entries = [f"/proc/self/fd/{number}" for number in range(32)]
+        while sum(os.path.islink(entry) and os.readlink(entry).startswith("socket:") for entry in entries) < 4:
+            time.sleep(0.01)
         pid = os.fork()
         if not pid:
             time.sleep(120)
