@@ -22,7 +22,7 @@ def train(model, optimizer):
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
 """
-# What an example needs beyond those before it, and what it leaves, by the heading above it.
+# For the example under each heading: code that runs before it, because the examples above do not do it, and checks that run after it.
 AROUND = {
     "Start": ("", "assert nm.get_latest_checkpoint().step == 500"),
     "Saving": ("", 'assert checkpoint.metrics == {"val_loss": 0.5} and checkpoint.metadata == {"data": "v3"}'),

@@ -49,8 +49,8 @@ class StoreProcess:
                 self._end()
                 raise CellUnreachable(f"`nebula store` for {request['do']}: {failure}") from failure
             except BaseException:
-                # The request was interrupted, for example by a signal handler that raised. Its answer comes later, and the next request would
-        # read it as its own.
+                # A signal handler, for example, raised and interrupted the request. Its answer comes later, and the next request would read
+                # it as its own.
                 self._end()
                 raise
         error = answer.get("error")

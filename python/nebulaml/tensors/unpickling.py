@@ -34,10 +34,10 @@ _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
 _TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may replace it
 
-# What torch tells the functions that rebuild objects, in each thread. Torch 2.4 keeps it in another place.
+# In each thread, torch keeps values here for the functions that rebuild objects. Torch 2.4 keeps them in another place.
 _told: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(torch._utils, "_thread_local_state", None)
 
-# How torch's unpickler for untrusted files refuses one; torch 2.4 says so by a RuntimeError.
+# Torch's unpickler for untrusted files raises one of these when it refuses a file. Torch 2.4 raises a RuntimeError.
 _REFUSALS = (pickle.UnpicklingError,) if hasattr(torch.serialization, "_serialization_tls") else (pickle.UnpicklingError, RuntimeError)
 
 _RENAMED = {"torch.tensor": "torch._tensor"}  # modules that torch has renamed since old files were written

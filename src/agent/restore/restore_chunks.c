@@ -67,9 +67,7 @@ static enum nebula_status make_image(struct catalogue *catalogue, struct job *jo
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
-                status = restore_manifest(store, wanted, &manifest, error);
-        if (!status)
-                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+                status = restore_record(store, wanted, &manifest, &file, error);
         if (!status && !has_parts(store, &file))
                 status = NEBULA_UNAVAILABLE;
         if (!status)

@@ -108,6 +108,14 @@ enum nebula_status restore_manifest(struct store *store, const struct wanted *wa
         return status == NEBULA_NOT_FOUND || (!status && !same_writing(ret_manifest, wanted)) ? restore_gone(wanted->tag, error) : status;
 }
 
+enum nebula_status restore_record(struct store *store, const struct wanted *wanted, struct manifest *ret_manifest, struct record_file *ret_file,
+                                  struct nebula_error *error)
+{
+        enum nebula_status status = restore_manifest(store, wanted, ret_manifest, error);
+
+        return status ? status : manifest_load_file(store, ret_manifest, wanted->name, ret_file, error);
+}
+
 /* Reads a file from storage into a new image. No lock held. */
 static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image **ret_image,
                                     struct record_file *ret_file, struct nebula_error *error)
@@ -120,9 +128,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
-                status = restore_manifest(store, wanted, &manifest, error);
-        if (!status)
-                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+                status = restore_record(store, wanted, &manifest, &file, error);
         if (!status)
                 status = new_image(catalogue, wanted->name, file.size, &image, &data, error);
         if (status)
@@ -224,9 +230,7 @@ static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *j
         if (!status && !store->ops->open_read)
                 status = NEBULA_UNAVAILABLE;
         if (!status)
-                status = restore_manifest(store, wanted, &manifest, error);
-        if (!status)
-                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+                status = restore_record(store, wanted, &manifest, &file, error);
         if (!status)
                 opened = calloc(1, sizeof *opened + file.chunk_count * sizeof opened->crc64[0]);
         if (!status && !opened)

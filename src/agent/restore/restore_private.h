@@ -21,6 +21,9 @@ struct wanted {
 void restore_want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted);
 /* Loads the manifest of the tag. NEBULA_NOT_FOUND, with restore_gone's message: storage has another writing, or none. */
 enum nebula_status restore_manifest(struct store *store, const struct wanted *wanted, struct manifest *ret_manifest, struct nebula_error *error);
+/* The same with the file's record. The caller ends both with manifest_done and record_file_done, also after a failure. */
+enum nebula_status restore_record(struct store *store, const struct wanted *wanted, struct manifest *ret_manifest, struct record_file *ret_file,
+                                  struct nebula_error *error);
 enum nebula_status restore_gone(const char *tag, struct nebula_error *error);
 /* Reserves bytes of the budget. Waits for pages that are being given back. Lock held. */
 enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error);

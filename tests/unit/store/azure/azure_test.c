@@ -6,6 +6,7 @@
 #include "os/os.h"
 #include "store/azure/azure_private.h"
 #include "store/azure/fake_azure.h"
+#include "store/http/client.h"
 #include "store/http/lanes.h"
 #include "store/http/referring.h"
 #include "sum/sum.h"
@@ -697,24 +698,6 @@ static void no_fault_makes_wrong_bytes(void)
         free(back);
 }
 
-/* For tests that count what is sent: a request whose answer comes late on a busy machine is not sent again. */
-static void begin_patiently(void)
-{
-        struct http_settings settings;
-
-        begin(NULL, NULL);
-        settings = http_settings_now();
-        settings.quiet_ms = settings.answer_ms = 60000;
-        http_settings_set(&settings);
-}
-
-/* This thread sees what the server's threads have written before, and they see what it has written. */
-static void meet(void)
-{
-        pthread_mutex_lock(&fake.lock);
-        pthread_mutex_unlock(&fake.lock);
-}
-
 static bool blob_is(const char *path, const char *data)
 {
         const struct fake_blob *found = fake_find(&fake, path);
@@ -727,14 +710,15 @@ static void bytes_of_a_source_are_taken_from_it(void)
         struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
         char *data = referring_make(), wanted[200];
 
-        begin_patiently();
+        begin(NULL, NULL);
+        client_waits_for_late_answers();
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && blob_is("/acct/data/run/t/a.pt", data));
-        meet();
+        client_meets_server(&fake.lock);
         fake.body_bytes = 0;
         data[4 * REFERRING_CHUNK] ^= 1;
-        meet();
+        client_meets_server(&fake.lock);
         CHECK(referring_upload(store, "t/b.pt", data, 1u << 4, &source, NULL, &error) == REFERRING_CHUNK);
-        meet();
+        client_meets_server(&fake.lock);
         CHECK(fake.body_bytes == REFERRING_CHUNK && blob_is("/acct/data/run/t/b.pt", data));
         snprintf(wanted, sizeof wanted, "x-ms-copy-source: http://127.0.0.1:%d/acct/data/run/t/a.pt?sv=1&sig=SECRET\r\n", server_port(server));
         CHECK(strstr(fake.copy_head, wanted) && strstr(fake.copy_head, "\r\nx-ms-source-if-match: \"0x1\"\r\n"));
@@ -750,9 +734,10 @@ static void a_block_that_its_source_refuses_is_sent(void)
         char *data = referring_make();
 
         for (size_t i = 0; i < sizeof statuses / sizeof *statuses + 2; i++) {
-                begin_patiently();
+                begin(NULL, NULL);
+                client_waits_for_late_answers();
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
-                meet();
+                client_meets_server(&fake.lock);
                 REQUIRE(fake_find(&fake, "/acct/data/run/t/a.pt"));
                 fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
                 fake.replaces_source = i == sizeof statuses / sizeof *statuses;
@@ -761,9 +746,9 @@ static void a_block_that_its_source_refuses_is_sent(void)
                                 fake_find(&fake, "/acct/data/run/t/a.pt")->data[chunk * REFERRING_CHUNK + 9] ^= 1;
                 data[2 * REFERRING_CHUNK] ^= 1;
                 fake.body_bytes = 0;
-                meet();
+                client_meets_server(&fake.lock);
                 CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
-                meet();
+                client_meets_server(&fake.lock);
                 CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && blob_is("/acct/data/run/t/b.pt", data));
                 end();
         }

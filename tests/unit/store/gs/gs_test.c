@@ -8,6 +8,7 @@
 
 #include "os/os.h"
 #include "store/gs/gs_private.h"
+#include "store/http/client.h"
 #include "store/http/crypt.h"
 #include "store/http/server.h"
 #include "tap.h"
@@ -42,19 +43,11 @@ static const char *const variables[] = { "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_K
 
 static void begin(void)
 {
-        struct http_settings settings = http_settings_now();
         char url[64];
 
-        settings.pause_ms = 2;
-        settings.retry_ms = settings.retry_new_ms = 100;
-        http_settings_set(&settings);
-        for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
-                unsetenv(variables[i]);
+        client_has_no_credentials(variables, sizeof variables / sizeof *variables, directory);
         *token = 0;
         refusal = 0;
-        object_token_forget_all();
-        test_dir_make(directory);
-        setenv("HOME", directory, 1);
         server = server_start(serve, NULL, false);
         snprintf(url, sizeof url, "127.0.0.1:%d", server_port(server));
         setenv("STORAGE_EMULATOR_HOST", url, 1);

@@ -1,5 +1,6 @@
 /* Keys that a profile of AWS's command gets from a service: a role's from STS, a login's from the portal. */
 #include "os/os.h"
+#include "store/http/client.h"
 #include "store/http/crypt.h"
 #include "store/http/server.h"
 #include "store/s3/s3_private.h"
@@ -37,18 +38,10 @@ static void begin(const char *config, const char *credentials)
 {
         static const char *const variables[] = { "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ENDPOINT_URL",
                                                  "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE" };
-        struct http_settings settings = http_settings_now();
         char url[64], path[300];
 
-        settings.pause_ms = 2;
-        settings.retry_ms = settings.retry_new_ms = 100;
-        http_settings_set(&settings);
-        for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
-                unsetenv(variables[i]);
+        client_has_no_credentials(variables, sizeof variables / sizeof *variables, directory);
         refusal = 0;
-        object_token_forget_all();
-        test_dir_make(directory);
-        setenv("HOME", directory, 1);
         for (const char *const *name = (const char *const[]){ ".aws", ".aws/sso", ".aws/sso/cache", NULL }; *name; name++) {
                 snprintf(path, sizeof path, "%s/%s", directory, *name);
                 if (os->mkdir(path, 0700))

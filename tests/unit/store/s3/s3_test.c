@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/http/client.h"
 #include "store/http/referring.h"
 #include "store/s3/fake_s3.h"
 #include "store/s3/s3_private.h"
@@ -306,24 +307,6 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         free(data);
 }
 
-/* For tests that count what is sent: a request whose answer comes late on a busy machine is not sent again. */
-static void begin_patiently(void)
-{
-        struct http_settings settings;
-
-        begin(NULL, NULL);
-        settings = http_settings_now();
-        settings.quiet_ms = settings.answer_ms = 60000;
-        http_settings_set(&settings);
-}
-
-/* This thread sees what the server's threads have written before, and they see what it has written. */
-static void meet(void)
-{
-        pthread_mutex_lock(&fake.lock);
-        pthread_mutex_unlock(&fake.lock);
-}
-
 static bool object_is(const char *path, const char *data)
 {
         const struct fake_object *found = fake_find(&fake, path);
@@ -339,14 +322,15 @@ static void bytes_of_a_source_are_taken_from_it(void)
         struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
         char *data = referring_make();
 
-        begin_patiently();
+        begin(NULL, NULL);
+        client_waits_for_late_answers();
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && object_is("/data/run/t/a.pt", data));
-        meet();
+        client_meets_server(&fake.lock);
         fake.body_bytes = 0;
         data[2 * REFERRING_CHUNK] ^= 1;
-        meet();
+        client_meets_server(&fake.lock);
         CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == 5u << 20);
-        meet();
+        client_meets_server(&fake.lock);
         CHECK(fake.body_bytes == 5u << 20 && object_is("/data/run/t/b.pt", data));
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
                 CHECK(strstr(fake.copy_head, "partNumber=1") || strstr(fake.copy_head, fields[i]));
@@ -361,16 +345,17 @@ static void a_part_that_its_source_refuses_is_sent(void)
         char *data = referring_make();
 
         for (size_t i = 0; i <= sizeof statuses / sizeof *statuses; i++) {
-                begin_patiently();
+                begin(NULL, NULL);
+                client_waits_for_late_answers();
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
-                meet();
+                client_meets_server(&fake.lock);
                 fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
                 fake.replaces_source = !fake.copy_status;
                 data[2 * REFERRING_CHUNK] ^= 1;
                 fake.body_bytes = 0;
-                meet();
+                client_meets_server(&fake.lock);
                 CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == REFERRING_BYTES);
-                meet();
+                client_meets_server(&fake.lock);
                 CHECK(fake.body_bytes == REFERRING_BYTES && *fake.copy_head && object_is("/data/run/t/b.pt", data) && !fake_uploads_open(&fake));
                 end();
         }
