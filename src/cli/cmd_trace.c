@@ -26,9 +26,10 @@ struct trace {
         size_t ranks;
 };
 
+/* The nearest one: a time since 1970 with six decimals may lie just below it as a double. */
 static double micros(double seconds)
 {
-        return floor(seconds * 1e6);
+        return round(seconds * 1e6);
 }
 
 static void add_name(struct trace *trace, const char *what, uint64_t pid, uint64_t tid, const char *name)

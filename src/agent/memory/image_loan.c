@@ -144,18 +144,26 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
         return NEBULA_OK;
 }
 
+static enum nebula_status meanwhile(const struct version *version, struct nebula_error *error)
+{
+        return version->life.state == NEBULA_STATE_FAILED ?
+                       error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed while a file of it waited for memory: %.250s",
+                                 version->tag, version->error.message) :
+                       NEBULA_OK;
+}
+
+/* Gets an image for a file of an open version, and may wait for memory. `*ret_image` stays NULL if the version was committed meanwhile. */
 static enum nebula_status new_image(struct catalogue *catalogue, struct session *session, struct version *version,
                                     const struct ipc_image *request, bool (*given_up)(void *), void *argument,
-                                    struct image **ret_image, struct nebula_error *error)
+                                    struct waiting *waiting, struct image **ret_image, struct nebula_error *error)
 {
         uint64_t capacity = memory_capacity(request->size);
-        struct waiting waiting = { .since_ns = os->now_ns() };
         struct nebula_error full = { 0 };
         enum nebula_status status;
         bool named;
 
         if (capacity > catalogue->memory.budget) {
-                *ret_image = stream(catalogue, session, version, capacity, &waiting);
+                *ret_image = stream(catalogue, session, version, capacity, waiting);
                 return *ret_image ? NEBULA_OK : too_large(catalogue, request, error);
         }
         for (;;) {
@@ -186,17 +194,16 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                 }
                 if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
                         continue;
-                image = catalogue->memory.room_pending ? NULL : stream(catalogue, session, version, capacity, &waiting);
+                image = catalogue->memory.room_pending ? NULL : stream(catalogue, session, version, capacity, waiting);
                 if (image) {
                         *ret_image = image;
                         return NEBULA_OK;
                 }
-                status = find_room(catalogue, session, version, request, given_up, argument, &waiting, error);
+                status = find_room(catalogue, session, version, request, given_up, argument, waiting, error);
                 if (status)
                         return status;
                 if (!commit_open(version))
-                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed while it waited for memory: %.250s",
-                                         version->tag, version->error.message);
+                        return meanwhile(version, error);
         }
 }
 
@@ -213,9 +220,10 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
                                    bool (*given_up)(void *argument), void *argument, struct version **ret_version,
                                    struct image_loan **ret_loan, struct nebula_error *error)
 {
-        struct version *version, *target;
+        struct version *version;
         struct job *job = session->job;
         struct image *image = NULL;
+        struct waiting waiting = { .since_ns = os->now_ns() };
         char encoded[256];
         enum nebula_status status = name_encode(request->name, encoded, error);
 
@@ -230,28 +238,32 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
         *ret_version = version;
         if (request->format > IPC_FORMAT_RAW || request->size > INT64_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "file \"%s\" has an impossible size or format", request->name);
-        target = commit_target(catalogue, session, version, error);
-        if (!target)
-                return error->status;
-        *ret_version = target;
-        /* One version is being written, so one fewer older version stays; the images of the others are used again. */
-        catalogue_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
-        image = memory_take(&catalogue->memory, request->size, session->nonce, job);
         *ret_loan = NULL;
-        if (!image && !given_up)
-                return NEBULA_OK;
-        if (!image) {
-                target->pins++;
+        do { /* again if the version was committed while the file waited: the file belongs to the next generation then */
+                version = commit_target(catalogue, session, version, error);
+                if (!version) {
+                        status = error->status;
+                        break;
+                }
+                *ret_version = version;
+                /* One version is being written, so one fewer older version stays; the images of the others are used again. */
+                catalogue_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
+                if (!image)
+                        image = memory_take(&catalogue->memory, request->size, session->nonce, job);
+                if (image)
+                        break;
+                if (!given_up)
+                        return NEBULA_OK;
+                version->pins++;
                 catalogue->memory.wanting++;
-                status = new_image(catalogue, session, target, request, given_up, argument, &image, error);
+                status = new_image(catalogue, session, version, request, given_up, argument, &waiting, &image, error);
                 catalogue->memory.wanting--;
-                target->pins--;
-                if (!status && !commit_open(target))
-                        status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed meanwhile: %.250s", target->tag,
-                                           target->error.message);
-        }
+                version->pins--;
+                if (!status)
+                        status = meanwhile(version, error);
+        } while (!status && !commit_open(version));
         if (!status)
-                *ret_loan = commit_loan(catalogue, session, target, request, image, error);
+                *ret_loan = commit_loan(catalogue, session, version, request, image, error);
         if (*ret_loan)
                 return NEBULA_OK;
         refuse(catalogue, image);

@@ -232,6 +232,49 @@ static void memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_le
         test_dir_remove(directory);
 }
 
+/* Another thread or forked child of the rank begins a tag while the save makes its image. */
+static int begin_meanwhile(int fd, uint64_t offset, uint64_t size)
+{
+        int result = os_linux.allocate(fd, offset, size);
+
+        if (!failing)
+                return result;
+        catalogue_lock(&failing->catalogue);
+        commit_begin(&failing->catalogue, &failing->session, "b", NEBULA_FILES_OPEN, &failing->error);
+        catalogue_unlock(&failing->catalogue);
+        failing = NULL;
+        return result;
+}
+
+static void a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_generation(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t first, id = 0;
+
+        table = os_linux;
+        table.allocate = begin_meanwhile;
+        os = &table;
+        bench_init(&bench, NULL, "");
+        bench.job->settings.retention_count = 4;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "a", NEBULA_FILES_OPEN, &bench.error);
+        first = id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save(&bench, &id, "0", 1) && id == first);
+        failing = &bench;
+        CHECK(!bench_save(&bench, &id, "1", 2) && !failing);
+        os = &os_linux;
+        catalogue_lock(&bench.catalogue);
+        CHECK(catalogue_version(&bench.catalogue, first)->life.state == NEBULA_STATE_COMMITTED);
+        version = catalogue_version(&bench.catalogue, id);
+        REQUIRE(version && id != first && version->generation == 2);
+        CHECK(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->life.state == NEBULA_STATE_COMMITTED);
+        CHECK(version->file_count == 2 && version_file(version, "0") && version_file(version, "1"));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 static size_t in_memory(const struct bench *bench)
 {
         size_t count = 0;
@@ -494,6 +537,7 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
          TEST(memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_leaves_the_disk),
+         TEST(a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_generation),
          TEST(tombstones_are_bounded_and_answer_and_disturb_no_other_version),
          TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
         TEST(a_tombstone_that_is_written_again_is_the_next_generation),
