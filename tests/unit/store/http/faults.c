@@ -13,6 +13,17 @@ unsigned fault_transfers(void)
         return count ? (unsigned)atoi(count) : 50;
 }
 
+enum fake_fault fault_seldom(const struct server_call *call, void *argument)
+{
+        static uint64_t state = 1;
+        unsigned *seldom = argument;
+
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        if ((state >> 33) % *seldom)
+                return FAKE_NONE;
+        return 1 + (enum fake_fault)((state >> 40) % (FAKE_FAULTS - 1));
+}
+
 bool fault_before(struct server_call *call, enum fake_fault fault)
 {
         if (fault == FAKE_FLIP_BODY && call->body_size)

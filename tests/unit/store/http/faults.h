@@ -19,6 +19,8 @@ enum fake_fault {
 
 /* So many transfers each test of faults makes: NEBULA_TEST_TRANSFERS, or 50. `make faults-long` makes 1,000. */
 unsigned fault_transfers(void);
+/* A fault of any kind for one of `*(unsigned *)argument` requests, on average. */
+enum fake_fault fault_seldom(const struct server_call *call, void *argument);
 /* Called before the request is done. True: it is not done, and was answered. The server holds no lock. */
 bool fault_before(struct server_call *call, enum fake_fault fault);
 /* Answers a request that was done, with the fault. */
