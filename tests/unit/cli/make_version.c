@@ -10,7 +10,6 @@
  * not write. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the version before.
  */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,10 +183,11 @@ static void finish(struct maker *maker)
 {
         struct nebula_error error;
         char key[MANIFEST_KEY_MAX], *text;
+        int64_t now = os->wall_ns();
         size_t size;
 
-        maker->record.persisted = (double)os->wall_ns() / 1e9;
-        maker->rank.captured = floor(maker->record.persisted * 1000) / 1000 - 0.75; /* whole milliseconds: a trace shows them exactly */
+        maker->record.persisted = (double)now / 1e9;
+        maker->rank.captured = (double)(now / 1000000) / 1000 - 0.75; /* whole milliseconds: a trace shows them exactly */
         maker->rank.begun = maker->rank.captured - 0.012;
         demand(record_format(&maker->record, &text, &size, &error), &error);
         demand(record_key(maker->directory, maker->record.writing, maker->rank.rank, key, &error), &error);
