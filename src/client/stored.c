@@ -15,6 +15,8 @@
 #include "sum/sum.h"
 
 #define READERS_MAX 8u /* one request each: as many as a disk needs for full speed */
+#define PIECE_BYTES (256u << 10) /* stays in a processor's cache while it is read, summed and copied */
+#define FILLED_MIN (1u << 20)
 
 struct client_stored {
         int fd;
@@ -64,12 +66,17 @@ static uint64_t chunk_size(const struct client_stored *stored, uint64_t index)
         return stored->size - offset < stored->chunk_bytes ? stored->size - offset : stored->chunk_bytes;
 }
 
+static uint64_t whole_pages(uint64_t size)
+{
+        return (size + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
+}
+
 /* Reads and checks one chunk. `to` has room for whole pages, because a direct file is read in whole pages. Only the
  * file's last chunk can be shorter. */
 static bool read_chunk(const struct client_stored *stored, uint64_t index, char *to)
 {
         uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0;
-        uint64_t asked = index + 1 < stored->chunk_count ? size : (size + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
+        uint64_t asked = index + 1 < stored->chunk_count ? size : whole_pages(size);
 
         while (done < size) {
                 int64_t count = os->pread(stored->fd, to + done, asked - done, offset + done);
@@ -91,13 +98,99 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
         return sum_crc64(0, data, size) == stored->crc64[offset / stored->chunk_bytes] ? NEBULA_OK : NEBULA_CORRUPT;
 }
 
+/* Runs `run` on `wanted` threads, the calling thread included. */
+static void run_readers(void *(*run)(void *argument), void *argument, size_t wanted)
+{
+        pthread_t threads[READERS_MAX];
+        size_t started = 0;
+
+        while (started + 1 < wanted && started < READERS_MAX && !os_thread_start(&threads[started], run, argument, false))
+                started++;
+        run(argument);
+        while (started)
+                pthread_join(threads[--started], NULL);
+}
+
+/* One call of fill_all. */
+struct filling {
+        const struct client_stored *stored;
+        char *data;
+        int fd;
+        atomic_uint_fast64_t next; /* the next chunk to read */
+        atomic_bool failed;
+};
+
+static bool fill_chunk(const struct filling *filling, uint64_t index, char *buffer)
+{
+        const struct client_stored *stored = filling->stored;
+        uint64_t offset = index * stored->chunk_bytes, end = offset + chunk_size(stored, index), crc64 = 0;
+
+        while (offset < end) {
+                uint64_t size = end - offset < PIECE_BYTES ? end - offset : PIECE_BYTES, pages = whole_pages(size);
+
+                if (os_read_at(stored->fd, buffer, size, offset))
+                        return false;
+                crc64 = sum_crc64(crc64, buffer, size);
+                memset(buffer + size, 0, pages - size);
+                if (os->fill(filling->fd, filling->data + offset, buffer, pages))
+                        return false;
+                offset += size;
+        }
+        return crc64 == stored->crc64[index];
+}
+
+static void *fill_chunks(void *argument)
+{
+        struct filling *filling = argument;
+        char *buffer = aligned_alloc(BULK_PAGE_BYTES, PIECE_BYTES);
+
+        if (!buffer)
+                atomic_store(&filling->failed, true);
+        while (!atomic_load(&filling->failed)) {
+                uint64_t index = atomic_fetch_add(&filling->next, 1);
+
+                if (index >= filling->stored->chunk_count)
+                        break;
+                if (!fill_chunk(filling, index, buffer))
+                        atomic_store(&filling->failed, true);
+        }
+        free(buffer);
+        return NULL;
+}
+
+/*
+ * Reads the whole file through the page cache into memory that has no pages yet. Most of the time of such a read goes into making these
+ * pages. So each piece is read into a buffer that stays in the processor's cache, is summed there, and becomes pages with contents.
+ * False: this file or this machine is not suited, and nothing was done. *ret_read: the file was read and every chunk was right.
+ */
+static bool fill_all(const struct client_stored *stored, void *data, bool *ret_read)
+{
+        struct filling filling = { .stored = stored, .data = data };
+        uint64_t pages = whole_pages(stored->size);
+
+        if (stored->is_direct || stored->size < FILLED_MIN || stored->chunk_bytes % BULK_PAGE_BYTES)
+                return false;
+        filling.fd = os->fill_open(data, pages);
+        if (filling.fd < 0)
+                return false;
+        run_readers(fill_chunks, &filling, (size_t)stored->chunk_count);
+        /* A forked child may still have the descriptor, so closing it would not be enough. */
+        os->uffd_unregister(filling.fd, (uintptr_t)data, (uintptr_t)data + pages);
+        os->close(filling.fd);
+        *ret_read = !atomic_load(&filling.failed);
+        return true;
+}
+
 bool stored_fetch_all(struct client_stored *stored, void *data)
 {
-        if (stored->size && bulk_read(stored->fd, stored->is_direct, data, true, stored->size, (uint32_t)stored->chunk_bytes, check_chunk,
-                                      stored, NULL))
-                return false;
-        memset(stored->present, true, stored->chunk_count * sizeof *stored->present);
-        return true;
+        bool is_read = !stored->size;
+
+        if (!is_read && !fill_all(stored, data, &is_read))
+                is_read = !bulk_read(stored->fd, stored->is_direct, data, true, stored->size, (uint32_t)stored->chunk_bytes, check_chunk,
+                                     stored, NULL);
+        if (is_read)
+                memset(stored->present, true, stored->chunk_count * sizeof *stored->present);
+        return is_read;
 }
 
 void stored_fill(const struct client_stored *stored, void *data, const void *file)
@@ -136,19 +229,6 @@ static void *fetch_chunks(void *argument)
                         atomic_store(&fetching->failed, true);
         }
         return NULL;
-}
-
-/* Runs `run` on `wanted` threads, the calling thread included. */
-static void run_readers(void *(*run)(void *argument), void *argument, size_t wanted)
-{
-        pthread_t threads[READERS_MAX];
-        size_t started = 0;
-
-        while (started + 1 < wanted && started < READERS_MAX && !os_thread_start(&threads[started], run, argument, false))
-                started++;
-        run(argument);
-        while (started)
-                pthread_join(threads[--started], NULL);
 }
 
 bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count)

@@ -206,6 +206,13 @@ struct os_table {
         int (*uffd_protect)(int fd, uint64_t start, uint64_t end, bool on); /* removing it also wakes waiting threads */
         int (*uffd_wake)(int fd, uint64_t start, uint64_t end);
         int (*uffd_read)(int fd, struct os_uffd_event *events, size_t count); /* number of events; never blocks */
+        /*
+         * Gives private anonymous memory that has no pages yet its pages and their contents in one step: a page fault would set the page
+         * to zeros first. fill_open returns a descriptor for the range; -EOPNOTSUPP: page faults give this memory huge pages, which are
+         * better. fill copies whole pages. Until the range is unregistered, a thread that touches a page without contents waits.
+         */
+        int (*fill_open)(void *data, uint64_t size);
+        int (*fill)(int fd, void *to, const void *from, uint64_t size);
         int64_t (*copy_self)(void *to, uint64_t from, size_t size); /* -EFAULT or a short count if `from` is not readable */
         /* os_guard.c. guard installs handlers for SIGSEGV and SIGBUS. copy_guarded runs `copy`, whose source may
          * vanish meanwhile. It returns 0; or a negative errno, and then the contents of `to` are undefined */

@@ -135,6 +135,8 @@ WRAP(random, PLAIN, (void *data, size_t size), (data, size))
 WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
 WRAP(uffd_register, PLAIN, (int fd, uint64_t start, uint64_t end), (fd, start, end))
 WRAP(uffd_protect, PLAIN, (int fd, uint64_t start, uint64_t end, bool on), (fd, start, end, on))
+WRAP(fill_open, PLAIN, (void *data, uint64_t size), (data, size))
+WRAP(fill, PLAIN, (int fd, void *to, const void *from, uint64_t size), (fd, to, from, size))
 
 /* Requests in a ring become preads and pwrites of this table. */
 static int fault_ring_open(uint32_t depth, struct os_ring **ret_ring)
@@ -171,7 +173,7 @@ static void fill_table(void)
         SET(opendir_below); SET(stat_entry);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);
-        SET(uffd_protect); SET(ring_open); SET(ring_register); SET(ring_submit);
+        SET(uffd_protect); SET(fill_open); SET(fill); SET(ring_open); SET(ring_register); SET(ring_submit);
 #undef SET
         os_ring_model_use(&table);
 }

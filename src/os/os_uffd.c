@@ -1,5 +1,5 @@
 /*
- * os_uffd.c - userfaultfd write protection, copies that survive a vanished
+ * os_uffd.c - userfaultfd write protection and filling of new pages, copies that survive a vanished
  * source, mappings, futexes.
  *
  * The ABI is that of Linux 5.7 and later (linux_abi.h). Nothing in this file
@@ -169,6 +169,62 @@ int linux_uffd_read(int fd, struct os_uffd_event *events, size_t count)
         for (size_t i = 0; i < count; i++)
                 translate(&messages[i], &events[i]);
         return (int)count;
+}
+
+/* Whether a page fault in any large mapping makes a huge page. */
+static bool huge_is_default(void)
+{
+        char text[64];
+        int fd = result(open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC));
+        ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+
+        if (fd >= 0)
+                close(fd);
+        text[size < 0 ? 0 : size] = 0;
+        return strstr(text, "[always]") != NULL;
+}
+
+/* Faults of the kernel are not needed here, so this works without privileges (Linux 5.11). */
+int linux_fill_open(void *data, uint64_t size)
+{
+        struct uffdio_api api = { .api = UFFD_API };
+        struct uffdio_register request = { .range = { (uintptr_t)data, size }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+        int fd, status;
+
+        if (huge_is_default())
+                return -EOPNOTSUPP;
+        fd = above_standard(result(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY)));
+        if (fd < 0)
+                return fd;
+        status = result(ioctl(fd, UFFDIO_API, &api));
+        if (status >= 0)
+                status = result(ioctl(fd, UFFDIO_REGISTER, &request));
+        if (status >= 0)
+                return fd;
+        close(fd);
+        return status;
+}
+
+int linux_fill(int fd, void *to, const void *from, uint64_t size)
+{
+        uint64_t done = 0;
+
+        while (done < size) {
+                struct uffdio_copy request = { .dst = (uintptr_t)to + done, .src = (uintptr_t)from + done, .len = size - done };
+                int status = result(ioctl(fd, UFFDIO_COPY, &request));
+
+                if (status >= 0)
+                        return 0;
+                if (request.copy > 0) {
+                        done += (uint64_t)request.copy;
+                } else if (status == -EEXIST) { /* mlockall(MCL_FUTURE) has made the pages */
+                        memcpy((char *)to + done, (const char *)from + done, 4096);
+                        done += 4096;
+                } else if (status != -EAGAIN) {
+                        return status;
+                }
+        }
+        return 0;
 }
 
 int64_t linux_copy_self(void *to, uint64_t from, size_t size)

@@ -12,6 +12,8 @@ int linux_uffd_unregister(int fd, uint64_t start, uint64_t end);
 int linux_uffd_protect(int fd, uint64_t start, uint64_t end, bool on);
 int linux_uffd_wake(int fd, uint64_t start, uint64_t end);
 int linux_uffd_read(int fd, struct os_uffd_event *events, size_t count);
+int linux_fill_open(void *data, uint64_t size);
+int linux_fill(int fd, void *to, const void *from, uint64_t size);
 int64_t linux_copy_self(void *to, uint64_t from, size_t size);
 int linux_guard(void);
 int linux_copy_guarded(os_copy *copy, void *argument, void *to, uint64_t from, size_t size);
@@ -27,7 +29,7 @@ void linux_yield(void);
 #define LINUX_UFFD_MEMBERS \
         .uffd_open = linux_uffd_open, .uffd_register = linux_uffd_register, .uffd_unregister = linux_uffd_unregister, \
         .uffd_protect = linux_uffd_protect, .uffd_wake = linux_uffd_wake, .uffd_read = linux_uffd_read, \
-        .copy_self = linux_copy_self, .guard = linux_guard, .copy_guarded = linux_copy_guarded, \
+        .fill_open = linux_fill_open, .fill = linux_fill, .copy_self = linux_copy_self, .guard = linux_guard, .copy_guarded = linux_copy_guarded, \
         .find_mapping = linux_find_mapping, .futex_wait = linux_futex_wait, \
         .futex_wake = linux_futex_wake, .thread_nice = linux_thread_nice, .yield = linux_yield, .huge_page = linux_huge_page, \
         .own_pages = linux_own_pages

@@ -1,0 +1,189 @@
+/* A stored file is read whole into memory that has no pages yet, in the ways that a machine has for that. */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/client.h"
+#include "os/os.h"
+#include "sum/sum.h"
+#include "tap.h"
+
+#define CHUNK_BYTES (1u << 20)
+#define BYTES_MAX (5u << 20)
+
+static char *bytes;
+static struct os_table table;
+static int fills; /* calls of fill, or how many of them succeed */
+
+/* A file with the first `size` bytes, of which one may be another now than when it was summed. */
+static struct client_stored *stored_of(uint64_t size, int64_t flipped)
+{
+        uint64_t count = (size + CHUNK_BYTES - 1) / CHUNK_BYTES;
+        struct ipc_opened *opened = calloc(1, sizeof *opened + count * sizeof opened->crc64[0]);
+        struct client_stored *stored;
+        int fd = os->memfd("stored");
+
+        *opened = (struct ipc_opened){ .size = size, .chunk_bytes = CHUNK_BYTES, .chunk_count = (uint32_t)count };
+        for (uint64_t i = 0; i < count; i++) {
+                uint64_t offset = i * CHUNK_BYTES;
+
+                opened->crc64[i] = sum_crc64(0, bytes + offset, size - offset < CHUNK_BYTES ? size - offset : CHUNK_BYTES);
+        }
+        CHECK(os_write_at(fd, bytes, size, 0) == 0);
+        if (flipped >= 0) {
+                char wrong = (char)~bytes[flipped];
+
+                CHECK(os_write_at(fd, &wrong, 1, (uint64_t)flipped) == 0);
+        }
+        stored = stored_new(fd, opened);
+        free(opened);
+        return stored;
+}
+
+static char *room_of(uint64_t size)
+{
+        void *data = NULL;
+
+        CHECK(os->map(-1, 0, size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &data) == 0);
+        return data;
+}
+
+static void sizes_come_back(void)
+{
+        static const uint64_t sizes[] = { 1, 4096, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 4097, BYTES_MAX };
+
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                struct client_stored *stored = stored_of(sizes[i], -1);
+                char *data = room_of(sizes[i]);
+
+                CHECK(stored_fetch_all(stored, data));
+                CHECK(!memcmp(data, bytes, sizes[i]));
+                data[sizes[i] - 1] ^= 1; /* it is ordinary memory now */
+                os->unmap(data, sizes[i]);
+                stored_free(stored);
+        }
+}
+
+static int count_fill(int fd, void *to, const void *from, uint64_t size)
+{
+        __atomic_fetch_add(&fills, 1, __ATOMIC_RELAXED);
+        return os_linux.fill(fd, to, from, size);
+}
+
+static void a_file_of_any_size_is_read_into_filled_pages(void)
+{
+        table = os_linux;
+        table.fill = count_fill;
+        fills = 0;
+        os = &table;
+        sizes_come_back();
+        os = &os_linux;
+        if (!fills)
+                SKIP("no userfaultfd here, or huge pages by default");
+        CHECK(fills >= 4 + 5 + 13 + 20); /* pieces of 256 KiB */
+}
+
+static int no_fill_open(void *data, uint64_t size)
+{
+        (void)data;
+        (void)size;
+        return -EPERM;
+}
+
+static void a_machine_without_userfaultfd_reads_the_same(void)
+{
+        table = os_linux;
+        table.fill_open = no_fill_open;
+        os = &table;
+        sizes_come_back();
+        os = &os_linux;
+}
+
+static void a_flipped_byte_is_found(void)
+{
+        static const int64_t places[] = { 0, CHUNK_BYTES - 1, 2 * CHUNK_BYTES, BYTES_MAX - 1 };
+
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+                struct client_stored *stored = stored_of(BYTES_MAX, places[i]);
+                char *data = room_of(BYTES_MAX);
+
+                CHECK(!stored_fetch_all(stored, data));
+                stored_fill(stored, data, bytes); /* no page waits for contents any more */
+                CHECK(!memcmp(data, bytes, BYTES_MAX));
+                os->unmap(data, BYTES_MAX);
+                stored_free(stored);
+        }
+}
+
+static int fill_some(int fd, void *to, const void *from, uint64_t size)
+{
+        return __atomic_fetch_sub(&fills, 1, __ATOMIC_RELAXED) > 0 ? os_linux.fill(fd, to, from, size) : -ENOMEM;
+}
+
+/* The child keeps the descriptors of the fork. */
+static int fill_after_fork(int fd, void *to, const void *from, uint64_t size)
+{
+        static pid_t child;
+
+        if (__atomic_exchange_n(&fills, 0, __ATOMIC_RELAXED)) {
+                child = fork();
+                if (child == 0) {
+                        os->sleep_ms(2000);
+                        _exit(0);
+                }
+                return -ENOMEM;
+        }
+        return os_linux.fill(fd, to, from, size);
+}
+
+static void memory_that_was_not_filled_is_ordinary_memory(void)
+{
+        int (*const ways[])(int, void *, const void *, uint64_t) = { fill_some, fill_after_fork };
+
+        table = os_linux;
+        os = &table;
+        for (size_t i = 0; i < 2; i++) {
+                struct client_stored *stored = stored_of(BYTES_MAX, -1);
+                char *data = room_of(BYTES_MAX);
+                bool is_read;
+
+                table.fill = ways[i];
+                fills = 3;
+                is_read = stored_fetch_all(stored, data);
+                CHECK(!is_read || fills == 3); /* 3: this machine does not fill */
+                if (!is_read)
+                        stored_fill(stored, data, bytes);
+                CHECK(!memcmp(data, bytes, BYTES_MAX));
+                os->unmap(data, BYTES_MAX);
+                stored_free(stored);
+        }
+        os = &os_linux;
+        while (wait(NULL) > 0)
+                ;
+}
+
+/* mlockall(MCL_FUTURE) makes pages when memory is mapped. */
+static void pages_that_are_there_already_get_the_bytes(void)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, -1);
+        char *data = room_of(BYTES_MAX);
+
+        data[5000] = 1;
+        data[BYTES_MAX - 1] = 1;
+        CHECK(stored_fetch_all(stored, data));
+        CHECK(!memcmp(data, bytes, BYTES_MAX));
+        os->unmap(data, BYTES_MAX);
+        stored_free(stored);
+}
+
+static void a_file_is_read_whole(void)
+{
+        bytes = malloc(BYTES_MAX);
+        for (size_t i = 0; i < BYTES_MAX / 8; i++)
+                ((uint64_t *)(void *)bytes)[i] = i * 0x9e3779b97f4a7c15u;
+        a_file_of_any_size_is_read_into_filled_pages();
+}
+
+TAP_MAIN(TEST(a_file_is_read_whole), TEST(a_machine_without_userfaultfd_reads_the_same), TEST(a_flipped_byte_is_found),
+         TEST(memory_that_was_not_filled_is_ordinary_memory), TEST(pages_that_are_there_already_get_the_bytes))
