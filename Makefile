@@ -7,7 +7,8 @@
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make faults-long  1,000 transfers with faults for each object store
-#   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
+#   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each. NEBULA_TEST_STORAGE=s3, azure,
+#                          adls or gs: on an object store of this machine
 #   make test-oldest   the Python tests with the oldest torch that the package allows
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own

@@ -1,4 +1,8 @@
-"""Each test has its own agent, memory directory and storage; jobs are real processes of a framework's own environment."""
+"""Each test has its own agent, memory directory and storage; jobs are real processes of a framework's own environment.
+
+If NEBULA_TEST_STORAGE is s3, azure, adls or gs, the storage is an object store on a server of this machine, in place of a directory. A test
+that looks at files of its storage is skipped then.
+"""
 
 import json
 import os
@@ -12,12 +16,17 @@ import time
 from pathlib import Path
 
 import pytest
+from nebulaml._session import locate
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ENDING = HERE / "ending.py"
 
+sys.path.append(str(ROOT / "tests" / "integration"))
+from store_servers import Servers  # noqa: E402
 
+STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
 full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
 
@@ -28,6 +37,20 @@ def interpreter(environment: str) -> str:
     if not python.exists():
         pytest.skip(f"no environment {environment}: make .envs/{environment}/.ready")
     return str(python)
+
+
+class Url(str):
+    """A storage path in an object store, in place of the Path of a directory. A test that uses it as a directory is skipped."""
+
+    __slots__ = ()
+
+    def __truediv__(self, name: str) -> "Url":
+        return Url(f"{self}/{name}")
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.skip(f"needs a directory as its storage ({name})")
 
 
 class Node:
@@ -49,6 +72,11 @@ class Node:
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
         }
+
+    def use(self, servers: Servers, store: str) -> None:
+        """Takes an object store as the storage, in place of the directory."""
+        self.environment |= servers.variables(store)
+        self.persist = Url(servers.new_path(store))
 
     def of_rank(self, rank: int) -> dict[str, str]:
         """Returns the node of a rank, if each rank is a node with its own agent and memory."""
@@ -127,8 +155,19 @@ class Node:
                 continue
         return None
 
+    def stored(self) -> list[str]:
+        """Returns the tags in storage, as an agent finds them that has nothing in memory."""
+        said = subprocess.run(
+            [locate.agent_path(), "list", "--json", "--path", self.persist],
+            env=self.environment | {"NEBULA_RUNTIME_DIR": str(self.base / "no agent")}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        return [version["tag"] for version in json.loads(said.stdout or '{"versions": []}')["versions"]]
+
     def wait_durable(self, tag: str, timeout: float = 30) -> None:
         """Waits until the manifest of a tag exists. The agent still writes after the job has ended."""
+        if isinstance(self.persist, Url):
+            until(lambda: tag in self.stored(), timeout, f"{tag} in {self.persist}")
+            return
         manifest = self.persist / tag / ".nebula" / "manifest-1.json"
         end = time.monotonic() + timeout
         while not manifest.exists():
@@ -180,9 +219,19 @@ def files_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in paths)
 
 
+@pytest.fixture(scope="session")
+def servers():
+    """The servers of stores. They end with the tests."""
+    found = Servers()
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, servers):
     made = Node(tmp_path)
+    if STORAGE:
+        made.use(servers, STORAGE)
     yield made
     made.close()
 

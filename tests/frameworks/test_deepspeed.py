@@ -131,6 +131,24 @@ def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
     equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step6", ranks=2), whole, 6)
 
 
+@full
+def test_a_url_as_save_dir_is_refused_before_a_directory_gets_its_name(node):
+    text = """
+import os, types
+import nebulaml as nm
+from nebulaml.deepspeed import NebulaDeepSpeedEngine, ds_engine
+try:
+    ds_engine.DeepSpeedEngine.save_checkpoint(types.SimpleNamespace(checkpoint_engine=NebulaDeepSpeedEngine()), "s3://bucket/run?sig=secret")
+except nm.NebulaConfigError as error:
+    assert "'s3://bucket/run'" in str(error) and "persistent_storage_path" in str(error), error
+else:
+    raise AssertionError("saved")
+assert not [name for name in os.listdir() if name.startswith("s3")]
+"""
+    done = subprocess.run([interpreter(NEW), "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_deepspeeds_tools_are_told_where_the_values_are_by_the_files_that_stand_for_them(node):
     text = """
 import os, torch, types

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import uuid
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from test_azure import make_container  # noqa: E402
-from test_object_stores import STORES, prepare  # noqa: E402
+from store_servers import Servers  # noqa: E402
+from test_object_stores import STORES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -71,51 +69,32 @@ def make(maker, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def serve():
-    """Starts the server of a store of test_object_stores. Returns the variables that clients need. The server ends with the tests."""
-    servers = {}
+def servers():
+    """The servers of stores. They end with the tests."""
+    found = Servers()
+    yield found
+    found.close()
 
-    def call(name):
-        if name not in servers:
-            store = STORES[name]
-            if shutil.which(store.needs) is None:
-                pytest.skip(f"{store.needs} is not here, which the server takes")
-            command = [ROOT / store.server[0], *store.server[1:], "sh", "-c", "env -0; echo; exec cat"]
-            server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            found = dict(
-                one.split("=", 1) for one in server.stdout.readline().decode().rstrip("\n").split("\0") if "=" in one
-            )
-            assert found, f"the server of {name} does not start"
-            servers[name] = server, {key: value for key, value in found.items() if os.environ.get(key) != value}
-        return servers[name][1]
 
-    yield call
-    for server, _ in servers.values():
-        server.stdin.close()
-        server.wait(60)
+@pytest.fixture(scope="session")
+def serve(servers):
+    """Starts the server of a store of test_object_stores. Returns the variables that clients need."""
+    return servers.variables
 
 
 @pytest.fixture(scope="session")
 def azurite(serve):
     """Returns the variables for an emulator of Azure Blob Storage with the container `training`."""
-    variables = serve("azure")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        make_container("training")
-    return variables
+    return serve("azure")
 
 
 def open_storage(kind, request, tmp_path, monkeypatch):
     if kind == "directory":
         return str(tmp_path / "other storage")
-    for name, value in (
-        request.getfixturevalue("azurite") if kind == "azure" else request.getfixturevalue("serve")(kind)
-    ).items():
+    servers = request.getfixturevalue("servers")
+    for name, value in servers.variables(kind).items():
         monkeypatch.setenv(name, value)
-    if kind == "two accounts":
-        prepare(kind)
-    return f"{STORES[kind].path.rsplit('/', 1)[0]}/{uuid.uuid4().hex[:8]}"
+    return servers.new_path(kind)
 
 
 @pytest.fixture(params=["directory", "azure"])

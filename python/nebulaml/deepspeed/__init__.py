@@ -13,10 +13,13 @@ values are fixed, the commit comes before the optimizer changes anything, and ``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
+import tempfile
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -191,8 +194,13 @@ def _wrap_save(original: Any) -> Any:
 
     @functools.wraps(original)
     def save_checkpoint(self: Any, save_dir: str, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, save_dir, *args, **kwargs)
         engine = self.checkpoint_engine
+        if isinstance(engine, NebulaDeepSpeedEngine) and "://" in str(save_dir):
+            raise NebulaConfigError(
+                f"save_checkpoint({_without_signature(save_dir)!r}): give a directory of this machine, where DeepSpeed writes small files; "
+                'the object store is the "persistent_storage_path"'
+            )
+        result = original(self, save_dir, *args, **kwargs)
         if isinstance(engine, NebulaDeepSpeedEngine) and engine.get_commit_info() is not None and _on_cpu(self):
             engine.patient = False
             if hasattr(self, "_commit_decoupled_checkpoint"):
@@ -213,6 +221,10 @@ def _wrap_load(original: Any) -> Any:
         engine = self.checkpoint_engine
         if not isinstance(engine, NebulaDeepSpeedEngine) or not engine.enable_load or self.load_universal_checkpoint():
             return original(self, load_dir, tag, *args, **kwargs)
+        if "://" in str(load_dir):
+            with _directory_for(engine, str(load_dir)) as directory:
+                path, state = load_checkpoint(self, directory, tag, *args, **kwargs)
+            return path and path.replace(directory, _without_signature(load_dir).rstrip("/")), state
         engine.forget()
         wanted = tag if tag is not None else _read_latest(load_dir)
         found = engine.resolve(wanted) if wanted is not None else None
@@ -232,6 +244,22 @@ def _wrap_load(original: Any) -> Any:
             engine.forget()
 
     return load_checkpoint
+
+
+def _without_signature(url: Any) -> str:
+    return str(url).partition("?")[0]
+
+
+@contextlib.contextmanager
+def _directory_for(engine: NebulaDeepSpeedEngine, url: str) -> Iterator[str]:
+    """Gives a directory in which DeepSpeed finds names, while the engine loads from an object store. Removes it at the end."""
+    before = engine.load_path
+    with tempfile.TemporaryDirectory(prefix="nebula-names-") as directory:
+        engine.load_path = url
+        try:
+            yield directory
+        finally:
+            engine.load_path = before
 
 
 def _read_latest(load_dir: str) -> str | None:

@@ -1,0 +1,78 @@
+"""Each framework with an object store as its storage: killed, robbed of its memory where storage alone must do, and resumed.
+
+NEBULA_TEST_STORAGE lets the other tests of this folder run on an object store (conftest.py).
+"""
+
+import shutil
+import sys
+
+import pytest
+from conftest import full, interpreter
+from waiting import until
+
+
+@pytest.fixture(autouse=True, params=["s3", pytest.param("azure", marks=full), pytest.param("adls", marks=full), pytest.param("gs", marks=full)])
+def store(request, node, servers):
+    node.use(servers, request.param)
+
+
+def deepspeed(node, env, way, *more, **options):
+    return node.run(
+        interpreter(env), "deepspeed_job.py", "--way", way, "--stage", 2, "--persist", node.persist, "--save-dir", node.base / "save", *more,
+        ranks=2, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["import", pytest.param("attach", marks=full)])
+def test_deepspeed_resumes_after_sigkill_from_the_url_of_an_object_store(node, way):
+    killed = deepspeed(node, "deepspeed-0.19.8", way, "--kill-at", 5, check=False)
+    node.wait_durable("global_step4")
+    node.forget_memory()
+    shutil.rmtree(node.base / "save")
+    again = deepspeed(node, "deepspeed-0.19.8", way, "--resume", "--load-dir", node.persist)
+    assert again.resumed == 4 and again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
+    assert next(line["path"] for line in again.lines if "path" in line).startswith(f"{node.persist}/global_step4/")
+    assert not list(node.base.glob("*:"))  # no directory is named after the URL
+
+
+@full
+def test_stock_deepspeed_resumes_after_sigkill_with_an_object_store(node):
+    killed = deepspeed(node, "deepspeed-0.19.6", "stock", "--kill-at", 5, check=False)
+    node.wait_durable("global_step4")
+    node.forget_memory()
+    again = deepspeed(node, "deepspeed-0.19.6", "stock", "--resume")
+    assert again.resumed == 4 and again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
+
+
+def test_fsdp2_resumes_after_sigkill_from_an_object_store(node):
+    def job(*more, **options):
+        return node.run(sys.executable, "dcp_job.py", "--path", node.persist, *more, ranks=2, **options)
+
+    killed = job("--kill-at", 4, check=False)
+    node.wait_durable("step3")
+    node.forget_memory()
+    again = job("--load", 3)
+    assert again.losses[4] == killed.losses[4] and sorted(again.losses) == [4, 5, 6]
+
+
+def test_trainer_resumes_after_sigkill_with_an_object_store(node):
+    def job(*more, **options):
+        return node.run(interpreter("hf"), "hf_job.py", "--output", node.base / "run", "--persist", node.persist, *more, **options)
+
+    killed = job("--kill-at", 5, check=False)
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
+    node.wait_durable("checkpoint-4")
+    again = job("--resume")
+    assert again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
+    assert again.end["weights"] == again.end["loaded"]
+
+
+def test_lightning_resumes_after_sigkill_with_an_object_store(node):
+    def job(*more, **options):
+        return node.run(interpreter("lightning"), "lightning_job.py", "--dirpath", node.base / "ckpts", "--persist", node.persist, *more, **options)
+
+    killed = job("--kill-at", 6, check=False)
+    until(lambda: (node.base / "ckpts" / "step=4.ckpt").exists())
+    again = job("--ckpt", node.base / "ckpts" / "step=4.ckpt")
+    assert again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
+    assert again.end["files"] == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt", "step=8.ckpt"]
