@@ -188,6 +188,9 @@ struct os_table {
         int (*watch_wait)(int set, void **ret_keys, size_t count, int64_t timeout_ms); /* returns the number of keys; timeout_ms < 0: no timeout */
         /* processes and time */
         int (*spawn)(const char *path, char *const argv[], int *ret_exit);       /* runs the program to its end; stdio on /dev/null */
+        /* Runs the program and reads what it prints, at most `room` bytes. It runs in a process group of its own, which is killed when the
+         * time is over (-ETIMEDOUT) or when it prints more (-EFBIG). Its other stdio is /dev/null. */
+        int (*run)(const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit);
         int64_t (*now_ns)(void);        /* monotonic, counts suspend: CLOCK_BOOTTIME */
         int64_t (*wall_ns)(void);       /* since 1970 */
         int64_t (*thread_cpu_ns)(void);

@@ -131,6 +131,8 @@ WRAP(watch_open, PLAIN, (void), ())
 WRAP(watch, PLAIN, (int set, int fd, void *key, enum os_watch how), (set, fd, key, how))
 WRAP(watch_wait, BLOCKS, (int set, void **ret_keys, size_t most, int64_t timeout_ms), (set, ret_keys, most, timeout_ms))
 WRAP(spawn, PLAIN, (const char *path, char *const argv[], int *ret_exit), (path, argv, ret_exit))
+WRAP(run, PLAIN, (const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit),
+     (path, argv, timeout_ms, text, room, ret_size, ret_exit))
 WRAP(random, PLAIN, (void *data, size_t size), (data, size))
 WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
 WRAP(uffd_register, PLAIN, (int fd, uint64_t start, uint64_t end), (fd, start, end))
@@ -172,7 +174,7 @@ static void fill_table(void)
         SET(open_below); SET(stat_below); SET(rename_below); SET(rename_new_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);
         SET(opendir_below); SET(stat_entry);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
-        SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);
+        SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(run); SET(random); SET(uffd_open); SET(uffd_register);
         SET(uffd_protect); SET(fill_open); SET(fill); SET(ring_open); SET(ring_register); SET(ring_submit);
 #undef SET
         os_ring_model_use(&table);

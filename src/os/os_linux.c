@@ -529,7 +529,7 @@ const struct os_table os_linux = {
         .socketpair = os_linux_socketpair, .send = os_linux_send, .receive = os_linux_receive,
         .peer = os_linux_peer, .shutdown = os_linux_shutdown, .poll = linux_poll, .can_send = os_linux_can_send,
         .watch_open = os_linux_watch_open, .watch = os_linux_watch, .watch_wait = os_linux_watch_wait,
-        .spawn = os_linux_spawn, .now_ns = linux_now_ns, .wall_ns = linux_wall_ns,
+        .spawn = os_linux_spawn, .run = os_linux_run, .now_ns = linux_now_ns, .wall_ns = linux_wall_ns,
         .thread_cpu_ns = linux_thread_cpu_ns, .sleep_ms = linux_sleep_ms, .random = linux_random,
         .pid = linux_pid, .uid = linux_uid, .alive = linux_alive, .cpu_count = linux_cpu_count,
         .memory_free = os_linux_memory_free, .probe = os_probe_linux,

@@ -61,5 +61,6 @@ uint64_t os_linux_memory_free(void);
 
 /* os_spawn.c */
 int os_linux_spawn(const char *path, char *const argv[], int *ret_exit);
+int os_linux_run(const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit);
 
 #endif

@@ -82,17 +82,20 @@ static bool has_keys(const char *profile)
 
 struct object_token *s3_profile_keys(const char *profile, struct nebula_error *error)
 {
-        char identity[300], *source = strdup(profile);
         struct object_token *token = NULL;
+        char identity[300], *source;
 
-        snprintf(identity, sizeof identity, "aws profile %.200s", profile);
-        if (!has_keys(profile)) {
-                free(source);
+        if (has_keys(profile)) {
+                snprintf(identity, sizeof identity, "aws profile %.200s", profile);
+                source = strdup(profile);
+                if (source) /* which the token takes over, or frees */
+                        token = object_token_find(&(struct object_token_source){ identity, fetch_profile, source, done });
+        } else if (s3_profile_has(profile, "credential_process")) {
+                token = s3_process_find(profile);
+        } else {
                 error_set(error, NEBULA_INVALID, 0, "the profile \"%.60s\" has no aws_access_key_id and aws_secret_access_key", profile);
                 return NULL;
         }
-        if (source) /* which the token takes over, or frees */
-                token = object_token_find(&(struct object_token_source){ identity, fetch_profile, source, done });
         if (!token)
                 error_set(error, NEBULA_NO_MEMORY, 0, "no memory for keys");
         return token;
@@ -133,13 +136,8 @@ struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_
                 token = s3_lend_find(S3_WEB_IDENTITY);
         } else if (s3_role_is_asked(profile)) {
                 return s3_role_find(profile, error);
-        } else if (has_keys(profile)) {
+        } else if (has_keys(profile) || s3_profile_has(profile, "credential_process")) {
                 return s3_profile_keys(profile, error);
-        } else if (s3_profile_has(profile, "credential_process")) {
-                error_set(error, NEBULA_INVALID, 0,
-                          "the profile \"%.60s\" gets its keys by credential_process, which is not supported: export them (aws configure export-credentials)",
-                          profile);
-                return NULL;
         } else if (conf_env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") || conf_env("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
                 if (check_container(error))
                         return NULL;

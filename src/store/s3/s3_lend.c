@@ -50,11 +50,14 @@ static const char *who(const struct lending *lending)
 
 int64_t s3_life_of(const char *expiration)
 {
-        struct tm tm = { 0 };
+        struct tm tm = { 0 }, zone = { 0 };
+        const char *rest = expiration ? strptime(expiration, "%Y-%m-%dT%H:%M:%S", &tm) : NULL;
 
-        if (!expiration || !strptime(expiration, "%Y-%m-%dT%H:%M:%S", &tm))
+        if (!rest)
                 return UNKNOWN_LIFE_S;
-        return timegm(&tm) - os->wall_ns() / 1000000000;
+        rest += strspn(rest, ".0123456789");
+        strptime(rest, "%z", &zone);
+        return timegm(&tm) - zone.tm_gmtoff - os->wall_ns() / 1000000000;
 }
 
 /* Reads the keys from JSON: both services of the machine use the same names. */

@@ -7,6 +7,7 @@
  *      s3_credential.c  finds the keys
  *      s3_lend.c        keys that a service lends for some time
  *      s3_role.c        keys of a profile's role or login
+ *      s3_process.c     keys that a profile's program prints
  *      s3_profile.c     the files of AWS's command
  *      s3_call.c        one request
  *      s3_fail.c        messages about its failure
@@ -56,7 +57,7 @@ const char *s3_profile_name(void);
 
 /* s3_credential.c: finds the source of keys. A token's text is access, secret and session, each followed by '\n'. */
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error);
-/* The keys that stand in the files for the profile. NULL with error: none, or no memory. */
+/* The keys that stand in the files for the profile, or that its program prints. NULL with error: neither, or no memory. */
 struct object_token *s3_profile_keys(const char *profile, struct nebula_error *error);
 char *s3_keys_text(const char *access, const char *secret, const char *session);
 /* Splits such a text in place. */
@@ -71,10 +72,13 @@ char *s3_sts_url(void);
 /* Reads the keys from an answer of STS. `borrower`: who gets them, for messages. */
 enum nebula_status s3_lend_read(const char *borrower, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
                                 struct nebula_error *error);
-/* The seconds until a time like "2026-11-26T21:30:00Z"; NULL or another text: some minutes. */
+/* The seconds until a time like "2026-11-26T21:30:00Z" or "2026-11-26T22:30:00.5+01:00"; NULL or another text: some minutes. */
 int64_t s3_life_of(const char *expiration);
 /* Overwrites and frees an answer. */
 void s3_forget_answer(struct http_response *response);
+
+/* s3_process.c: the keys that credential_process of the profile prints. NULL: no memory. */
+struct object_token *s3_process_find(const char *profile);
 
 /* s3_role.c: whether the profile names a role or a login, and its keys. NULL with error: it lacks something, or no memory. */
 bool s3_role_is_asked(const char *profile);

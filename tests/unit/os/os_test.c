@@ -592,6 +592,36 @@ static void a_program_runs_to_its_end(void)
         CHECK(os->spawn("/nonexistent", good, &code) == -ENOENT);
 }
 
+static char *const *shell(char *command)
+{
+        static char *argv[4];
+
+        argv[0] = (char *)"sh";
+        argv[1] = (char *)"-c";
+        argv[2] = command;
+        return argv;
+}
+
+static void what_a_program_prints_is_read_within_a_time_and_a_size(void)
+{
+        static const char *const survivors[] = { "sleep 100", "sleep 100 & exit 0", "exec >&-; sleep 100", "(sleep 100) & exec >&-; wait", NULL };
+        char text[8] = "";
+        size_t size = 0;
+        int code = -1;
+
+        CHECK(os->run("/bin/sh", shell((char *)"printf 12345678; echo no >&2; cat; exit 7"), 60000, text, sizeof text, &size, &code) == 0);
+        CHECK(code == 7 && size == 8 && !memcmp(text, "12345678", 8));
+        CHECK(os->run("/bin/sh", shell((char *)"kill -9 $$"), 60000, text, sizeof text, &size, &code) == 0 && code == 128 + 9 && size == 0);
+        CHECK(os->run("/bin/sh", shell((char *)"printf 123456789"), 60000, text, sizeof text, &size, &code) == -EFBIG);
+        CHECK(os->run("/nonexistent", shell((char *)""), 60000, text, sizeof text, &size, &code) == -ENOENT);
+        for (const char *const *command = survivors; *command; command++) {
+                int64_t since_ns = os->now_ns();
+
+                CHECK(os->run("/bin/sh", shell((char *)(uintptr_t)*command), 100, text, sizeof text, &size, &code) == -ETIMEDOUT);
+                CHECK(os->now_ns() - since_ns < 50000000000); /* and none of its processes is left that would keep the pipe open */
+        }
+}
+
 static void the_machine_tells_about_itself(void)
 {
         int64_t before = os->now_ns(), cpu = os->thread_cpu_ns();
@@ -641,5 +671,5 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
-         TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end),
+         TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))

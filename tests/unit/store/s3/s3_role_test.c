@@ -1,4 +1,4 @@
-/* Keys that a profile of AWS's command gets from a service: a role's from STS, a login's from the portal. */
+/* Keys that a profile of AWS's command gets from others: a role's from STS, a login's from the portal, and those that a program prints. */
 #include "os/os.h"
 #include "store/http/client.h"
 #include "store/http/crypt.h"
@@ -111,13 +111,12 @@ static void a_role_that_cannot_be_assumed_is_refused_with_the_reason(void)
 {
         begin("[profile loop]\nrole_arn = arn:1\nsource_profile = pool\n[profile pool]\nrole_arn = arn:2\nsource_profile = loop\n[profile none]\nrole_arn = arn:1\n"
               "[profile empty]\nrole_arn = arn:1\nsource_profile = nobody\n[profile code]\nrole_arn = arn:1\nsource_profile = base\nmfa_serial = m\n"
-              "[profile work]\nrole_arn = arn:1\nsource_profile = base\n[profile program]\ncredential_process = /bin/false\n",
+              "[profile work]\nrole_arn = arn:1\nsource_profile = base\n",
               "[base]\naws_access_key_id = BASE\naws_secret_access_key = SECRET\n");
         CHECK(!*keys_of("loop") && error.status == NEBULA_INVALID && says("too many"));
         CHECK(!*keys_of("none") && error.status == NEBULA_INVALID && says("source_profile"));
         CHECK(!*keys_of("empty") && error.status == NEBULA_INVALID && says("the profile \"nobody\" has no aws_access_key_id"));
         CHECK(!*keys_of("code") && error.status == NEBULA_INVALID && says("mfa_serial"));
-        CHECK(!*keys_of("program") && error.status == NEBULA_INVALID && says("credential_process"));
         refusal = 403;
         CHECK(!*keys_of("work") && error.status == NEBULA_STORAGE && says("the role of the profile \"work\" gets no keys: the answer is 403 AccessDenied"));
         end();
@@ -159,4 +158,85 @@ static void the_token_of_a_login_is_exchanged_for_keys(void)
         end();
 }
 
-TAP_MAIN(TEST(a_role_is_assumed_with_the_keys_of_its_source), TEST(a_role_that_cannot_be_assumed_is_refused_with_the_reason), TEST(the_token_of_a_login_is_exchanged_for_keys))
+/* A program that counts its runs and prints a file. Its command has a quoted argument with a blank. */
+static void write_program(const char *printed)
+{
+        write_file("printed", printed);
+        write_file("program", "echo \"$2\" >>\"$1/runs\"; cat \"$1/printed\"; echo 'KEEP SECRET' >&2\n");
+}
+
+static void write_profile(const char *command)
+{
+        char text[900];
+
+        snprintf(text, sizeof text, "[profile program]\ncredential_process = %s\n[profile role]\nrole_arn = arn:1\nsource_profile = program\n", command);
+        write_file(".aws/config", text);
+        object_token_forget_all();
+}
+
+static bool has_run(const char *wanted)
+{
+        char path[300], *text;
+        size_t size;
+        bool is_so;
+
+        snprintf(path, sizeof path, "%s/runs", directory);
+        if (os_read_file(path, 4096, &text, &size))
+                return !*wanted;
+        is_so = !strcmp(text, wanted);
+        if (!is_so)
+                printf("# it has run with: %s\n", text);
+        free(text);
+        return is_so;
+}
+
+static void a_program_prints_the_keys(void)
+{
+        struct object_token *token;
+        char command[600], source[S3_SOURCE_MAX], *keys;
+        uint64_t serial;
+
+        begin("", "");
+        snprintf(command, sizeof command, "sh %s/program %s \"a b\"", directory, directory);
+        write_profile(command);
+        write_program("{\"Version\": 1, \"AccessKeyId\": \"PRINTED\", \"SecretAccessKey\": \"SECRET\", \"SessionToken\": \"SESSION\", \"Expiration\": \"2099-01-01T00:00:00+00:00\"}");
+        CHECK(!strcmp(keys_of("program"), "PRINTED SECRET SESSION from the profile \"program\"") && has_run("a b\n"));
+        CHECK(!strcmp(keys_of("role"), "ROLE SECRET SESSION from the profile \"role\"") && strstr(last_head, " Credential=PRINTED/") && has_run("a b\n"));
+        write_program("{\"Version\": 1, \"AccessKeyId\": \"NEXT\", \"SecretAccessKey\": \"SECRET\"}");
+        setenv("AWS_PROFILE", "program", 1);
+        token = s3_keys_find(source, &error);
+        REQUIRE(token && object_token_get(token, 0, &keys, &serial, &error) == NEBULA_OK);
+        CHECK(!strncmp(keys, "PRINTED\n", 8));
+        free(keys);
+        REQUIRE(object_token_get(token, serial, &keys, &serial, &error) == NEBULA_OK); /* S3 has refused them */
+        CHECK(!strcmp(keys, "NEXT\nSECRET\n\n") && has_run("a b\na b\n"));
+        free(keys);
+        end();
+}
+
+static void a_program_without_keys_is_refused_with_the_reason_and_without_what_it_printed(void)
+{
+        begin("", "");
+        write_profile("exit 3");
+        CHECK(!*keys_of("program") && error.status == NEBULA_UNAVAILABLE && says("the credential_process of the profile \"program\" ended with the code 3"));
+        write_profile("echo SECRET");
+        CHECK(!*keys_of("program") && error.status == NEBULA_UNAVAILABLE && says("does not print a JSON object"));
+        write_profile("echo '{\"Version\": 2, \"AccessKeyId\": \"A\", \"SecretAccessKey\": \"SECRET\"}'");
+        CHECK(!*keys_of("program") && error.status == NEBULA_UNAVAILABLE && says("Version 1"));
+        write_profile("yes SECRET");
+        CHECK(!*keys_of("program") && error.status == NEBULA_UNAVAILABLE && says("more than 64 KiB"));
+        end();
+}
+
+static void the_end_of_keys_is_read_in_each_zone(void)
+{
+        int64_t now = os->wall_ns() / 1000000000, end = 1893456000; /* 2030-01-01T00:00:00Z */
+
+        CHECK(llabs(s3_life_of("2030-01-01T00:00:00Z") - (end - now)) <= 1);
+        CHECK(llabs(s3_life_of("2030-01-01T01:30:00.250+01:30") - (end - now)) <= 1);
+        CHECK(llabs(s3_life_of("2029-12-31T17:00:00-0700") - (end - now)) <= 1);
+        CHECK(s3_life_of("tomorrow") == 600 && s3_life_of(NULL) == 600);
+}
+
+TAP_MAIN(TEST(a_program_prints_the_keys), TEST(a_program_without_keys_is_refused_with_the_reason_and_without_what_it_printed),
+         TEST(the_end_of_keys_is_read_in_each_zone), TEST(a_role_is_assumed_with_the_keys_of_its_source), TEST(a_role_that_cannot_be_assumed_is_refused_with_the_reason), TEST(the_token_of_a_login_is_exchanged_for_keys))
