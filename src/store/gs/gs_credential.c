@@ -13,7 +13,6 @@
 #define TOKEN_PATH "/computeMetadata/v1/instance/service-accounts/default/token"
 #define TOKEN_URL "https://oauth2.googleapis.com/token"
 #define FILE_MAX (64u << 10)
-#define SCOPE "https://www.googleapis.com/auth/devstorage.read_write"
 
 static enum nebula_status fetch_given(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
@@ -92,7 +91,7 @@ static struct object_token *find_service(const json_t *body, const char *path, s
         if (!oauth.jwt)
                 return NULL;
         *oauth.jwt = (struct object_jwt){ copy_of(body, "private_key"), copy_of(body, "private_key_id"), copy_of(body, "client_email"),
-                                          copy_of(body, "token_uri"), SCOPE };
+                                          copy_of(body, "token_uri"), GS_SCOPE };
         if (!oauth.jwt->audience)
                 oauth.jwt->audience = strdup(TOKEN_URL);
         if (!oauth.jwt->key || !oauth.jwt->issuer || !oauth.jwt->audience) {
@@ -143,6 +142,9 @@ static struct object_token *find_file(bool *ret_is_there, char ret_source[S3_SOU
                 token = find_service(body, path, error);
         } else if (type && !strcmp(type, "authorized_user")) {
                 token = find_user(body);
+        } else if (type && !strcmp(type, "external_account")) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the workload identity of GOOGLE_APPLICATION_CREDENTIALS");
+                token = gs_external_find(body, path, error);
         } else {
                 error_set(error, NEBULA_INVALID, 0, "%.200s is of the type \"%.40s\", which is not supported: use the key file or an HMAC key of a service account", path, type ? type : "");
         }

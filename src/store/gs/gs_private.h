@@ -3,6 +3,7 @@
  *
  *      gs.c             opening, and the table of the service
  *      gs_credential.c  HMAC keys and tokens
+ *      gs_external.c    tokens for another provider's tokens
  *      gs_call.c        one request, and messages about its failure
  *      gs_upload.c      multipart uploads and compositions
  *      gs_copy.c        copies inside the store
@@ -15,6 +16,7 @@
 
 #define GS_METADATA "x-goog-meta-nebula"
 #define GS_REGION "auto"
+#define GS_SCOPE "https://www.googleapis.com/auth/devstorage.read_write"
 
 extern struct object_limits gs_limits;
 extern const struct object_sigv4 gs_sigv4;
@@ -27,6 +29,9 @@ struct gs_store {
 /* gs_credential.c: fills `keys` or `bearer`, and `source`. */
 enum nebula_status gs_credential_find(struct object_token **ret_keys, struct object_token **ret_bearer, char ret_source[S3_SOURCE_MAX],
                                       struct nebula_error *error);
+
+/* gs_external.c: of a file of the type "external_account". NULL with error: it lacks something, or no memory. */
+struct object_token *gs_external_find(struct json_t *body, const char *path, struct nebula_error *error);
 
 /* gs_call.c */
 enum nebula_status gs_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,

@@ -39,7 +39,8 @@ static void serve(struct server_call *call, void *argument)
         server_say(call, 200, "x-goog-generation: 17\r\nETag: \"p\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", text);
 }
 
-static const char *const variables[] = { "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST", "GOOGLE_TOKEN_URL" };
+static const char *const variables[] = { "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST", "GOOGLE_TOKEN_URL",
+                                          "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES" };
 
 static void begin(void)
 {
@@ -289,14 +290,145 @@ static void a_key_file_that_cannot_be_used_is_refused_without_its_key(void)
         end();
 }
 
+/* Google's STS and its service of accounts, and the provider's own service. */
+static char exchanged[2048], lent[2048], provider_head[2048], exchange_head[2048], lent_head[2048];
+static int exchange_refusal, lend_refusal;
+static const char *provided; /* NULL: the provider refuses */
+
+static void federate(struct server_call *call, void *argument)
+{
+        if (!strcmp(call->method, "GET")) {
+                snprintf(provider_head, sizeof provider_head, "%s", call->head);
+                server_say(call, provided ? 200 : 404, "", provided ? provided : "SECRET");
+        } else if (strstr(call->target, "generateAccessToken")) {
+                snprintf(lent_head, sizeof lent_head, "%s", call->head);
+                snprintf(lent, sizeof lent, "%s", call->body);
+                server_say(call, lend_refusal ? lend_refusal : 200, "", lend_refusal ? "{\"error\":{\"code\":403,\"message\":\"no right\",\"status\":\"PERMISSION_DENIED\"}}"
+                                                                                 : "{\"accessToken\":\"LENT\",\"expireTime\":\"2099-01-01T00:00:00Z\"}");
+        } else {
+                snprintf(exchange_head, sizeof exchange_head, "%s", call->head);
+                snprintf(exchanged, sizeof exchanged, "%s", call->body);
+                server_say(call, exchange_refusal ? exchange_refusal : 200, "", exchange_refusal ? "{\"error\":\"invalid_grant\",\"error_description\":\"the audience is wrong\"}"
+                                                                                             : "{\"access_token\":\"STS\",\"expires_in\":3600,\"token_type\":\"Bearer\"}");
+        }
+}
+
+/* A file of the type external_account; `more`: further members. The store opens anew. */
+static void use_identity(struct server *service, const char *source, const char *more)
+{
+        char path[300], text[2000];
+
+        snprintf(text, sizeof text, "{\"type\":\"external_account\",\"audience\":\"//iam/pools/a/providers/b\",\"subject_token_type\":\"urn:ietf:params:oauth:token-type:jwt\","
+                                    "\"token_url\":\"http://127.0.0.1:%d/v1/token\",\"credential_source\":{%s}%s}", server_port(service), source, more);
+        write_file(path, text);
+        setenv("GOOGLE_APPLICATION_CREDENTIALS", path, 1);
+        object_token_forget_all();
+        store_close(store);
+        if (store_gs.open("gs://data/run", &store, &error))
+                abort();
+        error = (struct nebula_error){ 0 };
+        *exchanged = *lent = 0;
+}
+
+static bool says(const char *what)
+{
+        bool does = strstr(error.message, what) && !strstr(error.message, "SECRET");
+
+        if (!does)
+                printf("# not \"%s\": %s\n", what, error.message);
+        return does;
+}
+
+static void another_providers_token_is_exchanged(void)
+{
+        static const char form[] = "grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Atoken-exchange&requested_token_type=urn%3Aietf%3Aparams%3Aoauth%3Atoken-type%3Aaccess_token"
+                                   "&audience=%2F%2Fiam%2Fpools%2Fa%2Fproviders%2Fb&scope=https%3A%2F%2Fwww.googleapis.com%2Fauth%2Fdevstorage.read_write"
+                                   "&subject_token_type=urn%3Aietf%3Aparams%3Aoauth%3Atoken-type%3Ajwt&subject_token=";
+        struct server *service = server_start(federate, NULL, false);
+        char source[600], more[300], wanted[1200];
+
+        begin();
+        exchange_refusal = lend_refusal = 0;
+        strcpy(token, "Bearer STS");
+        snprintf(source, sizeof source, "%s/subject", directory);
+        if (os_write_file_atomic(source, "SUBJECT+1\n", 10))
+                abort();
+        snprintf(source, sizeof source, "\"file\":\"%s/subject\"", directory);
+        use_identity(service, source, "");
+        snprintf(wanted, sizeof wanted, "%sSUBJECT%%2B1", form);
+        CHECK(put() == NEBULA_OK && !strcmp(exchanged, wanted) && !*lent && !strstr(exchange_head, "Authorization"));
+        use_identity(service, source, ",\"workforce_pool_user_project\":\"p1\"");
+        strcat(wanted, "&options=%7B%22userProject%22%3A%22p1%22%7D");
+        CHECK(put() == NEBULA_OK && !strcmp(exchanged, wanted));
+        use_identity(service, source, ",\"client_id\":\"me\",\"client_secret\":\"pw\"");
+        CHECK(put() == NEBULA_OK && strstr(exchange_head, "\r\nAuthorization: Basic bWU6cHc=\r\n"));
+
+        provided = "{\"value\":\"FROM-URL\"}";
+        snprintf(source, sizeof source, "\"url\":\"http://127.0.0.1:%d/identity?x=1\",\"headers\":{\"Metadata\":\"True\"},\"format\":{\"type\":\"json\",\"subject_token_field_name\":\"value\"}",
+                 server_port(service));
+        snprintf(more, sizeof more, ",\"service_account_impersonation_url\":\"http://127.0.0.1:%d/v1/projects/-/serviceAccounts/a:generateAccessToken\","
+                                    "\"service_account_impersonation\":{\"token_lifetime_seconds\":1800}", server_port(service));
+        use_identity(service, source, more);
+        strcpy(token, "Bearer LENT");
+        CHECK(put() == NEBULA_OK && strstr(exchanged, "&scope=https%3A%2F%2Fwww.googleapis.com%2Fauth%2Fcloud-platform&") && strstr(exchanged, "&subject_token=FROM-URL"));
+        CHECK(!strncmp(provider_head, "GET /identity?x=1 HTTP/1.1\r\n", 28) && strstr(provider_head, "\r\nMetadata: True\r\n"));
+        CHECK(strstr(lent_head, "\r\nAuthorization: Bearer STS\r\n") && !strcmp(lent, "{\"scope\":[\"https://www.googleapis.com/auth/devstorage.read_write\"],\"lifetime\":\"1800s\"}"));
+
+        use_identity(service, "\"executable\":{\"command\":\"printf '{\\\"version\\\":1,\\\"success\\\":true,\\\"token_type\\\":\\\"%s\\\",\\\"id_token\\\":\\\"PRINTED\\\"}' urn:ietf:params:oauth:token-type:id_token\"}", "");
+        CHECK(put() == NEBULA_INVALID && says("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1"));
+        setenv("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1", 1);
+        strcpy(token, "Bearer STS");
+        CHECK(put() == NEBULA_OK && strstr(exchanged, "&subject_token=PRINTED"));
+        end();
+        server_stop(service);
+}
+
+static void an_identity_that_gets_no_token_is_refused_with_the_reason_and_without_its_tokens(void)
+{
+        struct server *service = server_start(federate, NULL, false);
+        char source[600], more[300];
+
+        begin();
+        setenv("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1", 1);
+        exchange_refusal = lend_refusal = 0;
+        use_identity(service, "\"environment_id\":\"aws1\",\"url\":\"http://169.254.169.254/x\"", "");
+        CHECK(put() == NEBULA_INVALID && says("AWS"));
+        use_identity(service, "\"certificate\":{}", "");
+        CHECK(put() == NEBULA_INVALID && says("file, url or executable"));
+        use_identity(service, "\"file\":\"/nonexistent\"", "");
+        CHECK(put() == NEBULA_UNAVAILABLE && says("cannot read the token file /nonexistent"));
+        use_identity(service, "\"executable\":{\"command\":\"echo SECRET; exit 4\"}", "");
+        CHECK(put() == NEBULA_UNAVAILABLE && says("its program ended with the code 4"));
+        use_identity(service, "\"executable\":{\"command\":\"echo SECRET\"}", "");
+        CHECK(put() == NEBULA_UNAVAILABLE && says("its program prints no token that is valid now"));
+        snprintf(source, sizeof source, "\"url\":\"http://127.0.0.1:%d/identity\",\"format\":{\"type\":\"json\",\"subject_token_field_name\":\"value\"}", server_port(service));
+        provided = NULL;
+        use_identity(service, source, "");
+        CHECK(put() == NEBULA_STORAGE && says("answers 404"));
+        provided = "{\"other\":\"SECRET\"}";
+        use_identity(service, source, "");
+        CHECK(put() == NEBULA_UNAVAILABLE && says("holds no token in the form"));
+        provided = "{\"value\":\"SECRET\"}";
+        exchange_refusal = 400;
+        use_identity(service, source, "");
+        CHECK(put() == NEBULA_STORAGE && says("gets no token of STS: the answer is 400 invalid_grant: the audience is wrong"));
+        exchange_refusal = 0;
+        lend_refusal = 403;
+        snprintf(more, sizeof more, ",\"service_account_impersonation_url\":\"http://127.0.0.1:%d/v1/a:generateAccessToken\"", server_port(service));
+        use_identity(service, source, more);
+        CHECK(put() == NEBULA_STORAGE && says("gets no token of the service account: the answer is 403 PERMISSION_DENIED: no right"));
+        end();
+        server_stop(service);
+}
+
 static void a_refusal_says_what_to_do(void)
 {
         char path[300];
 
         begin();
-        write_file(path, "{\"type\":\"external_account\",\"private_key\":\"SECRET\"}");
+        write_file(path, "{\"type\":\"impersonated_service_account\",\"private_key\":\"SECRET\"}");
         setenv("GOOGLE_APPLICATION_CREDENTIALS", path, 1);
-        CHECK(put() == NEBULA_INVALID && strstr(error.message, "external_account") && strstr(error.message, "HMAC key") && !strstr(error.message, "SECRET"));
+        CHECK(put() == NEBULA_INVALID && strstr(error.message, "impersonated_service_account") && strstr(error.message, "HMAC key") && !strstr(error.message, "SECRET"));
         unsetenv("GOOGLE_APPLICATION_CREDENTIALS");
         setenv("GCE_METADATA_HOST", "127.0.0.1:1", 1);
         CHECK(put() == NEBULA_UNAVAILABLE && strstr(error.message, "the environment holds neither key nor token"));
@@ -316,4 +448,5 @@ static void a_refusal_says_what_to_do(void)
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_machines_token_is_asked_for_once_and_replaced_when_it_is_refused),
          TEST(the_login_of_gcloud_is_exchanged_for_a_token), TEST(the_key_of_a_service_account_signs_for_a_token),
-         TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(a_refusal_says_what_to_do))
+         TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(another_providers_token_is_exchanged),
+         TEST(an_identity_that_gets_no_token_is_refused_with_the_reason_and_without_its_tokens), TEST(a_refusal_says_what_to_do))
