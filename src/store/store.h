@@ -155,7 +155,8 @@ struct store_source {
 #define STORE_RESUME_MAX 512 /* bytes of the text, its NUL included */
 struct store_resume {
         const char *former; /* the text that an earlier upload of this key told; NULL: there was none */
-        /* Called for each object that can go on later, before its first part is sent, on the thread that called `upload`. `is_last`: no
+        /* If the parts make a temporary object (store_is_temporary), the text begins with its key and a blank, and a sweep knows the upload by
+         * that key. Called for each object that can go on later, before its first part is sent, on the thread that called `upload`. `is_last`: no
          * other object of this upload follows. */
         void (*began)(void *argument, const char *key, const char *text, bool is_last);
         void *argument;

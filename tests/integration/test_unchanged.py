@@ -56,7 +56,8 @@ class Counter:
     """Passes connections on to the server that the environment names, and counts what goes there, and the parts that have arrived."""
 
     def __init__(self) -> None:
-        name = "AWS_ENDPOINT_URL" if "AWS_ENDPOINT_URL" in os.environ else "AZURE_STORAGE_CONNECTION_STRING"
+        names = ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_CONNECTION_STRING")
+        name = next(name for name in names if name in os.environ)
         found = re.search(r"http://127\.0\.0\.1:(\d+)", os.environ[name])
         assert found
         self.port, self.sent, self.parts = int(found[1]), 0, 0

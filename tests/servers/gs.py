@@ -231,7 +231,11 @@ class Google(Handler):
     def list_parts(self, number: str, parts: dict[int, bytes]) -> None:
         after = int(self.query.get("part-number-marker", 0))
         first, *more = [*(part for part in sorted(parts) if part > after), None][:2] or [None]
-        body = f"<Part><PartNumber>{first}</PartNumber><LastModified>{when(self.begun[f'{number}/{first}'])}</LastModified></Part>" if first else ""
+        body = ""
+        if first:
+            body = f"<PartNumber>{first}</PartNumber><LastModified>{when(self.begun[f'{number}/{first}'])}</LastModified>"
+            body += f'<ETag>"{hashlib.md5(parts[first]).hexdigest()}"</ETag><Size>{len(parts[first])}</Size>'
+            body = f"<Part>{body}</Part>"
         body += f"<NextPartNumberMarker>{first}</NextPartNumberMarker><IsTruncated>true</IsTruncated>" if first and more[0] else ""
         self.reply(200, f"<ListPartsResult><Bucket>nebula</Bucket>{body}</ListPartsResult>".encode())
 

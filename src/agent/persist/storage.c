@@ -46,7 +46,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
-/* The keys of the uploads with which this agent goes on, in this storage path. */
+/* The uploads with which this agent goes on, in this storage path. */
 static struct unfinished list_unfinished(struct catalogue *catalogue, const struct job *job)
 {
         struct unfinished all = { 0 };
@@ -56,14 +56,14 @@ static struct unfinished list_unfinished(struct catalogue *catalogue, const stru
                 for (const struct version *version = strcmp(other->persist_path, job->persist_path) ? NULL : other->live; version;
                      version = version->next_live)
                         for (size_t i = 0; i < version->persist.unfinished.count; i++)
-                                unfinished_set(&all, version->persist.unfinished.uploads[i].key, "");
+                                unfinished_set(&all, version->persist.unfinished.uploads[i].key, version->persist.unfinished.uploads[i].text);
         catalogue_unlock(catalogue);
         return all;
 }
 
 static bool goes_on(void *argument, const char *key)
 {
-        return unfinished_find(argument, key);
+        return unfinished_find(argument, key) || unfinished_has_place(argument, key);
 }
 
 /* Removes the parts of an unfinished write that are too old to belong to a living agent. */

@@ -18,6 +18,16 @@ const char *unfinished_find(const struct unfinished *list, const char *key)
         return found ? found->text : NULL;
 }
 
+bool unfinished_has_place(const struct unfinished *list, const char *key)
+{
+        size_t size = strlen(key);
+
+        for (size_t i = 0; i < list->count; i++)
+                if (!strncmp(list->uploads[i].text, key, size) && list->uploads[i].text[size] == ' ')
+                        return true;
+        return false;
+}
+
 static void free_upload(struct unfinished_upload *upload)
 {
         free(upload->key);

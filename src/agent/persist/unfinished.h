@@ -25,6 +25,8 @@ struct unfinished {
 
 /* The text for that key; NULL: none. */
 const char *unfinished_find(const struct unfinished *list, const char *key);
+/* Whether the parts of an upload make the temporary object of that key. */
+bool unfinished_has_place(const struct unfinished *list, const char *key);
 /* The last attempt uses this upload; another one of the same key is replaced. False: no memory. */
 bool unfinished_set(struct unfinished *list, const char *key, const char *text);
 /* Moves all uploads of `from` to `to`. Without memory they are lost, and a sweep ends them. */

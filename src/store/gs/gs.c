@@ -163,6 +163,7 @@ const struct store_ops store_gs = {
         .upload = object_upload,
         .publish = object_publish,
         .abort = object_abort,
+        .forget = s3_resume_forget,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .read_chunks = object_read_chunks,

@@ -14,11 +14,16 @@
 static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                 struct nebula_error *error)
 {
+        enum nebula_status status;
+
         object->place = object_make_place(upload, object);
         object->parts = calloc(object->part_count, sizeof *object->parts);
         if (!object->place || !object->parts)
                 return object_no_memory(store, error);
-        return s3_multipart_begin(store, object->place, upload->id, &object->upload_id, error);
+        status = s3_resume_find(store, object, error);
+        if (!status && !object->upload_id)
+                status = s3_multipart_begin(store, object->place, object->id, &object->upload_id, error);
+        return status ? status : s3_resume_describe(store, object, error);
 }
 
 static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
@@ -28,8 +33,7 @@ static enum nebula_status send_part(struct object_store *store, const struct sto
 }
 
 /* Completes the upload of the temporary object. If an answer was lost, the upload is gone and the object has its id. */
-static enum nebula_status complete(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                   struct nebula_error *error)
+static enum nebula_status complete(struct object_store *store, const struct object_upload *object, struct nebula_error *error)
 {
         struct object_call call = { .method = "POST", .key = object->place, .answer_ms = ANSWER_MS };
         struct http_response response;
@@ -49,7 +53,7 @@ static enum nebula_status complete(struct object_store *store, const struct stor
         if (status)
                 return status;
         if (response.status == 404)
-                status = object_look_who_wrote(store, object->place, upload->id, STORE_IF_ABSENT, NULL, &stamp, error);
+                status = object_look_who_wrote(store, object->place, object->id, STORE_IF_ABSENT, NULL, &stamp, error);
         else if (response.status != 200)
                 status = gs_fail(store, OBJECT_WRITE, object->key, &response, error);
         http_response_done(&response);
@@ -58,7 +62,6 @@ static enum nebula_status complete(struct object_store *store, const struct stor
 
 struct composing {
         struct object_store *store;
-        const struct store_upload *upload;
         const struct object_upload *object;
 };
 
@@ -91,14 +94,14 @@ static enum nebula_status compose_once(void *argument, struct nebula_error *erro
         call.body = body;
         call.body_size = size;
         object_param(&call, "compose", NULL);
-        object_header(&call, GS_METADATA, composing->upload->id);
+        object_header(&call, GS_METADATA, composing->object->id);
         gs_condition(&call, STORE_IF_ABSENT, NULL, text);
         status = s3_send_long(store, &call, &response, error);
         free(body);
         if (status)
                 return status;
         if (response.status == 412)
-                status = object_look_who_wrote(store, composing->object->key, composing->upload->id, STORE_IF_ABSENT, NULL, &stamp, error);
+                status = object_look_who_wrote(store, composing->object->key, composing->object->id, STORE_IF_ABSENT, NULL, &stamp, error);
         else if (response.status == 404)
                 status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary object is gone", store->store.root, composing->object->key);
         else if (response.status != 200)
@@ -110,8 +113,8 @@ static enum nebula_status compose_once(void *argument, struct nebula_error *erro
 static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                   struct nebula_error *error)
 {
-        struct composing composing = { store, upload, object };
-        enum nebula_status status = complete(store, upload, object, error);
+        struct composing composing = { store, object };
+        enum nebula_status status = complete(store, object, error);
 
         if (status)
                 return status;
@@ -127,4 +130,4 @@ static void abort_upload(struct object_store *store, const struct object_upload 
                 s3_multipart_abort(store, object->place, object->upload_id, NULL);
 }
 
-const struct object_steps gs_steps = { .begin = begin, .send = send_part, .publish = publish, .abort = abort_upload };
+const struct object_steps gs_steps = { .begin = begin, .can_resume = true, .send = send_part, .publish = publish, .abort = abort_upload };

@@ -1,6 +1,7 @@
 /*
  * A multipart upload that goes on where an interrupted one stopped. Its text is "ID UPLOAD": the id in the metadata of the object, which was
- * given when the upload was begun, and S3's name for the upload. The list of its parts says which of them S3 has. Parts of other sizes or other
+ * given when the upload was begun, and the service's name for the upload. If a temporary object gets the parts, its key, which holds the id,
+ * stands in place of the id. The list of its parts says which of them the service has. Parts of other sizes or other
  * bytes are replaced, and the completion names only parts of this object.
  */
 #include <stdio.h>
@@ -64,14 +65,14 @@ static void read_page(struct page *page, const struct http_response *response)
 }
 
 /* *ret_status: the answer's. */
-static enum nebula_status list_parts(struct object_store *store, struct object_upload *object, const char *upload_id, int *ret_status,
-                                     struct nebula_error *error)
+static enum nebula_status list_parts(struct object_store *store, struct object_upload *object, const char *key, const char *upload_id,
+                                     int *ret_status, struct nebula_error *error)
 {
         struct page page = { .object = object };
         enum nebula_status status;
 
         do {
-                struct object_call call = { .method = "GET", .key = object->key, .text_max = PAGE_TEXT_MAX };
+                struct object_call call = { .method = "GET", .key = key, .text_max = PAGE_TEXT_MAX };
                 struct http_response response;
                 char from[sizeof page.next], entries[16];
 
@@ -95,37 +96,56 @@ static enum nebula_status list_parts(struct object_store *store, struct object_u
         return page.no_memory ? object_no_memory(store, error) : NEBULA_OK;
 }
 
-/* NULL: it is no such text. */
-static const char *split(const char *text, char ret_id[OBJECT_ID_SIZE])
+struct former {
+        char id[OBJECT_ID_SIZE], place[64]; /* place "": none was used */
+        const char *upload_id;
+};
+
+/* False: it is no such text. */
+static bool split(const char *text, struct former *ret_former)
 {
-        if (strspn(text, "0123456789abcdef") != OBJECT_ID_SIZE - 1 || text[OBJECT_ID_SIZE - 1] != ' ' || !text[OBJECT_ID_SIZE])
-                return NULL;
-        memcpy(ret_id, text, OBJECT_ID_SIZE - 1);
-        ret_id[OBJECT_ID_SIZE - 1] = 0;
-        return text + OBJECT_ID_SIZE;
+        size_t top = !strncmp(text, STORE_TEMP_TOP, strlen(STORE_TEMP_TOP)) ? strlen(STORE_TEMP_TOP) : 0, size = strcspn(text, " ");
+        const char *id = text + top;
+
+        if (strspn(id, "0123456789abcdef") != OBJECT_ID_SIZE - 1 || id[OBJECT_ID_SIZE - 1] != (top ? '-' : ' ') || !text[size] || !text[size + 1] ||
+            size >= sizeof ret_former->place)
+                return false;
+        snprintf(ret_former->id, sizeof ret_former->id, "%s", id);
+        snprintf(ret_former->place, sizeof ret_former->place, "%.*s", top ? (int)size : 0, text);
+        ret_former->upload_id = text + size + 1;
+        return true;
+}
+
+static char *replace_text(char *old, const char *text)
+{
+        free(old);
+        return strdup(text);
 }
 
 enum nebula_status s3_resume_find(struct object_store *store, struct object_upload *object, struct nebula_error *error)
 {
-        char id[OBJECT_ID_SIZE];
-        const char *upload_id = object->resume && object->resume->former ? split(object->resume->former, id) : NULL;
+        struct former former;
         enum nebula_status status;
+        const char *key;
         int answer = 0;
 
-        if (!upload_id)
+        if (!object->resume || !object->resume->former || !split(object->resume->former, &former) || !object->place != !*former.place)
                 return NEBULA_OK;
-        status = list_parts(store, object, upload_id, &answer, error);
+        key = object->place ? former.place : object->key;
+        status = list_parts(store, object, key, former.upload_id, &answer, error);
         if (status)
                 return status;
         if (answer != 200) {
                 if (answer != 404)
-                        s3_multipart_abort(store, object->key, upload_id, NULL);
+                        s3_multipart_abort(store, key, former.upload_id, NULL);
                 return NEBULA_OK;
         }
-        object->upload_id = strdup(upload_id);
-        if (!object->upload_id)
+        object->upload_id = strdup(former.upload_id);
+        if (object->place)
+                object->place = replace_text(object->place, former.place);
+        if (!object->upload_id || (*former.place && !object->place))
                 return object_no_memory(store, error);
-        memcpy(object->id, id, sizeof object->id);
+        memcpy(object->id, former.id, sizeof object->id);
         object->is_kept = true;
         return NEBULA_OK;
 }
@@ -136,7 +156,7 @@ enum nebula_status s3_resume_describe(struct object_store *store, struct object_
 
         if (!object_may_resume(store, object))
                 return NEBULA_OK;
-        buf_add_text(&buf, object->id);
+        buf_add_text(&buf, object->place ? object->place : object->id);
         buf_add_text(&buf, " ");
         buf_add_text(&buf, object->upload_id);
         object->text = object_take(&buf);
@@ -145,8 +165,9 @@ enum nebula_status s3_resume_describe(struct object_store *store, struct object_
 
 enum nebula_status s3_resume_forget(struct store *base, const char *key, const char *text, struct nebula_error *error)
 {
-        char id[OBJECT_ID_SIZE];
-        const char *upload_id = split(text, id);
+        struct former former;
 
-        return upload_id ? s3_multipart_abort((struct object_store *)base, key, upload_id, error) : NEBULA_OK;
+        if (!split(text, &former))
+                return NEBULA_OK;
+        return s3_multipart_abort((struct object_store *)base, *former.place ? former.place : key, former.upload_id, error);
 }
