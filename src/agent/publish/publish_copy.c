@@ -21,9 +21,12 @@
 #define DIRECT_MIN (1u << 20)     /* for smaller files O_DIRECT costs more than it saves */
 #define DIRTY_MAX (256u << 20)    /* page cache that a copy may use */
 
+uint64_t publish_window_bytes = 64u << 20; /* of a copy from an object store: its requests run side by side */
+
 /* The version's file in storage. */
 struct stored {
-        struct store *store; /* NULL: storage does not have this file, or not on this machine */
+        struct store *store; /* NULL: storage does not have this file */
+        bool has_path;       /* it is a file of this machine */
         struct manifest manifest;
         char key[MANIFEST_KEY_MAX], path[PUBLISH_PATH_MAX];
 };
@@ -35,8 +38,7 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         struct nebula_error error;
         struct store *store;
 
-        if (storage_open(catalogue, job, &store, &error) || !(store->ops->features(store) & STORE_PATHS) ||
-            manifest_load(store, publish->tag, &ret_stored->manifest, &error))
+        if (storage_open(catalogue, job, &store, &error) || manifest_load(store, publish->tag, &ret_stored->manifest, &error))
                 return;
         file = manifest_find_file(&ret_stored->manifest, name);
         /* A later generation of the tag may have replaced the file or carried it over. */
@@ -46,6 +48,7 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
                 return;
         snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, ret_stored->key);
         ret_stored->store = store;
+        ret_stored->has_path = store->ops->features(store) & STORE_PATHS;
 }
 
 static int open_new(const char *path, bool is_direct)
@@ -159,31 +162,71 @@ static enum nebula_status copy_chunks(int source, int fd, const struct stored *s
         return status || !result ? status : publish_fail(error, "write", own, result);
 }
 
-/* Copies from storage chunk by chunk, so that a large file need not fit into the memory tier. */
+static enum nebula_status copy_from_path(int fd, const struct stored *stored, const struct record_file *file, const char *own,
+                                         struct nebula_error *error)
+{
+        int source = os->open_below(stored->store->root, stored->key, OS_READ);
+        enum nebula_status status;
+
+        if (source < 0)
+                return publish_fail(error, "read", stored->path, source);
+        status = copy_chunks(source, fd, stored, file, own, error);
+        os->close(source);
+        return status;
+}
+
+/* Reads whole chunks of the object, whose sums are compared. The store takes the address of the object's first byte. */
+static enum nebula_status read_window(const struct stored *stored, const struct record_file *file, char *window, struct store_range range,
+                                      struct nebula_error *error)
+{
+        if (range.size == file->size)
+                return manifest_read_file(stored->store, &stored->manifest, file, window, error);
+        return manifest_read_chunks(stored->store, stored->key, file, (void *)((uintptr_t)window - range.offset), &range, 1, error);
+}
+
+/* From an object store. */
+static enum nebula_status copy_from_store(int fd, const struct stored *stored, const struct record_file *file, const char *own,
+                                          struct nebula_error *error)
+{
+        uint64_t chunk = file->chunk_bytes ? file->chunk_bytes : 1; /* 0: of an empty file */
+        uint64_t step = chunk < publish_window_bytes ? publish_window_bytes / chunk * chunk : chunk;
+        char *window = malloc(file->size < step ? file->size + 1 : step);
+        enum nebula_status status = window ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read %.300s", stored->path);
+
+        for (struct store_range range = { 0 }; !status && range.offset < file->size; range.offset += range.size) {
+                int result = 0;
+
+                range.size = file->size - range.offset < step ? file->size - range.offset : step;
+                status = read_window(stored, file, window, range, error);
+                if (!status)
+                        result = os_write_at(fd, window, range.size, range.offset);
+                if (!status && !result && file->size > step)
+                        result = os_sync(fd);
+                if (result)
+                        status = publish_fail(error, "write", own, result);
+        }
+        free(window);
+        return status;
+}
+
+/* Copies from storage piece by piece, so that a large file need not fit into the memory tier. */
 static enum nebula_status copy_stored(const struct stored *stored, const char *name, const char *own, struct nebula_error *error)
 {
         struct record_file file = { 0 };
-        int source, fd, result;
+        int fd, result;
         enum nebula_status status = manifest_load_file(stored->store, &stored->manifest, name, &file, error);
 
         if (status)
                 return status;
-        source = os->open_below(stored->store->root, stored->key, OS_READ);
-        if (source < 0) {
-                status = publish_fail(error, "read", stored->path, source);
-                goto done;
-        }
         fd = open_new(own, false);
         if (fd < 0) {
                 status = publish_fail(error, "write", own, fd);
         } else {
-                status = copy_chunks(source, fd, stored, &file, own, error);
+                status = (stored->has_path ? copy_from_path : copy_from_store)(fd, stored, &file, own, error);
                 result = end_new(fd, own, status ? -ECANCELED : 0);
                 if (!status && result)
                         status = publish_fail(error, "write", own, result);
         }
-        os->close(source);
-done:
         record_file_done(&file);
         return status;
 }
@@ -209,7 +252,7 @@ enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *jo
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         find_stored(catalogue, job, publish, name, &stored);
-        if (stored.store && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
+        if (stored.has_path && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
                 status = NEBULA_OK;
         if (status && stored.store && !in_memory(catalogue, publish, name))
                 status = copy_stored(&stored, name, own, error);

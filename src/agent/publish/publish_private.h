@@ -34,6 +34,8 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
 enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
                                      const char *own, struct nebula_error *error);
 
+extern uint64_t publish_window_bytes; /* read at once from an object store; tests make it small */
+
 /* publish_tree.c. Without the lock. */
 enum nebula_status publish_fail(struct nebula_error *error, const char *doing, const char *path, int result);
 /* ret_parent may be `path`. */

@@ -4,6 +4,8 @@
 
 #include "agent/agent_publish.h"
 #include "agent/agent_storage.h"
+#include "agent/commit/commit.h"
+#include "agent/publish/publish_private.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
 #include "tap.h"
@@ -549,13 +551,46 @@ static void a_version_that_left_memory_is_copied_from_storage_without_memory(voi
 {
         struct version *version;
 
-        NEEDS_FILES("an object is read into memory");
         begin();
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
         forget_memory(version);
         bench.catalogue.memory.budget = 0;
         CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
+        end();
+}
+
+static void a_large_file_is_copied_from_storage_in_pieces(void)
+{
+        const size_t bytes = 2 * IMAGE_CHUNK_BYTES + 777;
+        struct version *version;
+        bool is_same;
+        uint64_t id;
+        char *data;
+        size_t size;
+
+        begin();
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "large", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save_bytes(&bench, &id, "a", 3, bytes));
+        catalogue_lock(&bench.catalogue);
+        version = catalogue_version(&bench.catalogue, id);
+        CHECK(version && !commit_part(&bench.catalogue, &bench.session, version, &bench.error));
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(!ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        forget_memory(version);
+        bench.catalogue.memory.budget = 0;
+        publish_window_bytes = IMAGE_CHUNK_BYTES;
+        CHECK(work(&bench, 9) && debris_in(out) == 0);
+        publish_window_bytes = 64u << 20;
+        REQUIRE(!os_read_file(at("x"), 2 * bytes, &data, &size));
+        is_same = size == bytes;
+        for (size_t i = 0; i < size && is_same; i++)
+                is_same = (unsigned char)data[i] == bench_byte(3, i);
+        CHECK(is_same);
+        free(data);
         end();
 }
 
@@ -675,6 +710,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
          TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
          TEST(a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links), TEST(blocks_are_shared_where_the_file_system_can),
-         TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_damaged_stored_file_is_not_published),
+         TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_large_file_is_copied_from_storage_in_pieces),
+         TEST(a_damaged_stored_file_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),
          TEST(a_list_that_was_damaged_is_refused_as_a_whole))
