@@ -69,14 +69,18 @@ class Counter:
         while True:
             client, _ = self.listener.accept()
             server = socket.create_connection(("127.0.0.1", self.port))
+            last = [b""]  # the request line of this connection: its requests follow each other
             for pair in ((client, server, True), (server, client, False)):
-                threading.Thread(target=self.copy, args=pair, daemon=True).start()
+                threading.Thread(target=self.copy, args=(*pair, last), daemon=True).start()
 
-    def copy(self, source: socket.socket, to: socket.socket, counts: bool) -> None:
+    def copy(self, source: socket.socket, to: socket.socket, counts: bool, last: list[bytes]) -> None:
         try:
             while piece := source.recv(1 << 20):
-                self.sent += len(piece) if counts else 0
-                self.parts += 0 if counts else len(re.findall(rb"\r\n(?:etag|x-ms-content-crc64):", piece.lower()))
+                if counts:
+                    self.sent += len(piece)
+                    last[0] = next(iter(re.findall(rb"(?:GET|HEAD|PUT|POST|DELETE) (/[^ ]*) HTTP/1.1\r\n", piece)), last[0])
+                elif b"partNumber=" in last[0] or b"comp=block&" in last[0]:
+                    self.parts += len(re.findall(rb"\r\n(?:etag|x-ms-content-crc64):", piece.lower()))
                 to.sendall(piece)
             to.shutdown(socket.SHUT_WR)
         except OSError:
