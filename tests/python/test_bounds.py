@@ -318,3 +318,16 @@ def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_
     program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=30).stdout
     assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB
+
+
+@pytest.mark.parametrize(("versions", "bound"), [(1, 1), (2, 2)])
+def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(place, versions, bound):
+    nebulaml.init(str(place.storage), 0, versions, on_error="raise")
+    for step in (1, 2, 3, 4):
+        assert save(step)
+        nebulaml.flush_persistence()
+    until(lambda: memory_bytes(place) <= bound * IMAGE)
+    time.sleep(0.3)  # an image that is made for the next save would come now
+    assert SIZE * bound <= memory_bytes(place) <= bound * IMAGE
+    assert all(holds(step) for step in (1, 2, 3, 4))  # older ones come from storage
+    assert save(5) and holds(5)

@@ -8,7 +8,6 @@
 #include "image/image.h"
 #include "os/os.h"
 
-#define FORETOLD_VERSIONS 2 /* the second save comes before the first version may leave memory */
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
 /* Collects the job's versions that hold memory, with the facts for retention. The caller frees the arrays. */
@@ -67,11 +66,23 @@ static uint64_t version_bytes(const struct job *job)
         return 0;
 }
 
+/* Whether the job has asked for the memory of one version: then no image stays for the next save. */
+static bool gives_back(const struct job *job)
+{
+        return job->settings.retention_count == 1;
+}
+
+/* How many versions of a foretold file get memory ahead: the second save comes before the first version may leave memory. */
+static unsigned foretold_versions(const struct job *job)
+{
+        return gives_back(job) ? 1 : 2;
+}
+
 /* Number of versions whose images a steady job uses: those that retention keeps, one that is being written, and
- * those that a rolled-back run left. */
+ * those that a rolled-back run left. Not for a job that gives its images back. */
 static size_t steady_count(struct job *job)
 {
-        size_t keep = job->settings.retention_count > 2 ? job->settings.retention_count : 2;
+        size_t keep = job->settings.retention_count;
         struct version **versions;
         struct retain_entry *entries;
         bool *drop;
@@ -84,14 +95,17 @@ static size_t steady_count(struct job *job)
         return later + 1 >= keep ? keep + 1 : keep;
 }
 
-static uint64_t steady_bytes(struct job *job)
+static uint64_t steady_bytes(const struct catalogue *catalogue, struct job *job)
 {
-        uint64_t bytes = version_bytes(job);
+        uint64_t bytes;
 
+        if (gives_back(job))
+                return job_bytes(catalogue, job) - memory_free_bytes(&catalogue->memory, job);
+        bytes = version_bytes(job);
         return bytes ? bytes * steady_count(job) : 0;
 }
 
-/* Capacities that the job's sessions have foretold, each once for each of FORETOLD_VERSIONS, to `ret_list` if that is not NULL. */
+/* Capacities that the job's sessions have foretold, each once for each of its versions, to `ret_list` if that is not NULL. */
 static size_t foretold(const struct catalogue *catalogue, const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
 {
         size_t count = 0;
@@ -99,7 +113,7 @@ static size_t foretold(const struct catalogue *catalogue, const struct job *job,
         *ret_bytes = 0;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
                 for (uint32_t i = 0; session->job == job && session->connection_count && i < session->foretold_count; i++)
-                        for (int k = 0; k < FORETOLD_VERSIONS; k++, count++) {
+                        for (unsigned k = 0; k < foretold_versions(job); k++, count++) {
                                 *ret_bytes += session->foretold[i];
                                 if (ret_list)
                                         ret_list[count] = session->foretold[i];
@@ -112,7 +126,7 @@ void catalogue_foretell(struct catalogue *catalogue, struct session *session, ui
         uint64_t capacity = memory_capacity(size);
 
         if (session->foretold_count == SESSION_FORETOLD_MAX || capacity < MEMORY_SPARE_LEAST ||
-            capacity > catalogue->memory.budget / FORETOLD_VERSIONS)
+            capacity > catalogue->memory.budget / foretold_versions(session->job))
                 return;
         session->foretold[session->foretold_count++] = capacity;
         session->job->spare_due = true;
@@ -129,7 +143,7 @@ void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *jo
 static void trim_free(struct catalogue *catalogue, struct job *job)
 {
         struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
-        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(job) : 0, soon;
+        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(catalogue, job) : 0, soon;
 
         foretold(catalogue, job, NULL, &soon);
         limit += soon;
@@ -393,7 +407,7 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
                 return soon;
         if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes)
                 return 0;
-        steady = steady_bytes(job);
+        steady = steady_bytes(catalogue, job);
         own = job_bytes(catalogue, job);
         if (own >= steady)
                 return 0;

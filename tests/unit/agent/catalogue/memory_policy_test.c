@@ -381,6 +381,45 @@ static void small_images_serve_again_and_take_a_page_each(void)
         bench_done(&bench, true);
 }
 
+/* The images of a job after three versions. Each is durable before the next begins, or all become durable at the end. */
+static size_t images_of_three(uint32_t retention_count, bool is_late)
+{
+        struct version *versions[3];
+        char directory[256], tag[32];
+        struct bench bench;
+        size_t count;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->settings.retention_count = retention_count;
+        for (unsigned i = 0; i < 3; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                versions[i] = bench_version(&bench, tag, i + 1, 0);
+                CHECK(versions[i] && (is_late || !bench_persist(&bench, versions[i])));
+                CHECK(version_whole_in_memory(versions[i])); /* the newest */
+                CHECK(!is_late || bury_and_count(&bench) == i + 1); /* storage lacks the others */
+        }
+        for (unsigned i = 0; i < 3 && is_late; i++)
+                CHECK(!bench_persist(&bench, versions[i]));
+        catalogue_lock(&bench.catalogue);
+        catalogue_retain(&bench.catalogue, bench.job, retention_count); /* as the worker does */
+        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
+        CHECK(version_whole_in_memory(versions[2]) && in_memory(&bench) == retention_count);
+        catalogue_unlock(&bench.catalogue);
+        count = bury_and_count(&bench);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+        return count;
+}
+
+static void with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory(void)
+{
+        CHECK(images_of_three(1, false) == 1);
+        CHECK(images_of_three(1, true) == 1);
+        CHECK(images_of_three(2, false) == 2);
+        CHECK(images_of_three(2, true) == 2);
+}
+
 /* Makes a spare image, as the page maker does. */
 static bool make_spare(struct bench *bench, uint64_t capacity)
 {
@@ -533,6 +572,7 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
 
 TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
+         TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
