@@ -1,4 +1,4 @@
-/* Tokens of workload identity federation (AIP-4117): another provider's token, from a file, a service of this machine or a program, is
+/* Tokens of workload identity federation (AIP-4117): another provider's token, from a file, a service of this machine, a program or AWS, is
  * exchanged at Google's STS. If the file names a service account, the resulting token is exchanged once more for one of that account. */
 #include <errno.h>
 #include <jansson.h>
@@ -183,11 +183,22 @@ static char *subject_of_program(const struct external *external, struct nebula_e
         return subject;
 }
 
+static char *subject_of_aws(const struct external *external, struct nebula_error *error)
+{
+        char *subject = gs_aws_subject(source_of(external), text_of(external->body, "audience"), error);
+
+        if (!subject)
+                error_prefix(error, "%s", external->name);
+        return subject;
+}
+
 static char *find_subject(const struct external *external, struct nebula_error *error)
 {
         const json_t *source = source_of(external);
         const char *file = text_of(source, "file"), *url = text_of(source, "url");
 
+        if (text_of(source, "environment_id"))
+                return subject_of_aws(external, error);
         return file ? subject_of_file(external, file, error) : url ? subject_of_url(external, url, error) : subject_of_program(external, error);
 }
 
@@ -363,11 +374,11 @@ static const char *missing(const json_t *body)
         if (!text_of(body, "audience") || !text_of(body, "subject_token_type"))
                 return "lacks audience or subject_token_type";
         if (text_of(source, "environment_id"))
-                return "takes its identity from AWS, which is not supported: use a key file or an HMAC key of a service account";
+                return strcmp(text_of(source, "environment_id"), "aws1") ? "has another environment_id than aws1" : NULL;
         if (text_of(source, "file") || text_of(source, "url"))
                 return NULL;
         if (!is_program(source))
-                return "has no credential_source that is supported (file, url or executable)";
+                return "has no credential_source that is supported (file, url, executable or environment_id)";
         return allowed && !strcmp(allowed, "1") ? NULL : "names a program: set GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1 to have it run";
 }
 

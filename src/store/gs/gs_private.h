@@ -4,6 +4,7 @@
  *      gs.c             opening, and the table of the service
  *      gs_credential.c  HMAC keys and tokens
  *      gs_external.c    tokens for another provider's tokens
+ *      gs_aws.c         AWS as such a provider
  *      gs_call.c        one request, and messages about its failure
  *      gs_upload.c      multipart uploads and compositions
  *      gs_copy.c        copies inside the store
@@ -32,6 +33,9 @@ enum nebula_status gs_credential_find(struct object_token **ret_keys, struct obj
 
 /* gs_external.c: of a file of the type "external_account". NULL with error: it lacks something, or no memory. */
 struct object_token *gs_external_find(struct json_t *body, const char *path, struct nebula_error *error);
+
+/* gs_aws.c: the subject token of an identity of AWS. NULL with error. `source`: the credential_source of the file. */
+char *gs_aws_subject(const struct json_t *source, const char *audience, struct nebula_error *error);
 
 /* gs_call.c */
 enum nebula_status gs_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,

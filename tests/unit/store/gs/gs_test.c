@@ -40,7 +40,7 @@ static void serve(struct server_call *call, void *argument)
 }
 
 static const char *const variables[] = { "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST", "GOOGLE_TOKEN_URL",
-                                          "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES" };
+                                          "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION" };
 
 static void begin(void)
 {
@@ -383,6 +383,83 @@ static void another_providers_token_is_exchanged(void)
         server_stop(service);
 }
 
+static int64_t at_a_fixed_time(void)
+{
+        return 1767323045 * INT64_C(1000000000); /* 2026-01-02T03:04:05Z */
+}
+
+/* The decoded subject token; NULL: there is none. */
+static json_t *read_subject(void)
+{
+        const char *from = strstr(exchanged, "&subject_token=");
+        struct buf once = { 0 }, twice = { 0 };
+        size_t size;
+        json_t *body;
+        char *text;
+
+        if (!from || !url_decode(&once, from + 15, strlen(from + 15)))
+                return NULL;
+        text = buf_take(&once, &size);
+        CHECK(url_decode(&twice, text, size));
+        free(text);
+        text = buf_take(&twice, &size);
+        body = json_loadb(text, size, 0, NULL);
+        free(text);
+        return body;
+}
+
+static const char *header_of(const json_t *subject, const char *name)
+{
+        json_t *header;
+        size_t i;
+
+        json_array_foreach(json_object_get(subject, "headers"), i, header)
+                if (!strcmp(text_of(header, "key"), name))
+                        return text_of(header, "value");
+        return "";
+}
+
+/* botocore 1.44.8 computed the signatures. */
+static void an_identity_of_aws_signs_the_request_that_sts_sends_on(void)
+{
+        static const char source[] = "\"environment_id\":\"aws1\",\"regional_cred_verification_url\":\"https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15\"";
+        struct server *service = server_start(federate, NULL, false);
+        struct os_table table = os_linux;
+        char with_region[600];
+        json_t *subject;
+
+        begin();
+        exchange_refusal = lend_refusal = 0;
+        strcpy(token, "Bearer STS");
+        setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE", 1);
+        setenv("AWS_SECRET_ACCESS_KEY", "SECRET", 1);
+        setenv("AWS_SESSION_TOKEN", "SESSION+/=", 1);
+        setenv("AWS_REGION", "eu-west-3", 1);
+        table.wall_ns = at_a_fixed_time;
+        os = &table;
+        use_identity(service, source, "");
+        CHECK(put() == NEBULA_OK);
+        subject = read_subject();
+        CHECK(!strcmp(text_of(subject, "url"), "https://sts.eu-west-3.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15") && !strcmp(text_of(subject, "method"), "POST"));
+        CHECK(!strcmp(header_of(subject, "Authorization"), "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20260102/eu-west-3/sts/aws4_request,SignedHeaders=host;x-amz-date;x-amz-security-token,"
+                                                           "Signature=be48e57361f4cf0088acae0ad25f41a397ee2bc6870c2529977fd3c52a36127e"));
+        CHECK(!strcmp(header_of(subject, "x-amz-security-token"), "SESSION+/=") && !strcmp(header_of(subject, "x-goog-cloud-target-resource"), "//iam/pools/a/providers/b"));
+        json_decref(subject);
+
+        unsetenv("AWS_SESSION_TOKEN");
+        unsetenv("AWS_REGION");
+        provided = "eu-west-3b";
+        snprintf(with_region, sizeof with_region, "%s,\"region_url\":\"http://127.0.0.1:%d/placement/availability-zone\"", source, server_port(service));
+        use_identity(service, with_region, "");
+        CHECK(put() == NEBULA_OK && !strncmp(provider_head, "GET /placement/availability-zone HTTP/1.1\r\n", 43));
+        subject = read_subject();
+        CHECK(strstr(header_of(subject, "Authorization"), ",Signature=42ee722b0a9de3e58382695ef875965340f856f2bc9b0c75403f3b0a609655ef"));
+        json_decref(subject);
+        os = &os_linux;
+        end();
+        server_stop(service);
+}
+
 static void an_identity_that_gets_no_token_is_refused_with_the_reason_and_without_its_tokens(void)
 {
         struct server *service = server_start(federate, NULL, false);
@@ -391,10 +468,17 @@ static void an_identity_that_gets_no_token_is_refused_with_the_reason_and_withou
         begin();
         setenv("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1", 1);
         exchange_refusal = lend_refusal = 0;
-        use_identity(service, "\"environment_id\":\"aws1\",\"url\":\"http://169.254.169.254/x\"", "");
-        CHECK(put() == NEBULA_INVALID && says("AWS"));
+        use_identity(service, "\"environment_id\":\"aws2\"", "");
+        CHECK(put() == NEBULA_INVALID && says("environment_id"));
+        setenv("AWS_ACCESS_KEY_ID", "A", 1);
+        setenv("AWS_SECRET_ACCESS_KEY", "SECRET", 1);
+        use_identity(service, "\"environment_id\":\"aws1\",\"regional_cred_verification_url\":\"https://sts.{region}.amazonaws.com?Action=GetCallerIdentity\"", "");
+        CHECK(put() == NEBULA_INVALID && says("AWS_REGION"));
+        setenv("AWS_REGION", "eu-west-3", 1);
+        use_identity(service, "\"environment_id\":\"aws1\"", "");
+        CHECK(put() == NEBULA_INVALID && says("regional_cred_verification_url"));
         use_identity(service, "\"certificate\":{}", "");
-        CHECK(put() == NEBULA_INVALID && says("file, url or executable"));
+        CHECK(put() == NEBULA_INVALID && says("file, url, executable or environment_id"));
         use_identity(service, "\"file\":\"/nonexistent\"", "");
         CHECK(put() == NEBULA_UNAVAILABLE && says("cannot read the token file /nonexistent"));
         use_identity(service, "\"executable\":{\"command\":\"echo SECRET; exit 4\"}", "");
@@ -448,5 +532,5 @@ static void a_refusal_says_what_to_do(void)
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_machines_token_is_asked_for_once_and_replaced_when_it_is_refused),
          TEST(the_login_of_gcloud_is_exchanged_for_a_token), TEST(the_key_of_a_service_account_signs_for_a_token),
-         TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(another_providers_token_is_exchanged),
+         TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(another_providers_token_is_exchanged), TEST(an_identity_of_aws_signs_the_request_that_sts_sends_on),
          TEST(an_identity_that_gets_no_token_is_refused_with_the_reason_and_without_its_tokens), TEST(a_refusal_says_what_to_do))
