@@ -9,6 +9,7 @@
 #   make faults-long  1,000 transfers with faults for each object store
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each. NEBULA_TEST_STORAGE=s3, azure,
 #                          adls or gs: on an object store of this machine
+#   make test-localstack   the tests of S3 with LocalStack in place of moto
 #   make test-oldest   the Python tests with the oldest torch that the package allows
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
@@ -30,7 +31,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-oldest test-suites bench bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -158,6 +159,13 @@ check: setup-test
 	@scripts/framework.sh $*
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
+
+test-localstack: package setup-test
+	@scripts/localstack.sh install
+	@scripts/build.sh build
+	@meson test -C build --print-errorlogs --no-rebuild --setup long --suite localstack
+	@NEBULA_TEST_S3=localstack $(PYTEST) tests/integration/test_object_stores.py tests/integration/test_ranges.py tests/integration/test_resumed.py \
+		tests/integration/test_unchanged.py tests/integration/test_copy.py -k "s3 or buckets" $(ARGS)
 
 # Its environment has another torch in front of .venv's. Tests of what that torch lacks are skipped, and say so.
 test-oldest: package .envs/$(OLDEST)/.ready

@@ -23,18 +23,20 @@ class Store(NamedTuple):
     needs: str = "python3"  # the program that the server takes
 
 
+S3 = [f"scripts/{os.environ.get('NEBULA_TEST_S3', 'moto')}.sh", "run"]  # or localstack
+
 STORES = {
     "azure": Store(
         ["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"
     ),
-    "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "s3": Store(S3, "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
     "two accounts": Store(
         ["scripts/azurite.sh", "run", "--two"],
         "az://devstoreaccount1,nebulatwo/training/run",
         "AZURE_STORAGE_CONNECTION_STRING",
         "npm",
     ),
-    "two buckets": Store(["scripts/moto.sh", "run"], "s3://nebula,nebula2/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "two buckets": Store(S3, "s3://nebula,nebula2/training/run", "AWS_SECRET_ACCESS_KEY"),
     "adls": Store(
         ["tests/servers/dfs.py"],
         "abfss://nebula@datalake.dfs.core.windows.net/training/run",
