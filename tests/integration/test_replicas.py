@@ -19,15 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trainers import IMPORTS
 from waiting import until
 
 pytest.importorskip("torch")
 nebulaml = pytest.importorskip("nebulaml")
 
-JOB = """
+JOB = IMPORTS + """
 import os, sys
-import torch
-import nebulaml as nm
 def say(*words): os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 def value(step): return torch.full((300_001,), float(step)).add_(torch.arange(300_001) % 97)
 def save(step):

@@ -16,6 +16,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 from hypothesis import settings
+from trainers import IMPORTS
 
 # The same examples each time, so that the suite says something of the change and not of its luck; NEBULA_TEST_NIGHTLY=1
 # looks for new ones.
@@ -61,7 +62,7 @@ class Place:
 
     def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         """A trainer process that runs this code; `say(...)` in it is a line that the test can read."""
-        text = "import os, signal, sys, time\nimport torch\nimport nebulaml as nm\n"
+        text = IMPORTS + "import os, signal, sys, time\n"
         text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
         text += textwrap.dedent(code)
         command = [*prefix, sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
