@@ -378,6 +378,9 @@ NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
  * the map. NEBULA_NOT_FOUND: no tensor of that name. NEBULA_INVALID: another kind of file. */
 NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name,
         struct nebula_tensor *ret_tensor, struct nebula_error *ret_error);
+/* For a program that keeps the map and will write to it. Bytes from the memory tier are mapped, and the first write to a page copies the
+ * page. From this call on a thread copies the pages ahead of the writes, as long as twice as much memory is free as they take. */
+NEBULA_API void nebula_map_own(nebula_map *map);
 NEBULA_API void nebula_map_free(nebula_map *map);
 
 /* What the agent knows, as JSON; the caller frees the text with nebula_text_free. */

@@ -66,6 +66,13 @@ static PyObject *map_fetch(PyObject *self, PyObject *args)
         Py_RETURN_NONE;
 }
 
+static PyObject *map_own(PyObject *self, PyObject *unused)
+{
+        (void)unused;
+        nebula_map_own(((struct map *)self)->handle);
+        Py_RETURN_NONE;
+}
+
 static PyObject *map_fetch_headers(PyObject *object, PyObject *unused)
 {
         struct map *self = (struct map *)object;
@@ -189,6 +196,7 @@ static PyMethodDef map_methods[] = {
         { "fetch_headers", map_fetch_headers, METH_NOARGS,
           "fetch_headers(): reads a zip file's directory, and the headers if the places of records do not follow from it." },
         { "fetch_parts", map_fetch_parts, METH_O, "fetch_parts([(offset, size)]): fetch() for several ranges at the same time, in any order." },
+        { "own", map_own, METH_NOARGS, "own(): a thread copies the mapped pages ahead of the program's writes." },
         { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; call fetch_headers() before." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): reads bytes to their addresses; parts in the order of their offsets." },
         { NULL, NULL, 0, NULL },

@@ -9,6 +9,7 @@ import json
 import logging
 import numbers
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -560,7 +561,12 @@ class Checkpoint:
         The tensors belong to the program, which may write to them. Raises NebulaNotFound, with the names that exist, if
         there is no such file.
         """
-        return engine.part("loading").load(self._map(name), map_location, weights_only, name=name)
+        mapped = self._map(name)
+        holders = sys.getrefcount(mapped)
+        loaded = engine.part("loading").load(mapped, map_location, weights_only, name=name)
+        if sys.getrefcount(mapped) > holders:  # tensors lie in it
+            mapped.own()
+        return loaded
 
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:

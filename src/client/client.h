@@ -335,6 +335,11 @@ void partial_free(struct client_partial *partial);
 enum nebula_status partial_fetch(struct client_partial *partial, nebula_checkpoint *checkpoint, const char *name, void *data,
                                 const struct nebula_part *parts, size_t count, struct nebula_error *error);
 
+/* map_own.c. NULL: a small mapping, or no thread could be started. */
+struct map_own;
+struct map_own *map_own_start(void *data, uint64_t size);
+void map_own_stop(struct map_own *own); /* before the mapping goes; NULL is fine */
+
 /* map.c. Asks the agent to open a file; the caller calls session_wire_done. */
 enum nebula_status map_open_file(nebula_checkpoint *checkpoint, const char *name, enum ipc_reads reads, struct client_wire *wire,
                                  struct nebula_error *error);

@@ -20,6 +20,8 @@ struct nebula_map {
         uint64_t size;
         bool is_zip;
         struct client_stored *stored;    /* reads the file; NULL: the agent has it, or has had it read */
+        bool is_image;                   /* `data` maps the agent's image: the first write to a page copies it */
+        struct map_own *own;
         struct client_partial *partial;    /* the image has only some of the bytes; NULL: it has all */
         nebula_checkpoint *checkpoint;   /* a reference */
         char name[IPC_NAME_MAX];
@@ -65,6 +67,7 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, bool copies,
                 result = copy_image(map, fd);
         } else {
                 result = os->map(fd, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &map->data);
+                map->is_image = result >= 0;
         }
         if (result < 0)
                 return error_set(error, error_status_of_errno(-result), -result, "a file of %llu bytes cannot be mapped",
@@ -345,10 +348,17 @@ enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name, st
         return zip_find_tensor(map->data, map->size, name, ret_tensor, ret_error);
 }
 
+void nebula_map_own(nebula_map *map)
+{
+        if (map && map->is_image && !map->partial && !map->own)
+                map->own = map_own_start(map->data, map->size);
+}
+
 void nebula_map_free(nebula_map *map)
 {
         if (!map)
                 return;
+        map_own_stop(map->own);
         if (map->data)
                 os->unmap(map->data, map->size);
         stored_free(map->stored);

@@ -331,3 +331,26 @@ def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(pla
     assert SIZE * bound <= memory_bytes(place) <= bound * IMAGE
     assert all(holds(step) for step in (1, 2, 3, 4))  # older ones come from storage
     assert save(5) and holds(5)
+
+
+def own_bytes():
+    """Returns the bytes of mapped images that are this process's own by now."""
+    own, is_image = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_image = line.endswith(".img") or "memfd:nebula" in line
+        elif line.startswith("Anonymous:") and is_image:
+            own += int(line.split()[1]) * 1024
+    return own
+
+
+def test_tensors_that_a_program_keeps_become_its_own_memory_before_it_writes_to_them(place):
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    assert save(1)
+    nebulaml.get_checkpoint("global_step1").load("m.pt")  # and drops it
+    assert own_bytes() < SIZE
+    kept = nebulaml.get_checkpoint("global_step1").load("m.pt")
+    until(lambda: own_bytes() >= SIZE)
+    assert (kept == 1).all() and own_bytes() <= IMAGE
+    kept.fill_(5)
+    assert holds(1)
