@@ -9,7 +9,7 @@
 #include "sum/sum.h"
 
 #define SEAL_KEY ",\"crc64\":"
-#define SEAL_SIZE (sizeof SEAL_KEY - 1 + 18 + 2) /* key, quoted digits, brace and newline */
+_Static_assert(sizeof SEAL_KEY - 1 + 18 + 2 == DOCUMENT_SEAL_BYTES, "key, quoted digits, brace and newline");
 
 json_t *document_new(const char *kind)
 {
@@ -47,35 +47,48 @@ static int crc64_from_text(const char *text, uint64_t *ret_crc64)
         return 0;
 }
 
-enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error)
+enum nebula_status document_format_with(json_t *body, const char *lists, size_t lists_size, char **ret_text, size_t *ret_size,
+                                        struct nebula_error *error)
 {
         /* 16 digits preserve the microseconds of a time since 1970, without a tail of nines. */
         const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(16);
-        size_t size = json_dumpb(body, NULL, 0, flags);
+        size_t body_size = json_dumpb(body, NULL, 0, flags), size;
         uint64_t crc64;
         char *text;
 
-        if (size == 0)
+        if (body_size == 0)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
-        if (size + SEAL_SIZE - 1 > DOCUMENT_TEXT_MAX)
+        size = body_size - 1 + lists_size; /* the lists and the seal replace the closing brace */
+        if (size + DOCUMENT_SEAL_BYTES > DOCUMENT_TEXT_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "a document of %zu bytes is more than the %u that can be read: save fewer or smaller files",
-                                 size + SEAL_SIZE - 1, DOCUMENT_TEXT_MAX);
-        text = malloc(size + SEAL_SIZE + 1);
+                                 size + DOCUMENT_SEAL_BYTES, DOCUMENT_TEXT_MAX);
+        text = malloc(size + DOCUMENT_SEAL_BYTES + 1);
         if (!text)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a JSON document of %zu bytes", size);
-        if (json_dumpb(body, text, size, flags) != size) {
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a JSON document of %zu bytes", size + DOCUMENT_SEAL_BYTES);
+        if (json_dumpb(body, text, body_size, flags) != body_size) {
                 free(text);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
         }
-        size--; /* the seal replaces the closing brace */
+        if (lists_size)
+                memcpy(text + body_size - 1, lists, lists_size);
         crc64 = sum_crc64(0, text, size);
-        size += (size_t)snprintf(text + size, SEAL_SIZE + 1, SEAL_KEY "\"%016" PRIx64 "\"}\n", crc64);
+        size += (size_t)snprintf(text + size, DOCUMENT_SEAL_BYTES + 1, SEAL_KEY "\"%016" PRIx64 "\"}\n", crc64);
         *ret_text = text;
         *ret_size = size;
         return NEBULA_OK;
 }
 
-static enum nebula_status seal_check(const char *text, size_t size, const char *kind, struct nebula_error *error)
+enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error)
+{
+        return document_format_with(body, NULL, 0, ret_text, ret_size, error);
+}
+
+bool document_hex_value(const char *text, uint64_t *ret_value)
+{
+        return strlen(text) == 16 && !crc64_from_text(text, ret_value);
+}
+
+enum nebula_status document_check_seal(const char *text, size_t size, const char *kind, struct nebula_error *error)
 {
         const char *seal;
         uint64_t expected, found;
@@ -83,14 +96,14 @@ static enum nebula_status seal_check(const char *text, size_t size, const char *
         if (size > DOCUMENT_TEXT_MAX)
                 return error_set(error, NEBULA_CORRUPT, 0, "the %s has %zu bytes, more than the %u allowed", kind, size,
                                  DOCUMENT_TEXT_MAX);
-        if (size <= SEAL_SIZE)
+        if (size <= DOCUMENT_SEAL_BYTES)
                 return error_set(error, NEBULA_CORRUPT, 0, "the %s is cut off after %zu bytes", kind, size);
-        seal = text + size - SEAL_SIZE;
+        seal = text + size - DOCUMENT_SEAL_BYTES;
         if (memcmp(seal, SEAL_KEY "\"", sizeof SEAL_KEY) || memcmp(text + size - 3, "\"}\n", 3) ||
             crc64_from_text(seal + sizeof SEAL_KEY, &expected))
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "the %s does not end with its checksum: it is cut off or was edited", kind);
-        found = sum_crc64(0, text, size - SEAL_SIZE);
+        found = sum_crc64(0, text, size - DOCUMENT_SEAL_BYTES);
         if (found != expected)
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "the %s is damaged: its checksum is %016" PRIx64 ", it should be %016" PRIx64, kind,
@@ -117,15 +130,12 @@ static enum nebula_status version_check(const json_t *body, const char *kind, st
         return NEBULA_OK;
 }
 
-enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
-                                  struct nebula_error *error)
+enum nebula_status document_parse_checked(const char *text, size_t size, const char *kind, json_t **ret_body, struct nebula_error *error)
 {
         json_error_t problem;
         json_t *body;
-        enum nebula_status status = seal_check(text, size, kind, error);
+        enum nebula_status status;
 
-        if (status)
-                return status;
         body = json_loadb(text, size, JSON_REJECT_DUPLICATES, &problem);
         if (!body)
                 return error_set(error, NEBULA_CORRUPT, 0, "the %s is not JSON: %s at byte %d", kind, problem.text,
@@ -138,6 +148,14 @@ enum nebula_status document_parse(const char *text, size_t size, const char *kin
         }
         *ret_body = body;
         return NEBULA_OK;
+}
+
+enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
+                                  struct nebula_error *error)
+{
+        enum nebula_status status = document_check_seal(text, size, kind, error);
+
+        return status ? status : document_parse_checked(text, size, kind, ret_body, error);
 }
 
 void document_wrong(struct document_reader *reader, const char *key, const char *what)

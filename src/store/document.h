@@ -31,6 +31,7 @@
 
 #define DOCUMENT_MAJOR 2u
 #define DOCUMENT_VERSION "2.0"
+#define DOCUMENT_SEAL_BYTES 29u /* ,"crc64":"<16 digits>"} and a newline */
 #define DOCUMENT_TEXT_MAX (32u << 20) /* a record of 1 TiB in chunks of 4 MiB is 5 MB; keeps hostile ones cheap */
 
 /* The largest numbers that a document may hold. Readers refuse more, so arithmetic on a number from a document does not overflow.
@@ -46,6 +47,9 @@ json_t *document_new(const char *kind);
 /* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: the text is
  * longer than readers accept. */
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
+/* The same with `lists`, the text of more members, behind those of `body`: each with a comma before it. */
+enum nebula_status document_format_with(json_t *body, const char *lists, size_t lists_size, char **ret_text, size_t *ret_size,
+                                        struct nebula_error *error);
 /* Call this before a version gets these numbers. NEBULA_INVALID: readers would refuse a document with them. */
 enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error);
 /* The same for the number of an entry in the log of a tag. */
@@ -53,6 +57,11 @@ enum nebula_status document_check_number(const char *tag, uint64_t number, struc
 /* Checks checksum, kind and version. NEBULA_CORRUPT says what is wrong. The caller decrefs *ret_body. */
 enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
                                   struct nebula_error *error);
+
+/* The two halves of document_parse: the seal of the text, and the rest. The second does not look at the seal, so that `text` may be a part
+ * of a document whose seal was checked. */
+enum nebula_status document_check_seal(const char *text, size_t size, const char *kind, struct nebula_error *error);
+enum nebula_status document_parse_checked(const char *text, size_t size, const char *kind, json_t **ret_body, struct nebula_error *error);
 
 /* Whether a text begins as a document of that kind does. */
 bool document_is(const char *text, const char *kind);
@@ -85,5 +94,7 @@ void document_wrong(struct document_reader *reader, const char *key, const char 
 
 /* A checksum or id as 16 hex digits; NULL: no memory. */
 json_t *document_hex(uint64_t value);
+/* The number of a text of 16 hex digits; false: it is none. */
+bool document_hex_value(const char *text, uint64_t *ret_value);
 
 #endif

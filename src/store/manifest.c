@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/error.h"
 #include "store/document.h"
 #include "store/manifest.h"
@@ -96,25 +97,6 @@ uint64_t manifest_written(const struct manifest *manifest)
         return own_bytes(manifest) - manifest->referred;
 }
 
-static json_t *format_file(const struct manifest_file *file)
-{
-        json_t *object = json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
-                                   (json_int_t)file->rank, "generation", (json_int_t)file->generation, "record", (json_int_t)file->record);
-
-        if (object && file->is_apart && json_object_set_new(object, "apart", json_true())) {
-                json_decref(object);
-                return NULL;
-        }
-        return object;
-}
-
-static json_t *format_record(const struct manifest_record *record)
-{
-        return json_pack("{s:I, s:I, s:s, s:I, s:o}", "rank", (json_int_t)record->rank, "generation",
-                         (json_int_t)record->generation, "writing", record->writing, "size", (json_int_t)record->size,
-                         "crc64", document_hex(record->crc64));
-}
-
 static enum nebula_status check_numbers(const struct manifest *manifest, struct nebula_error *error)
 {
         enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
@@ -125,29 +107,24 @@ static enum nebula_status check_numbers(const struct manifest *manifest, struct 
 enum nebula_status manifest_format(const struct manifest *manifest, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         json_t *body = document_new("manifest");
-        json_t *files = json_array(), *records = json_array();
         json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "tag", manifest->tag, "job", manifest->job,
                                  "run", manifest->run, "number", (json_int_t)manifest->number, "generation", (json_int_t)manifest->generation, "step",
                                  (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "sequence",
                                  (json_int_t)manifest->sequence);
         enum nebula_status status = check_numbers(manifest, error);
-        int failed = status || !body || !files || !records || !head || json_object_update(body, head) ||
+        struct buf lists = { 0 };
+        int failed = status || !body || !head || json_object_update(body, head) ||
                      (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host))) ||
                      (manifest->referred && json_object_set_new(body, "referred", json_integer((json_int_t)manifest->referred)));
 
-        for (size_t i = 0; !failed && i < manifest->file_count; i++)
-                failed = json_array_append_new(files, format_file(&manifest->files[i]));
-        for (size_t i = 0; !failed && i < manifest->record_count; i++)
-                failed = json_array_append_new(records, format_record(&manifest->records[i]));
-        failed = failed || !line_format(&manifest->line, body) || json_object_set(body, "files", files) || json_object_set(body, "records", records);
+        failed = failed || !line_format(&manifest->line, body) || !manifest_lists_write(manifest, &lists);
         if (!status)
                 status = failed ? error_set(error, NEBULA_INVALID, 0,
                                             "cannot format the manifest of \"%s\": a name is not UTF-8, or memory is out",
                                             manifest->tag) :
-                                  document_format(body, ret_text, ret_size, error);
+                                  document_format_with(body, lists.data, lists.size, ret_text, ret_size, error);
+        buf_done(&lists);
         json_decref(body);
-        json_decref(files);
-        json_decref(records);
         json_decref(head);
         return status;
 }
@@ -198,6 +175,19 @@ static void parse_records(struct document_reader *reader, const json_t *records,
                 if (!reader->status && !writing_is_sound(record->writing))
                         document_wrong(reader, "writing", "is not the name of a writing");
         }
+}
+
+/* Of lists that were read before the manifest's own generation. */
+static void check_generations(struct document_reader *reader, const struct manifest *manifest)
+{
+        bool is_sound = true;
+
+        for (size_t i = 0; i < manifest->file_count; i++)
+                is_sound = is_sound && manifest->files[i].generation <= manifest->generation;
+        for (size_t i = 0; i < manifest->record_count; i++)
+                is_sound = is_sound && manifest->records[i].generation <= manifest->generation;
+        if (!is_sound)
+                document_wrong(reader, "generation", "is missing or out of range");
 }
 
 static int compare_records(const void *a, const void *b)
@@ -269,13 +259,30 @@ static void check_links(struct document_reader *reader, struct manifest *manifes
                 check_files(reader, manifest);
 }
 
+/* Reads the lists without JSON values, and the rest with them. False: the JSON parser has to read the whole text, and reports what is
+ * wrong. */
+static bool read_apart(const char *text, size_t size, struct manifest *manifest, json_t **ret_body)
+{
+        struct buf rest = { 0 };
+        bool is_read = manifest_lists_read(text, size, manifest, &rest) &&
+                       !document_parse_checked(rest.data, rest.size, "manifest", ret_body, NULL);
+
+        buf_done(&rest);
+        if (!is_read)
+                manifest_done(manifest);
+        return is_read;
+}
+
 enum nebula_status manifest_parse(const char *text, size_t size, struct manifest *ret_manifest, struct nebula_error *error)
 {
         struct document_reader reader = { .kind = "manifest", .error = error };
         struct manifest manifest = { 0 };
         json_t *body;
-        enum nebula_status status = document_parse(text, size, "manifest", &body, error);
+        enum nebula_status status = document_check_seal(text, size, "manifest", error);
+        bool has_lists = !status && read_apart(text, size, &manifest, &body);
 
+        if (!status && !has_lists)
+                status = document_parse_checked(text, size, "manifest", &body, error);
         if (status)
                 return status;
         document_text(&reader, body, "tag", 0, manifest.tag, sizeof manifest.tag);
@@ -293,10 +300,14 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         line_parse(&reader, body, &manifest.line);
         if (!reader.status && line_began(&manifest.line) > manifest.sequence)
                 document_wrong(&reader, "line", "began after this version");
-        parse_files(&reader, document_array(&reader, body, "files"), &manifest);
+        if (has_lists)
+                check_generations(&reader, &manifest);
+        else
+                parse_files(&reader, document_array(&reader, body, "files"), &manifest);
         if (json_object_get(body, "referred"))
                 manifest.referred = document_u64(&reader, body, "referred", own_bytes(&manifest));
-        parse_records(&reader, document_array(&reader, body, "records"), &manifest);
+        if (!has_lists)
+                parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         json_decref(body);
         if (!reader.status)
                 check_links(&reader, &manifest);

@@ -35,6 +35,15 @@ const char *manifest_behind(const char *key, const char *directory);
 /* The part of a key behind "<directory>/.nebula/"; NULL: the key is elsewhere. */
 const char *manifest_behind_private(const char *key, const char *directory);
 
+/* The lists of files and records in a manifest's text (manifest_lists.c). */
+struct buf;
+/* Adds them behind the members of the document's head. False: a name is not UTF-8, or memory is out. */
+bool manifest_lists_write(const struct manifest *manifest, struct buf *to);
+/* Reads them from a text whose seal was checked into the empty `manifest`. The entries are sound, except that the generation of none was
+ * compared with that of the manifest. *ret_rest: the text with two empty lists. False: the text is written in another way, or memory is
+ * out; the caller calls manifest_done. */
+bool manifest_lists_read(const char *text, size_t size, struct manifest *manifest, struct buf *ret_rest);
+
 /* Whether a manifest (NULL: none) names this object below .nebula: a record, or a file that lies apart. */
 bool manifest_names_record(const struct manifest *manifest, const struct manifest_entry *entry);
 bool manifest_names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key);

@@ -76,14 +76,56 @@ static void check_keys(const struct manifest *manifest)
         }
 }
 
+/* A space before the seal leaves the whole text to the JSON parser, which finds the same. `manifest` is NULL if the text was refused. */
+static void parse_as_json(const char *text, size_t size, const struct manifest *manifest)
+{
+        struct manifest other = { 0 };
+        size_t body = size - SEAL_BYTES;
+        char *spaced = malloc(size + 64);
+
+        demand(spaced != NULL, "no memory");
+        memcpy(spaced, text, body);
+        spaced[body++] = ' ';
+        size = body + (size_t)sprintf(spaced + body, ",\"crc64\":\"%016" PRIx64 "\"}\n", sum_crc64(0, spaced, body));
+        if (manifest_parse(spaced, size, &other, &error)) {
+                demand(!manifest, "the JSON parser refuses a manifest that was read");
+        } else {
+                demand(manifest != NULL, "the JSON parser reads a manifest that was refused");
+                demand(other.file_count == manifest->file_count && other.record_count == manifest->record_count, "the JSON parser finds other lists");
+                for (size_t i = 0; i < other.file_count; i++)
+                        demand(!strcmp(other.files[i].name, manifest->files[i].name) && other.files[i].size == manifest->files[i].size &&
+                               other.files[i].rank == manifest->files[i].rank && other.files[i].record == manifest->files[i].record &&
+                               other.files[i].generation == manifest->files[i].generation && other.files[i].is_apart == manifest->files[i].is_apart,
+                               "the JSON parser finds another file");
+                for (size_t i = 0; i < other.record_count; i++)
+                        demand(!memcmp(&other.records[i], &manifest->records[i], sizeof other.records[i]), "the JSON parser finds another record");
+                manifest_done(&other);
+        }
+        free(spaced);
+}
+
+static bool is_sealed(const char *text, size_t size)
+{
+        char expected[64];
+
+        if (size <= SEAL_BYTES)
+                return false;
+        sprintf(expected, ",\"crc64\":\"%016" PRIx64 "\"}\n", sum_crc64(0, text, size - SEAL_BYTES));
+        return !memcmp(text + size - SEAL_BYTES, expected, SEAL_BYTES);
+}
+
 static void parse_manifest(const char *text, size_t size)
 {
         struct manifest manifest = { 0 }, again = { 0 };
         uint32_t *order;
         char *written;
 
-        if (manifest_parse(text, size, &manifest, &error))
+        if (manifest_parse(text, size, &manifest, &error)) {
+                if (is_sealed(text, size))
+                        parse_as_json(text, size, NULL);
                 return;
+        }
+        parse_as_json(text, size, &manifest);
         check_keys(&manifest);
         order = manifest_files_by_record(&manifest);
         for (size_t i = 1; i < manifest.file_count; i++)

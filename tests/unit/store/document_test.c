@@ -277,6 +277,127 @@ static void a_writing_that_is_no_name_of_one_is_refused(void)
         }
 }
 
+/* ---- lists that are read without JSON values ---- */
+
+static bool same_manifest(const struct manifest *one, const struct manifest *other)
+{
+        bool same = !strcmp(one->tag, other->tag) && one->generation == other->generation && one->file_count == other->file_count &&
+                    one->record_count == other->record_count && one->referred == other->referred;
+
+        for (size_t i = 0; same && i < one->file_count; i++) {
+                const struct manifest_file *x = &one->files[i], *y = &other->files[i];
+
+                same = !strcmp(x->name, y->name) && x->size == y->size && x->generation == y->generation && x->rank == y->rank &&
+                       x->record == y->record && x->is_apart == y->is_apart && one->by_name[i] == other->by_name[i];
+        }
+        for (size_t i = 0; same && i < one->record_count; i++) {
+                const struct manifest_record *x = &one->records[i], *y = &other->records[i];
+
+                same = !strcmp(x->writing, y->writing) && x->size == y->size && x->crc64 == y->crc64 && x->generation == y->generation && x->rank == y->rank;
+        }
+        return same;
+}
+
+/* Copies `body` with a space behind each name "files", which leaves all of it to the JSON parser. */
+static void space_out(const char *body, char *ret_text)
+{
+        static const char key[] = "\"files\"";
+
+        while (*body) {
+                bool is_key = !strncmp(body, key, sizeof key - 1);
+
+                ret_text += is_key ? sprintf(ret_text, "%s ", key) : sprintf(ret_text, "%c", *body);
+                body += is_key ? sizeof key - 1 : 1;
+        }
+}
+
+/* Reads `body` as it is, and spaced out. *ret_status: what both found. */
+static bool reads_as_json(const char *body, enum nebula_status *ret_status)
+{
+        struct manifest manifests[2] = { { .world = 0 } };
+        struct nebula_error errors[2] = { { .message = "" } };
+        enum nebula_status found[2];
+        bool same;
+
+        for (int i = 0; i < 2; i++) {
+                char spaced[2000], *text;
+                size_t size;
+
+                space_out(body, spaced);
+                text = seal(i ? spaced : body, &size);
+                found[i] = manifest_parse(text, size, &manifests[i], &errors[i]);
+                free(text);
+                errors[i].message[strcspn(errors[i].message, "0123456789")] = 0; /* the place, which spaces move */
+        }
+        same = found[0] == found[1] && !strcmp(errors[0].message, errors[1].message) && same_manifest(&manifests[0], &manifests[1]);
+        *ret_status = found[0];
+        manifest_done(&manifests[0]);
+        manifest_done(&manifests[1]);
+        return same;
+}
+
+#define APART_OF(name, tail) "{\"name\":\"" name "\",\"size\":7,\"rank\":0,\"generation\":1,\"record\":0" tail "}"
+#define BOTH_LISTS "\"files\":[" FILE_OF("a", 1, 0) "],\"records\":[" RECORD_0 "]"
+
+static void a_manifest_is_read_the_same_however_its_json_is_written(void)
+{
+        static const char *const sound[] = {
+                MANIFEST("2.0", "", "", ""),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0) "," APART_OF("b", ",\"apart\":true"), RECORD_0),
+                MANIFEST("2.0", "", APART_OF("b", ",\"apart\":false"), RECORD_0),
+                MANIFEST("2.0", "", APART_OF("b", ",\"new\":[{\"files\":[]}]"), RECORD_0),
+                MANIFEST("2.0", "", "" FILE_OF("caf\xc3\xa9 \\\" \\\\ \\u0041/\x7f", 1, 0) " , " FILE_OF("[{]}", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", "{\"size\":1,\"name\":\"a\",\"rank\":0,\"record\":0,\"generation\":1}", RECORD_0),
+                MANIFEST("2.0", "\"referred\":1,", APART_OF("b", "") "," FILE_OF("a", 2, 1), RECORD_0 "," RECORD_OF(WRITING, 1, 2)),
+                MANIFEST("2.0", "\"extra\":{\"x\":1,\"files\":[],\"records\":[]},", FILE_OF("a", 1, 0), RECORD_0),
+                MANIFEST("2.0", "\"host\":\",\",", FILE_OF("a", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0) ",\"late\":[]",
+                MANIFEST("2.0", "", FILE_OF("a", 2, 0), RECORD_OF(WRITING, 0, 2)) ",\"referred\":1",
+        };
+        static const char *const refused[] = {
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0) ",", RECORD_0), MANIFEST("2.0", "", "," FILE_OF("a", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0) FILE_OF("b", 1, 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", 01, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 00), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", , 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 3, 0), RECORD_OF(WRITING, 0, 3)), MANIFEST("2.0", "", FILE_OF("", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a\x01", 1, 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("\xff", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 1, 0), "{\"rank\":0,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123\"}"),
+                MANIFEST("2.0", BOTH_LISTS ",", FILE_OF("a", 1, 0), RECORD_0), MANIFEST("2.0", "\"host\":\"x,\"files\":[],", FILE_OF("a", 1, 0), RECORD_0),
+                "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS "}",
+                "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS, "," BOTH_LISTS, "{," BOTH_LISTS,
+                "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"files\":[" FILE_OF("a", 1, 0) "]", BOTH_LISTS, ",\"files\":[",
+        };
+        enum nebula_status status;
+
+        for (size_t i = 0; i < sizeof sound / sizeof *sound; i++)
+                CHECK(reads_as_json(sound[i], &status) && !status);
+        for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+                CHECK(reads_as_json(refused[i], &status) && status == NEBULA_CORRUPT);
+}
+
+static void a_name_that_json_has_to_escape_comes_back(void)
+{
+        static const char *const names[] = { "caf\xc3\xa9", "a\"b\\c", "line\nfeed\x01", "\x7f", "{},[]:", "/" };
+        struct manifest written = { .tag = "t", .number = 1, .generation = 1, .sequence = 9, .step = -1, .world = 1 }, read;
+        char *text;
+        size_t size;
+
+        REQUIRE(!manifest_reserve(&written, sizeof names / sizeof *names, 1, NULL));
+        written.records[written.record_count++] = (struct manifest_record){ WRITING, 100, 0xf1, 1, 0 };
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+                REQUIRE(!manifest_add_file(&written, &(struct manifest_file){ names[i], i, 1, 0, 0, false }, NULL));
+        REQUIRE(!manifest_format(&written, &text, &size, NULL));
+        REQUIRE(!manifest_parse(text, size, &read, NULL));
+        REQUIRE(read.file_count == sizeof names / sizeof *names);
+        for (size_t i = 0; i < read.file_count; i++)
+                CHECK(!strcmp(read.files[i].name, names[i]) && read.files[i].size == i);
+        manifest_done(&read);
+        free(text);
+        written.files[0].name = "\xff";
+        CHECK(manifest_format(&written, &text, &size, NULL) == NEBULA_INVALID);
+        manifest_done(&written);
+}
+
 /* A manifest without its closing brace, sound except for one number. */
 static enum nebula_status parse_with(const char *number, const char *generation, const char *step, const char *world, const char *sequence,
                                      const char *size, const char *rank)
@@ -399,4 +520,5 @@ TAP_MAIN(TEST(written_documents_are_short_enough_to_be_read), TEST(a_manifest_co
          TEST(a_manifest_of_version_1_0_is_refused_by_its_version), TEST(a_sealed_lie_is_refused), TEST(a_name_leads_nowhere_else),
          TEST(a_writing_that_is_no_name_of_one_is_refused), TEST(a_number_that_no_checkpoint_has_is_refused),
          TEST(a_removal_with_an_impossible_number_or_no_tag_is_refused), TEST(a_document_with_numbers_that_are_refused_is_not_written),
+         TEST(a_manifest_is_read_the_same_however_its_json_is_written), TEST(a_name_that_json_has_to_escape_comes_back),
          TEST(a_manifest_keeps_its_names_while_it_grows))
