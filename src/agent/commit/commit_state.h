@@ -56,6 +56,8 @@ struct version_nodes {
         bool to_announce, wanted_told, tell_failed;
         bool withdrawn;   /* its documents were removed */
         size_t announced_size;
+        uint32_t announced_rank;  /* the last captured document of this node has the name of this rank */
+        enum { ANNOUNCED_UNKNOWN, ANNOUNCED_ONCE, ANNOUNCED_OFTEN } announced_names; /* whether it has documents under other names */
         size_t carried_parts; /* parts that had begun when their files were carried over */
         uint64_t announce_sequence, heard;
         int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;

@@ -319,6 +319,16 @@ static void count_writings(struct catalogue *catalogue, struct version *version)
         committed_done(&committed);
 }
 
+/* Call before the document is written: a write that fails may have written it. */
+static void note_name(struct version *version, uint32_t rank)
+{
+        bool is_other = version->nodes.announced_names != ANNOUNCED_UNKNOWN && version->nodes.announced_rank != rank;
+
+        if (version->nodes.announced_names != ANNOUNCED_OFTEN)
+                version->nodes.announced_names = is_other || version->adopted ? ANNOUNCED_OFTEN : ANNOUNCED_ONCE;
+        version->nodes.announced_rank = rank;
+}
+
 static void announce(struct catalogue *catalogue, struct version *version)
 {
         struct nebula_error error = { 0 };
@@ -334,6 +344,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
                 captured_done(&captured);
                 return;
         }
+        note_name(version, captured.ranks[0].rank);
         version->pins++;
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, &error);

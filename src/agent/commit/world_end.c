@@ -80,7 +80,8 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
 }
 
 /*
- * Removes the documents of this node's share, under each rank that was its lowest when one was written. It leaves documents
+ * Removes the documents of this node's share, under each rank that was its lowest when one was written. An agent that did not write them
+ * all looks under each rank. It leaves documents
  * that other nodes may still work on. `late`: the version was committed, and no node makes it durable; its objects are removed
  * when all of them are old enough.
  */
@@ -89,7 +90,8 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
         struct captured own;
         struct store *store;
-        bool in_use = false, described = world_describe(version, &own);
+        bool in_use = false, described = world_describe(version, &own), has_one_name = version->nodes.announced_names == ANNOUNCED_ONCE;
+        uint32_t rank = version->nodes.announced_rank;
         size_t removed = 0;
 
         for (const struct version *other = version->job->versions; other; other = other->next)
@@ -97,7 +99,9 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         version->pins++;
         catalogue_unlock(catalogue);
         if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
-                for (size_t i = 0; i < own.rank_count && !late; i++)
+                if (has_one_name && !late)
+                        world_remove_captured(store, &own, rank);
+                for (size_t i = 0; i < own.rank_count && !late && !has_one_name; i++)
                         world_remove_captured(store, &own, own.ranks[i].rank);
                 if (late)
                         manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);

@@ -37,6 +37,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
 
         if (!status)
                 status = plan_init(catalogue, version, &plan, error);
+        if (!status && persist_only_waits(catalogue, store, version, &plan))
+                status = persist_not_arrived(&plan, error);
         if (!status)
                 status = plan_load_before(catalogue, store, version, &plan, error);
         if (status)
@@ -75,6 +77,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         if (plan.spread) {
                 catalogue_lock(catalogue);
                 version->persist.recorded_here = true;
+                version->persist.log_number = plan.next_number;
                 version->nodes.waiting_since_ns = os->now_ns();
                 version->nodes.poll_count = 0;
                 catalogue_unlock(catalogue);

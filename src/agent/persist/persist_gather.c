@@ -11,6 +11,7 @@
 #include "os/os.h"
 #include "store/announce.h"
 #include "store/document.h"
+#include "store/tag_log.h"
 #include "sum/sum.h"
 
 #define SECOND_NS INT64_C(1000000000)
@@ -278,19 +279,46 @@ static enum nebula_status write_manifest(struct catalogue *catalogue, struct sto
         return status;
 }
 
+/* Whether this node writes the manifest, or has to now, because the node of rank 0 did not for a while. */
+static bool has_to_write(const struct catalogue *catalogue, const struct version *version, const struct plan *plan)
+{
+        return persist_is_writer(version, plan) || os->now_ns() - version->nodes.waiting_since_ns > (int64_t)catalogue->takeover_s * SECOND_NS;
+}
+
+/* All records of a version are for one entry of the log, so the manifest has the number of this node's record. */
+bool persist_only_waits(const struct catalogue *catalogue, struct store *store, const struct version *version, const struct plan *plan)
+{
+        struct store_entry entry;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status;
+
+        if (!plan->spread || !version->persist.recorded_here || !version->persist.log_number || has_to_write(catalogue, version, plan) ||
+            has_waited(version) || tag_log_key(plan->directory, version->persist.log_number, key, NULL))
+                return false;
+        status = store->ops->stat(store, key, &entry, NULL);
+        if (!status)
+                store_entry_done(&entry);
+        return status == NEBULA_NOT_FOUND;
+}
+
+enum nebula_status persist_not_arrived(const struct plan *plan, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not arrived", plan->tag);
+}
+
 /* Call when this node's record is in storage. The node of rank 0 writes the manifest once all records are there. If it does not for a
  * while, any other node does. The other nodes look for the manifest. */
 enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
                                   struct plan *plan, struct nebula_error *error)
 {
         struct committed committed = { 0 };
-        bool writes = persist_is_writer(version, plan) || os->now_ns() - version->nodes.waiting_since_ns > (int64_t)catalogue->takeover_s * SECOND_NS;
+        bool writes = has_to_write(catalogue, version, plan);
         enum nebula_status status;
 
         if (!writes && has_waited(version))
                 keep_others_going(catalogue, store, job, version, plan);
         if (!writes)
-                return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not arrived", plan->tag);
+                return persist_not_arrived(plan, error);
         status = read_committed(store, plan, &committed, error);
         if (!status)
                 status = write_manifest(catalogue, store, job, version, plan, &committed, error);

@@ -186,6 +186,10 @@ enum nebula_status persist_add_carried(struct plan *plan, const bool *is_carried
 
 /* Whether this node writes the manifest of a version of several nodes. If that node is gone, another one does. */
 bool persist_is_writer(const struct version *version, const struct plan *plan);
+/* Whether this node has nothing to do but wait for the manifest, and the manifest is not there. This is one request to storage. A version
+ * that has waited for a second needs a thorough look: then the answer is false. */
+bool persist_only_waits(const struct catalogue *catalogue, struct store *store, const struct version *version, const struct plan *plan);
+enum nebula_status persist_not_arrived(const struct plan *plan, struct nebula_error *error); /* NEBULA_BUSY */
 /* Call for a version of several nodes when this node's record is in storage. NEBULA_BUSY: call again later. */
 enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
                                   struct plan *plan, struct nebula_error *error);

@@ -20,6 +20,7 @@ struct version_persist {
         bool tried_ahead;       /* a write before it was complete was tried; that is done once */
         bool failed_by_storage; /* failed, but complete in memory */
         bool recorded_here;     /* this node's records of it are in storage */
+        uint64_t log_number;    /* of the log's entry for which they were written; 0: not known */
         int64_t retry_at_ns, failing_since_ns;
         int64_t failed_ns;      /* when the last attempt failed; 0: none has */
         uint32_t attempt;       /* number of failed attempts */
