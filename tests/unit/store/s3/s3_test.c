@@ -370,9 +370,13 @@ static void other_bytes_of_a_source_are_found_by_the_sum_of_the_whole(void)
         char *data = referring_make();
 
         begin(NULL, NULL);
-        CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+        client_waits_for_late_answers();
+        REQUIRE(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+        client_meets_server(&fake.lock);
         fake_find(&fake, "/data/run/t/a.pt")->data[7] ^= 1; /* and its ETag stays */
+        client_meets_server(&fake.lock);
         CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == UINT64_MAX && strstr(error.message, "BadDigest"));
+        client_meets_server(&fake.lock);
         CHECK(!fake_find(&fake, "/data/run/t/b.pt") && !fake_uploads_open(&fake));
         end();
         free(data);
