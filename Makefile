@@ -42,6 +42,8 @@ unexport PYTHONPATH
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
+# Two C tests for each core: they wait for more than half of their time.
+export MESON_TESTTHREADS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 OLDEST := $(filter torch-%,$(FRAMEWORKS))
@@ -111,7 +113,7 @@ lint: setup-test
 
 units: setup-test
 	@scripts/build.sh build
-	@meson test -C build --print-errorlogs --no-rebuild $(SUITES)
+	@meson test -C build --print-errorlogs --no-rebuild --timeout-multiplier 2 $(SUITES)
 
 faults-long: setup-test
 	@scripts/build.sh build
@@ -138,7 +140,7 @@ test: setup-test
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
 	$(MAKE) lint units SUITES="--no-suite stores"; \
 	wait $$fetching || { cat $$log; exit 1; }; \
-	meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
+	MESON_TESTTHREADS=2 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
 	wait $$stores || { cat $$log; exit 1; }; \
 	tail -8 $$log
