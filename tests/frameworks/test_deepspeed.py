@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from conftest import ENDING, FULL, HERE, full, interpreter
+from conftest import ENDING, FULL, HERE, Url, full, interpreter
 
 STOCK = ["deepspeed-0.19.6", "deepspeed-0.18.4"]
 NEW = "deepspeed-0.19.8"
@@ -75,6 +75,8 @@ def test_resume_after_sigkill_of_all_ranks_equals_uninterrupted_training(node, e
     ("env", "way"), [("deepspeed-0.19.6", "stock"), pytest.param("deepspeed-0.18.4", "stock", marks=full), pytest.param(NEW, "import", marks=full)]
 )
 def test_resume_from_storage_when_the_node_lost_its_memory_and_its_save_dir(node, env, way):
+    if way == "stock" and isinstance(node.persist, Url):
+        pytest.skip("this DeepSpeed looks for names in a directory")
     whole = uninterrupted(node, env, "--stage", 2)
     job(node, env, way, "--stage", 2, "--kill-at", 5, ranks=2, check=False)
     node.wait_durable("global_step4")
