@@ -412,6 +412,7 @@ static void plain_http_does_not_leave_this_machine(void)
 
 struct crowd {
         atomic_int now, most;
+        int stall_ms; /* the time that an answer takes; 0: 10 */
         int room; /* a request beyond so many at once is answered 503 */
         atomic_int refused, served;
 };
@@ -423,7 +424,7 @@ static void serve_crowd(struct server_call *call, void *argument)
 
         while (now > most && !atomic_compare_exchange_weak(&crowd->most, &most, now))
                 ;
-        server_stall(call, 10);
+        server_stall(call, crowd->stall_ms ? crowd->stall_ms : 10);
         atomic_fetch_sub(&crowd->now, 1);
         atomic_fetch_add(now > crowd->room ? &crowd->refused : &crowd->served, 1);
         server_say(call, now > crowd->room ? 503 : 200, "", "");
@@ -445,12 +446,13 @@ static enum nebula_status send_piece(void *argument, size_t index, const atomic_
 
 static void requests_at_once_grow_with_success_up_to_the_limit(void)
 {
-        struct crowd crowd = { .room = 1000 };
+        struct crowd crowd = { .room = 1000, .stall_ms = 100 }; /* long, so that requests overlap on a busy machine, too */
         struct server *server = begin(serve_crowd, &crowd);
         struct http_settings settings = quick();
 
         settings.width_first = 2;
         settings.width_max = 6;
+        settings.quiet_ms = settings.answer_ms = 60000; /* after an answer that comes too late, the width shrinks */
         http_settings_set(&settings);
         CHECK(lanes_run(3, 20, send_piece, NULL, &error) == NEBULA_OK && atomic_load(&crowd.most) <= 3);
         CHECK(lanes_run(60, 20, send_piece, NULL, &error) == NEBULA_OK && atomic_load(&crowd.most) == 6);
