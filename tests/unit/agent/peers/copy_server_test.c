@@ -203,6 +203,12 @@ static unsigned speaking(struct copy_server *server)
         return count;
 }
 
+#ifdef __SANITIZE_THREAD__ /* a server that is ten times as slow stands a smaller crowd in the time that a handshake has */
+#define CROWD_THREADS 1
+#else
+#define CROWD_THREADS 4
+#endif
+
 static void check_crowd(bool speaks)
 {
         struct peer_hello hello = { .node = "there", .nonce = 7 };
@@ -210,7 +216,7 @@ static void check_crowd(bool speaks)
         struct copy_server *server;
         struct tls_key key;
         struct bench bench;
-        pthread_t threads[4];
+        pthread_t threads[CROWD_THREADS];
         unsigned served = 0;
 
         setenv("NEBULA_LISTEN", "127.0.0.1", 1);
@@ -224,7 +230,7 @@ static void check_crowd(bool speaks)
         REQUIRE(!copy_server_add_key(server, &key, &error));
         crowding = true;
         crowd_speaks = speaks;
-        for (size_t i = 0; i < 4; i++)
+        for (size_t i = 0; i < CROWD_THREADS; i++)
                 REQUIRE(!pthread_create(&threads[i], NULL, crowd, NULL));
         os->sleep_ms(1000);
         for (int i = 0; i < 20; i++) {
@@ -239,7 +245,7 @@ static void check_crowd(bool speaks)
         }
         CHECK(speaking(server) <= 32);
         crowding = false;
-        for (size_t i = 0; i < 4; i++)
+        for (size_t i = 0; i < CROWD_THREADS; i++)
                 pthread_join(threads[i], NULL);
         CHECK(served == 20);
         bench.catalogue.sessions = NULL;
