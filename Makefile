@@ -31,7 +31,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -81,6 +81,9 @@ $(LIMITS): bench/limits.c src/sum/sum.h $(wildcard src/sum/*.c) | setup
 	@$${CC:-cc} -std=gnu17 -O2 -Wall -Wextra -D_GNU_SOURCE -Isrc -Iinclude -o $@ bench/limits.c build/src/libnb_core.a -pthread
 bench: package $(LIMITS)
 	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
+
+bench-first: package
+	@$(BIN)/python -m bench.first_saves $(ARGS)
 
 bench-loads: package
 	@$(BIN)/python -m bench.loads $(if $(QUICK),--quick) $(ARGS)
