@@ -16,6 +16,7 @@
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-stores  transfers to an object store on this machine, beside other clients, and jobs that persist to one
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
+#   make bench-elastic  how soon a job of two nodes goes on after the loss of one
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
@@ -31,7 +32,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -100,6 +101,9 @@ bench-stores: package
 	@[[ -f build-bench/build.ninja ]] || meson setup build-bench -Dpython=false -Dbenchmarks=true >/dev/null
 	@ninja -C build-bench --quiet bench/bench-sink bench/bench-transfer
 	@$(BIN)/python -m bench.stores $(if $(QUICK),--quick) $(ARGS)
+
+bench-elastic: package
+	@$(BIN)/python -m bench.elastic $(ARGS)
 
 bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 32 --ranks 8
