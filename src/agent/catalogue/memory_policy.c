@@ -381,6 +381,30 @@ static uint64_t lacking(const struct catalogue *catalogue, const struct job *job
         return result;
 }
 
+static size_t remove_one(uint64_t *wanted, size_t count, const struct image *image)
+{
+        for (size_t i = 0; image && i < count; i++)
+                if (wanted[i] == image->capacity) {
+                        wanted[i] = wanted[count - 1];
+                        return count - 1;
+                }
+        return count;
+}
+
+/* Removes the capacities of images that the job's unfinished versions have: saves have taken them. */
+static size_t remove_taken(const struct job *job, uint64_t *wanted, size_t count)
+{
+        for (const struct version *version = job->live; version; version = version->next_live) {
+                if (version->life.state == NEBULA_STATE_FAILED || lifecycle_complete(version->life.state))
+                        continue;
+                for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
+                        count = remove_one(wanted, count, loan->image);
+                for (size_t i = 0; i < version->file_count; i++)
+                        count = remove_one(wanted, count, version->files[i].image);
+        }
+        return count;
+}
+
 static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes, result = 0, *wanted;
@@ -389,6 +413,7 @@ static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct
         wanted = count ? malloc(count * sizeof *wanted) : NULL;
         if (wanted) {
                 foretold(catalogue, job, wanted, &bytes);
+                count = remove_taken(job, wanted, count);
                 result = lacking(catalogue, job, wanted, count);
         }
         free(wanted);

@@ -471,6 +471,27 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         bench_done(&bench, true);
 }
 
+static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(void)
+{
+        const uint64_t size = 9 << 20, capacity = memory_capacity(size);
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.catalogue.sessions = &bench.session;
+        catalogue_foretell(&bench.catalogue, &bench.session, size);
+        REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, capacity));
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "step0", NEBULA_FILES_OPEN, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save_bytes(&bench, &id, "model", 1, size) && bench.session.foretold_count == 1);
+        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
+        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
+        bench_done(&bench, true);
+}
+
 static size_t open_descriptors(void)
 {
         char name[300];
@@ -571,6 +592,7 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
 }
 
 TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
+         TEST(an_image_that_a_foretold_save_has_taken_is_no_reason_for_another),
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
          TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
