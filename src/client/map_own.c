@@ -27,16 +27,20 @@ static bool has_room(uint64_t rest)
         return os->memory_free() / 2 >= rest;
 }
 
+/* From the end: a program that reads or writes from the beginning meets this thread once, and does not run behind or ahead of it, page by
+ * page. A page that the program has mapped to read it takes longer to copy, because its processors must forget it first. */
 static void *own_pages(void *argument)
 {
         struct map_own *own = argument;
 
-        for (uint64_t done = 0; done < own->size && !atomic_load(&own->is_stopped); done += PIECE_BYTES) {
-                uint64_t rest = own->size - done;
-
-                if (done % LOOK_BYTES == 0 && !has_room(rest))
-                        break;
-                if (os->advise(own->data + done, rest < PIECE_BYTES ? rest : PIECE_BYTES, OS_ADVISE_POPULATE_WRITE) < 0)
+        for (uint64_t rest = own->size, look = rest, size; rest && !atomic_load(&own->is_stopped); rest -= size) {
+                size = (rest - 1) % PIECE_BYTES + 1;
+                if (rest <= look) {
+                        if (!has_room(rest))
+                                break;
+                        look = rest > LOOK_BYTES ? rest - LOOK_BYTES : 0;
+                }
+                if (os->advise(own->data + (rest - size), size, OS_ADVISE_POPULATE_WRITE) < 0)
                         break; /* a kernel before Linux 5.14, or the program has unmapped it */
         }
         return NULL;

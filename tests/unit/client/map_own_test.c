@@ -86,9 +86,12 @@ static void without_twice_the_memory_free_no_page_is_copied(void)
         int fd;
         char *data = mapped(&fd);
 
+        struct map_own *own;
+
         free_bytes = 2 * (uint64_t)SIZE - 4096;
-        map_own_stop(map_own_start(data, SIZE));
-        os->sleep_ms(20);
+        own = map_own_start(data, SIZE);
+        os->sleep_ms(50);
+        map_own_stop(own);
         CHECK(atomic_load(&calls) == 0);
         unmap(data, fd);
 }
