@@ -11,18 +11,6 @@ from=$PWD # where the command runs
 cd "$(dirname "$0")/.."
 
 place=.envs/localstack
-list=requirements/stores/localstack.txt
-
-install() {
-        mkdir -p .envs
-        exec 9>"$place.lock"
-        flock 9
-        [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && return
-        echo "setup: installing $(sed -n 2p "$list")" >&2
-        "${PYTHON:-python3}" -m venv --clear "$place"
-        "$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
-        cp "$list" "$place/.ready"
-}
 
 # Prints a free port: the server does not print the port that it chooses.
 free_port() {
@@ -35,12 +23,11 @@ make_bucket() {
 
 case ${1:-} in
 install)
-        install
+        scripts/venv.sh $place requirements/stores/localstack.txt
         ;;
 run)
         shift
-        install
-        exec 9>&- # the lock is for the installation: several servers may run at once
+        scripts/venv.sh $place requirements/stores/localstack.txt
         scratch=$(mktemp -d)
         unset "${!AWS_@}"
         export AWS_ENDPOINT_URL=http://127.0.0.1:$(free_port)

@@ -12,18 +12,6 @@ from=$PWD # where the command runs
 cd "$(dirname "$0")/.."
 
 place=.envs/moto
-list=requirements/stores/moto.txt
-
-install() {
-        mkdir -p .envs
-        exec 9>"$place.lock"
-        flock 9
-        [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && return
-        echo "setup: installing $(tail -n 1 "$list")" >&2
-        "${PYTHON:-python3}" -m venv --clear "$place"
-        "$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
-        cp "$list" "$place/.ready"
-}
 
 # Sends a request of AWS's query protocol, as a user that needs no rights yet.
 ask() {
@@ -34,12 +22,11 @@ ask() {
 
 case ${1:-} in
 install)
-        install
+        scripts/venv.sh $place requirements/stores/moto.txt
         ;;
 run)
         shift
-        install
-        exec 9>&- # the lock is for the installation: several servers may run at once
+        scripts/venv.sh $place requirements/stores/moto.txt
         scratch=$(mktemp -d)
         log=$scratch/log
         : >"$log" # sed reads it before the server may have opened it

@@ -365,7 +365,7 @@ static void done(void *source)
         free(external);
 }
 
-/* What the file lacks; NULL: nothing. */
+/* Returns a phrase that names a setting which the file lacks. NULL: the file lacks none. */
 static const char *missing(const json_t *body)
 {
         const json_t *source = json_object_get(body, "credential_source");

@@ -1,4 +1,4 @@
-/* What a node asks of storage while it waits for the documents of others, and when it removes its own. */
+/* The tests count a node's requests to storage: while the node waits for the documents of others, and when it removes its own. */
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/commit/world.h"

@@ -20,7 +20,7 @@ static inline enum nebula_status check_chunk(void *argument, const void *data, u
                        error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
 }
 
-/* What the server of the test holds under a key: NULL, or bytes. NULL as a function: the server is another process. */
+/* Returns the bytes that the test's server has under a key; NULL: it has none. A test whose server is another process passes NULL as the function. */
 typedef const void *(*transfer_find)(const char *key, size_t *ret_size);
 
 /* Uploads an object, reads it back and removes it. True if all of that worked. `back` has room for `size` bytes. */
