@@ -298,10 +298,10 @@ NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *ses
         uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 
 /*
- * Events of the background work on checkpoints, for a program's own log. A watch has a connection of its own, does not
- * count as a rank, and starts no agent. One thread uses it. `at`: seconds since 1970. `seconds`: how long the write took;
- * 0: another node wrote. `size`: bytes. `tag`: "" for NEBULA_EVENT_STORAGE. `text`: the reason; "" for
- * NEBULA_EVENT_DURABLE.
+ * Events of the background work on checkpoints, for a program's own log, and of the cloud. A watch has a connection of its
+ * own, and does not count as a rank. One thread uses it. `at`: seconds since 1970. `seconds`: how long the write took, 0:
+ * another node wrote; for NEBULA_EVENT_EVICTION: how long the machine stays. `size`: bytes. `tag`: "" if the event concerns
+ * no checkpoint. `text`: the reason; "" for NEBULA_EVENT_DURABLE.
  */
 enum nebula_event_kind {
         NEBULA_EVENT_DURABLE = 0, /* a checkpoint of this job is durable */
@@ -309,6 +309,9 @@ enum nebula_event_kind {
         NEBULA_EVENT_STORAGE = 2, /* storage fails; the agent tries again */
         NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed; the ranks or nodes in `text` have not for NEBULA_TAKEOVER_S */
         NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user, named in `text`, has checkpoints of the path in memory */
+        /* Only of nebula_watch_open_cloud: */
+        NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */
+        NEBULA_EVENT_METADATA = 6, /* the metadata service has failed 30 times in a row, so no eviction is noticed; the agent goes on asking */
 };
 struct nebula_event {
         enum nebula_event_kind kind;
@@ -317,9 +320,21 @@ struct nebula_event {
         char tag[256], text[512];
 };
 typedef struct nebula_watch nebula_watch;
-/* Watches the session's present job from now on. The session may be closed before the watch. */
+/* Watches the session's present job from now on, and starts no agent. The session may be closed before the watch. */
 NEBULA_API enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret_watch, struct nebula_error *ret_error);
-/* Returns the next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit). NEBULA_UNAVAILABLE: no agent runs. */
+enum nebula_cloud {
+        NEBULA_CLOUD_AZURE = 0, /* Scheduled Events: Preempt, Terminate, Reboot, Redeploy of this machine */
+        NEBULA_CLOUD_AWS = 1,   /* the spot instance-action */
+        NEBULA_CLOUD_GCE = 2,   /* preempted */
+};
+/* Watches for the cloud's notice that it takes this machine. While a nebula_watch_next waits, the agent asks the metadata
+ * service once a second, for all watches of the node together. Starts the agent if none runs. A notice that is there already
+ * is an event, too. After another agent has started, the notice comes again. NEBULA_INVALID from nebula_watch_next:
+ * NEBULA_AGENT=inline, whose agent asks no service. */
+NEBULA_API enum nebula_status nebula_watch_open_cloud(nebula_session *session, enum nebula_cloud cloud, nebula_watch **ret_watch,
+        struct nebula_error *ret_error);
+/* Returns the next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit). NEBULA_UNAVAILABLE: no agent runs, or
+ * it has ended: a later call may reach another one. */
 NEBULA_API enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, struct nebula_event *ret_event,
         struct nebula_error *ret_error);
 NEBULA_API void nebula_watch_close(nebula_watch *watch);

@@ -197,6 +197,11 @@ static int add_constants(PyObject *module)
                 { "EVENT_STORAGE", NEBULA_EVENT_STORAGE },
                 { "EVENT_LATE", NEBULA_EVENT_LATE },
                 { "EVENT_OTHER_AGENT", NEBULA_EVENT_OTHER_AGENT },
+                { "EVENT_EVICTION", NEBULA_EVENT_EVICTION },
+                { "EVENT_METADATA", NEBULA_EVENT_METADATA },
+                { "CLOUD_AZURE", NEBULA_CLOUD_AZURE },
+                { "CLOUD_AWS", NEBULA_CLOUD_AWS },
+                { "CLOUD_GCE", NEBULA_CLOUD_GCE },
         };
 
         for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

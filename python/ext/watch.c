@@ -1,4 +1,5 @@
-/* watch.c - Watch(session): events of the checkpoints of the session's job, for one thread that waits for them. */
+/* watch.c - Watch(session): events of the checkpoints of the session's job, for one thread that waits for them. Watch(session, cloud): those
+ * of a cloud. */
 #include "module.h"
 
 #include "client/client.h"
@@ -13,11 +14,17 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
         struct nebula_error error = { 0 };
         nebula_watch *handle = NULL;
         struct watch *self;
+        enum nebula_status status;
         PyObject *session;
+        int cloud = -1;
 
-        if (!PyArg_ParseTuple(arguments, "O!", session_type(), &session))
+        if (!PyArg_ParseTuple(arguments, "O!|i", session_type(), &session, &cloud))
                 return NULL;
-        if (nebula_watch_open(session_handle(session), &handle, &error) != NEBULA_OK)
+        if (cloud < 0)
+                status = nebula_watch_open(session_handle(session), &handle, &error);
+        else
+                status = nebula_watch_open_cloud(session_handle(session), (enum nebula_cloud)cloud, &handle, &error);
+        if (status != NEBULA_OK)
                 return nebula_raise(&error);
         self = (struct watch *)type->tp_alloc(type, 0);
         if (self)

@@ -10,6 +10,8 @@ struct nebula_watch {
         struct client_settings settings;
         struct client_wire wire;
         double since;
+        bool is_of_cloud;
+        enum nebula_cloud cloud;
         struct lock lock; /* guards the members below; the connection is closed under it */
         int waiting_fd;   /* of the waiting call; -1: no call is waiting */
         bool is_stopped;
@@ -51,9 +53,9 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
         lock_give(&session->settings_lock);
         watch->settings.hello.role = IPC_ROLE_TOOL;
         watch->settings.is_idle = true;
+        watch->since = (double)os->wall_ns() / 1e9;
         watch->wire.fd = watch->waiting_fd = -1;
         lock_init(&watch->lock, LOCK_WATCH);
-        watch->since = (double)os->wall_ns() / 1e9;
         result = os->random(&watch->settings.hello.session_nonce, sizeof watch->settings.hello.session_nonce);
         if (result < 0) {
                 lock_done(&watch->lock);
@@ -61,6 +63,20 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
                 return error_set(ret_error, NEBULA_UNAVAILABLE, -result, "the system gives no random number");
         }
         *ret_watch = watch;
+        return NEBULA_OK;
+}
+
+enum nebula_status nebula_watch_open_cloud(nebula_session *session, enum nebula_cloud cloud, nebula_watch **ret_watch,
+                                           struct nebula_error *ret_error)
+{
+        enum nebula_status status = nebula_watch_open(session, ret_watch, ret_error);
+
+        if (status != NEBULA_OK)
+                return status;
+        (*ret_watch)->settings.is_idle = false; /* the cloud is asked by an agent only */
+        (*ret_watch)->since = 0; /* a notice that is there already counts */
+        (*ret_watch)->is_of_cloud = true;
+        (*ret_watch)->cloud = cloud;
         return NEBULA_OK;
 }
 
@@ -97,6 +113,8 @@ enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, st
         if (!watch || !ret_event)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_watch_next needs a watch and a place for the event");
         request.since = watch->since;
+        request.is_of_cloud = watch->is_of_cloud;
+        request.cloud = (uint32_t)watch->cloud;
         if (watch->wire.fd < 0 && watch->settings.is_inline)
                 status = client_start_inline(&watch->settings.place, ret_error);
         if (watch->wire.fd < 0 && status == NEBULA_OK)

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 9u
+#define IPC_VERSION 10u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -56,7 +56,7 @@ enum ipc_type {
         IPC_PUBLISH,    /* ipc_publish -> empty: the agent publishes when the version is durable */
         IPC_UNPUBLISH,  /* ipc_path -> empty: takes effect after every earlier publish of the job */
         IPC_FIND_PATH,  /* ipc_path      -> ipc_found_path */
-        IPC_WATCH,      /* ipc_watch -> ipc_event: the next one of the session's job; NEBULA_TIMEOUT: none yet */
+        IPC_WATCH,      /* ipc_watch -> ipc_event: the next one of the session's job or of a cloud; NEBULA_TIMEOUT: none yet */
         IPC_COPIED,     /* ipc_copied -> empty: the start of an image is final and may be written to storage; more follows */
         IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
         IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
@@ -214,6 +214,7 @@ struct ipc_report {
 struct ipc_watch {
         double since; /* seconds since 1970: only later events */
         int64_t timeout_ms; /* < 0: no timeout */
+        uint32_t is_of_cloud, cloud; /* is_of_cloud: only events of this cloud (enum nebula_cloud); else those of the job */
 };
 struct ipc_event {
         double at, seconds; /* seconds: how long the write took; 0: another node wrote */

@@ -3,6 +3,7 @@
 #include "store/adls/adls.h"
 #include "store/azure/azure.h"
 #include "store/gs/gs.h"
+#include "store/notice.h"
 #include "store/s3/s3.h"
 #include "store/several/several.h"
 
@@ -13,4 +14,5 @@ void cloud_offer(void)
         store_offer(&store_adls, store_adls_takes);
         store_offer(&store_s3, store_s3_takes);
         store_offer(&store_gs, store_gs_takes);
+        notice_offer(metadata_ask);
 }

@@ -5,6 +5,10 @@ import email.utils
 import http.server
 import json
 import logging
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -110,15 +114,42 @@ def test_events_of_other_machines_and_those_that_end_nothing_are_no_notice(place
         assert not manager.should_save(2) and not manager.stop_requested
 
 
-def test_a_service_that_fails_is_asked_again(place, cloud):
+def test_a_service_that_fails_is_warned_of_and_asked_again(place, cloud, caplog):
     cloud.broken = True
     with nm.Manager(place.storage, save_every_steps=1000, evictions="aws") as manager:
         manager.should_save(1)
-        until(lambda: cloud.asked >= 2)
+        until(lambda: "Nebula notices no eviction" in caplog.text, 120)
+        assert cloud.asked >= 30 and "aws does not answer" in caplog.text and "503" in caplog.text
         cloud.broken = False
         aws(cloud)
         until(lambda: manager.stop_requested)
         assert manager.should_save(2)
+
+
+def test_the_cloud_is_asked_on_though_the_agent_was_killed_and_nothing_is_saved(place, cloud):
+    with nm.Manager(place.storage, save_every_steps=1000, evictions="gce") as manager:
+        manager.should_save(1)
+        until(lambda: cloud.asked >= 1)
+        place.kill_agent()
+        gce(cloud)
+        until(lambda: manager.stop_requested)
+        assert manager.should_save(2)
+
+
+def test_an_agent_inside_the_trainer_says_that_it_asks_no_cloud(place, cloud):
+    code = """
+        import logging
+        logging.basicConfig()
+        with nm.Manager(sys.argv[1], save_every_steps=1000, evictions="aws") as manager:
+            assert not manager.should_save(1)
+            manager._notices._watch.join(60)
+            assert not manager._notices._watch.is_alive()
+    """
+    environment = {**os.environ, "NEBULA_AGENT": "inline"}
+    command = [sys.executable, "-c", "import sys, nebulaml as nm\n" + textwrap.dedent(code), str(place.storage)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Nebula notices no eviction" in done.stderr, done.stderr
+    assert cloud.asked == 0
 
 
 def test_the_end_of_a_process_waits_no_longer_than_its_time_allows(place, caplog):

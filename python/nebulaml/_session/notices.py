@@ -5,6 +5,7 @@ All ranks of a job learn of a notice at the same step.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,8 +16,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NebulaConfigError, NebulaStorageError, NebulaUnavailable
-from . import evictions, ranks
+from .. import _nebula
+from ..errors import NebulaConfigError, NebulaError, NebulaStorageError, NebulaUnavailable
+from . import ranks
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -31,6 +33,43 @@ KEPT_STEPS = 1000  # steps whose answers stay in the key-value store, for ranks 
 
 
 LOOK_S = 1.0  # between two looks at the file of the request, each one stat
+
+AGAIN_S = 1.0  # between two attempts to reach an agent that asks the cloud
+
+CLOUDS = {"azure": _nebula.CLOUD_AZURE, "aws": _nebula.CLOUD_AWS, "gce": _nebula.CLOUD_GCE}
+
+
+class _CloudWatch(threading.Thread):
+    """Calls ``tell(reason, seconds)`` once, when the agent hears from the cloud that this machine is about to go, and ends."""
+
+    def __init__(self, session: _nebula.Session, cloud: str, tell: Callable[[str, float], object]) -> None:
+        super().__init__(name="nebula-evictions", daemon=True)
+        self._watch = _nebula.Watch(session, CLOUDS[cloud])
+        self._cloud, self._tell = cloud, tell
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                found = self._watch.next(-1)
+            except NebulaUnavailable:  # the agent has ended: the next attempt starts another one
+                self._ended.wait(AGAIN_S)
+                continue
+            except NebulaError as failure:
+                log.warning("nebula: Nebula notices no eviction: %s", failure)
+                return
+            if found is None:
+                continue
+            kind, _, _, seconds, text = found
+            if kind == _nebula.EVENT_EVICTION:
+                self._tell(text, seconds)
+                return
+            log.warning("nebula: the metadata service of %s does not answer, so Nebula notices no eviction: %s", self._cloud, text)
+
+    def end(self) -> None:
+        """Ends the watch. Any thread may call it."""
+        self._ended.set()
+        self._watch.stop()
 
 
 def _wish(persist_path: str | None) -> str | None:
@@ -68,15 +107,20 @@ class Notices:
         self._before: Any = None  # the handler before ours
         self._wish_seen = self._wish_at = 0.0  # the file's time, and the time of the last look
         self._wishes: bool | None = None  # None: not looked yet; a file that exists at the first look is an older run's
-        self._watch = evictions.Watch(cloud, self._come) if cloud else None
+        if cloud and cloud not in CLOUDS:
+            raise NebulaConfigError(f"evictions={cloud!r}: give one of {', '.join(map(repr, CLOUDS))}")
+        self._cloud = cloud
+        self._watch: _CloudWatch | None = None
 
     def listen(self) -> None:
         """Makes SIGTERM a notice from now on; a second SIGTERM ends the process.
 
         It does nothing in another thread than the main thread, or if the program ignores SIGTERM.
         """
-        if self._watch is not None and self._watch.ident is None and self._engine.place().local_rank == 0:
-            self._watch.start()
+        if self._cloud and self._watch is None and self._engine.place().local_rank == 0:
+            with contextlib.suppress(NebulaError):  # no agent can be reached: a save reports that, and the next call tries again
+                self._watch = _CloudWatch(self._engine.session(), self._cloud, self._come)
+                self._watch.start()
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             return
         self._is_listening = True

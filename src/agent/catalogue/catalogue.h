@@ -25,7 +25,7 @@
  *     clock    the thread that keeps the clock and starts the workers
  *     pages    the page maker: spare images, pages to give back
  *     copy     the copy sender: copies on other nodes
- *     event    clients that follow a job's events (WATCH)
+ *     event    clients that follow the events of a job or a cloud (WATCH)
  *
  * They are woken when the lock is released (catalogue_unlock, catalogue_wait). When every rank of a node
  * saves at once, a thread that wakes up while the lock is still held costs as much as its request.
@@ -36,6 +36,7 @@
 #include <pthread.h>
 
 #include "agent/catalogue/lifecycle.h"
+#include "agent/clients/evictions.h"
 #include "agent/commit/commit_state.h"
 #include "agent/memory/memory.h"
 #include "agent/memory/survival_state.h"
@@ -207,6 +208,7 @@ struct catalogue {
         struct waiter *waiters;
         uint32_t wakes; /* the conditions that were signalled while the lock is held */
         struct memory memory;
+        struct evictions evictions[NOTICE_CLOUDS];
         struct job *jobs;
         struct lane *lanes;
         struct place *places; /* used by location.h */

@@ -5,6 +5,7 @@
 
 #include "agent/commit/commit.h"
 #include "agent/clients/events.h"
+#include "agent/clients/evictions.h"
 #include "agent/clients/location.h"
 #include "agent/log.h"
 #include "agent/publish/publish.h"
@@ -554,6 +555,33 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         return status;
 }
 
+/* The next event of a cloud. The client's thread asks the cloud while the client waits. */
+static enum nebula_status watch_cloud(struct connection *connection, const struct ipc_watch *request, struct answer *answer,
+                                      struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        const struct evictions *evictions = &catalogue->evictions[request->cloud % NOTICE_CLOUDS];
+        int64_t until = deadline(request->timeout_ms);
+        enum nebula_status status;
+        bool timeout = false;
+
+        if (request->cloud >= NOTICE_CLOUDS)
+                return error_set(error, NEBULA_INVALID, 0, "there is no cloud %u", request->cloud);
+        catalogue_lock(catalogue);
+        while (!(status = evictions_ask(catalogue, (enum nebula_cloud)request->cloud, error)) &&
+               !evictions_event(evictions, request->since, &answer->body.event)) {
+                if (os->now_ns() >= until)
+                        status = error_set(error, NEBULA_TIMEOUT, 0, "no event has come");
+                else
+                        status = wait_slice(connection, &catalogue->event, until < evictions->due_ns ? until : evictions->due_ns, &timeout, error);
+                if (status)
+                        break;
+        }
+        catalogue_unlock(catalogue);
+        answer->size = sizeof answer->body.event;
+        return status;
+}
+
 /* The next event for a program's own log. Does not ask for anything to happen. */
 enum nebula_status request_watch(struct connection *connection, const void *payload, struct answer *answer,
                                         struct nebula_error *error)
@@ -564,6 +592,8 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
         enum nebula_status status = NEBULA_OK;
         bool timeout = false;
 
+        if (request->is_of_cloud)
+                return watch_cloud(connection, request, answer, error);
         catalogue_lock(catalogue);
         while (!status && !event_next(catalogue, connection->session->job, request->since, &answer->body.event)) {
                 status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "no event has come") :

@@ -99,6 +99,8 @@ void http_response_done(struct http_response *response);
 #define HTTP_DATE_SIZE 32
 void http_date_format(int64_t seconds, char ret_text[HTTP_DATE_SIZE]);
 bool http_date_parse(const char *text, int64_t *ret_seconds);
+/* "2009-10-12T17:50:30.000Z", or with a zone such as +02:00, to whole seconds. Without a zone the time is UTC. */
+bool http_date_parse_iso(const char *text, int64_t *ret_seconds);
 /* Describes the transport to a person: "https, ..." with the trusted certificates, or "http, ...". */
 void http_describe(const char *url, char *ret_text, size_t size);
 

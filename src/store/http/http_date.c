@@ -1,4 +1,4 @@
-/* Dates in HTTP's format: in English and in UTC, in any locale. */
+/* Dates in HTTP's format, in English and in UTC, in any locale; and those of ISO 8601. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -35,5 +35,18 @@ bool http_date_parse(const char *text, int64_t *ret_seconds)
                 return false;
         tm.tm_year -= 1900;
         *ret_seconds = (int64_t)timegm(&tm);
+        return true;
+}
+
+bool http_date_parse_iso(const char *text, int64_t *ret_seconds)
+{
+        struct tm tm = { 0 }, zone = { 0 };
+        const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
+
+        if (!rest)
+                return false;
+        rest += *rest == '.' ? 1 + strspn(rest + 1, "0123456789") : 0;
+        strptime(rest, "%z", &zone);
+        *ret_seconds = (int64_t)timegm(&tm) - zone.tm_gmtoff;
         return true;
 }

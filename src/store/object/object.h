@@ -313,8 +313,6 @@ enum nebula_status object_try_again(struct object_store *store, const char *key,
 /* object_list.c, object_read.c */
 enum nebula_status object_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                                struct nebula_error *error);
-/* "2009-10-12T17:50:30.000Z" in seconds since 1970. False: it is no such time. */
-bool object_time_of(const char *text, int64_t *ret_seconds);
 /* Sorts a page by keys; a prefix is sorted as if it ended with '/'. */
 void object_sort_page(struct store_page *page);
 /* The key of a name in a listing. *ret_key is NULL: these drivers give no object that name. False: no memory. */

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "store/object/object.h"
@@ -90,18 +89,6 @@ static void add_entry(struct listing *listing, bool is_prefix)
         listing->is_directory = false;
 }
 
-/* Parses "2009-10-12T17:50:30.000Z" to whole seconds, the resolution of an object's header. */
-bool object_time_of(const char *text, int64_t *ret_seconds)
-{
-        struct tm tm = { 0 };
-        const char *end = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
-
-        if (!end || (*end != '.' && *end != 'Z'))
-                return false;
-        *ret_seconds = timegm(&tm);
-        return true;
-}
-
 /* Takes a value of an entry. False: it is not valid. */
 static bool take_value(struct listing *listing, const struct xml_item *item)
 {
@@ -118,7 +105,7 @@ static bool take_value(struct listing *listing, const struct xml_item *item)
         } else if (is(item, listing->names->stamp)) {
                 object_etag_text(item->text, &entry->stamp);
         } else if (is(item, listing->names->time)) {
-                if (!http_date_parse(item->text, &seconds) && !object_time_of(item->text, &seconds))
+                if (!http_date_parse(item->text, &seconds) && !http_date_parse_iso(item->text, &seconds))
                         return false;
                 entry->time_ns = seconds * 1000000000;
         } else if (is(item, "ResourceType")) {

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/conf.h"
 #include "base/error.h"
@@ -50,14 +49,9 @@ static const char *who(const struct lending *lending)
 
 int64_t s3_life_of(const char *expiration)
 {
-        struct tm tm = { 0 }, zone = { 0 };
-        const char *rest = expiration ? strptime(expiration, "%Y-%m-%dT%H:%M:%S", &tm) : NULL;
+        int64_t seconds;
 
-        if (!rest)
-                return UNKNOWN_LIFE_S;
-        rest += strspn(rest, ".0123456789");
-        strptime(rest, "%z", &zone);
-        return timegm(&tm) - zone.tm_gmtoff - os->wall_ns() / 1000000000;
+        return expiration && http_date_parse_iso(expiration, &seconds) ? seconds - os->wall_ns() / 1000000000 : UNKNOWN_LIFE_S;
 }
 
 /* Reads the keys from JSON: both services of the machine use the same names. */

@@ -56,7 +56,7 @@ static void take_time(struct page *page, int64_t *ret_ns, const char *text)
 {
         int64_t seconds = 0;
 
-        page->is_unsound = page->is_unsound || !object_time_of(text, &seconds);
+        page->is_unsound = page->is_unsound || !http_date_parse_iso(text, &seconds);
         *ret_ns = seconds * 1000000000;
 }
 
