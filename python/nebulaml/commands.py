@@ -15,13 +15,22 @@ __all__ = ["MODULES", "run"]
 MODULES = {"plan": "nebulaml.plan.command", "studio": "nebulaml.studio.command"}
 
 
+_EXIT = {"invalid": 2, "not-found": 3}  # of docs/cli.md; any other failure: 4
+
+
+def _one_line(text: str) -> str:
+    """Returns the text for a terminal: on one line, with control characters and right-to-left marks as escapes."""
+    words = " ".join(text.split())
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in words)
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Runs one sub-command. Returns the exit code (see docs/cli.md)."""
     try:
         return int(importlib.import_module(MODULES[name]).main(list(arguments)))
     except NebulaError as failure:
-        print(f"nebula: {failure}", file=sys.stderr)
-        return 2 if failure.status == "invalid" else 4
+        print(f"nebula: {_one_line(str(failure))}", file=sys.stderr)
+        return _EXIT.get(failure.status, 4)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `nebula plan | head`: nothing reads the buffered rest of the output

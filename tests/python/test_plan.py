@@ -217,6 +217,31 @@ def test_a_plan_that_does_not_fit_says_which_number_is_short_and_by_how_much(cap
     assert code == 1 and plan["short"][0]["name"] == "time between failures"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name", "need"),
+    [
+        (["--failures", "spot", "--storage-write", "1M"], "storage write", 98e9 / HOUR),
+        (["--failures", "spot", "--nodes", 4, "--replicas", 0, "--storage-total", "1M"], "storage of all nodes", 98e9 / HOUR),
+        (["--mtbf", "1h", "--copy", "1M"], "memory copy", 98e9 / HOUR),
+        (["--mtbf", "1h", "--blocked", "2h"], "time between failures", 2 * HOUR),
+    ],
+)
+def test_a_rate_at_which_no_save_ends_before_the_next_failure_is_short(capsys, arguments, name, need):
+    code, plan = told(capsys, "--params", "7B", *arguments)
+    short = [one for one in plan["short"] if one["name"] == name]
+    assert code == 1 and len(short) == 1 and short[0]["need"] == pytest.approx(need), plan["short"]
+    if short[0]["unit"] == "bytes/s":
+        option = {"storage write": "--storage-write", "storage of all nodes": "--storage-total", "memory copy": "--copy"}[name]
+        enough = told(capsys, "--params", "7B", *arguments, option, math.ceil(1.01 * need))[1]
+        assert name not in [one["name"] for one in enough["short"]]
+        assert "/s: short by" in run(capsys, "--params", "7B", *arguments)[2]
+
+
+def test_memory_survives_no_less_with_copies_on_peers(capsys):
+    plan = told(capsys, "--params", "7B", "--nodes", 2, "--survives", 1)[1]
+    assert plan["inputs"]["survives_replica"]["value"] == 1
+
+
 def test_storage_that_all_nodes_share_slows_what_they_do_together(capsys):
     code, plan = told(capsys, "--params", "70B", "--nodes", 16, "--storage-total", "4G", "--storage-write", "2G", "--storage-read", "2G")
     assert code == 0 and plan["times"]["durable_s"] == pytest.approx(14 * 70e9 / (4 << 30))
@@ -260,6 +285,13 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
         (["--params", "7B", "--survives", "1.5"], "from 0 to 1"),
         (["--params", "7B", "--mtbf", "-1"], "mtbf"),
         (["--params", "7B", "--replicas", "1"], "no peer"),
+        (["--params", "7B", "--nodes", "2", "--replicas", "2"], "has room for 1"),
+        (["--params", "7B", "--survives", "0.9", "--survives-with-replica", "0.1"], "less than --survives 0.9"),
+        (["--params", "7B", "--largest-layer", "8B"], "whole model has 7B"),
+        (["--config", "config.json", "--largest-layer", "8B"], "belongs to --params"),
+        (["--params", "7B", "--measure", "--limits", "limits.json"], "give one of them"),
+        (["--params", ""], "number of parameters"),
+        (["--config", "/nowhere/\x1b[31m\u202e\n"], "\\x1b[31m\\u202e"),
         (["--params", "7B", "--failures", "luck"], "luck"),
         (["--params", "7B", "--config", "config.json"], "--params N, or --config"),
         (["--config", "/nowhere/config.json"], "does not exist"),
@@ -269,7 +301,8 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
 )
 def test_an_invalid_command_line_is_refused_with_one_sentence(arguments, why):
     result = subprocess.run([sys.executable, "-m", "nebulaml", "plan", *arguments], capture_output=True, text=True)
-    assert result.returncode in (2, 4) and why in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    assert result.returncode == (3 if "does not exist" in result.stderr else 2), result.stderr
+    assert why in result.stderr and result.stderr.count("\n") == 1 and result.stderr.strip().isprintable(), result.stderr
 
 
 def test_the_configuration_is_written_once(capsys, tmp_path):

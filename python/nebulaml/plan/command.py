@@ -124,6 +124,8 @@ class _Inputs:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.measured: dict[str, Any] = {}
+        if given.limits is not None and given.measure:
+            raise NebulaConfigError("--limits FILE or --measure: give one of them")
         if given.limits is not None:
             self.measured, self.origin = limits.read(given.limits), f"measured ({given.limits})"
         if given.measure:
@@ -155,12 +157,35 @@ def _mtbf(given: argparse.Namespace) -> tuple[Figure, failures.Failures]:
     return Figure(failures.job_mtbf_s(preset, given.nodes), preset.source), preset
 
 
+def _survives(inputs: _Inputs, preset: failures.Failures) -> tuple[Figure, Figure]:
+    """Returns the share of the failures after which memory has the newest version: without copies on peers, and with them."""
+    local = inputs.take("survives", _share, preset.local, "causes of Llama 3's failures" if preset.local else "assumed")
+    least = max(preset.with_replica, local.value)
+    copies = inputs.take("survives-with-replica", _share, least, "assumed: all but those that take both nodes")
+    if copies.value < local.value:
+        raise NebulaConfigError(f"--survives-with-replica {copies.value:g}: less than --survives {local.value:g}, and copies lose nothing")
+    return local, copies
+
+
+def _replicas(given: argparse.Namespace) -> int:
+    if given.replicas is None:
+        return int(given.nodes > 1)
+    if given.replicas and given.nodes == 1:
+        raise NebulaConfigError("--replicas: a job of one node has no peer for a copy")
+    if given.replicas >= given.nodes > 1:
+        raise NebulaConfigError(f"--replicas {given.replicas}: a job of {given.nodes} nodes has room for {given.nodes - 1}")
+    return int(given.replicas)
+
+
 def _job(given: argparse.Namespace) -> Job:
     if (given.params is None) == (given.config is None):
         raise NebulaConfigError("give the model: --params N, or --config FILE; see `nebula plan --options`")
-    described = model.from_count(given.params, given.largest_layer) if given.params else model.from_config(given.config)
+    if given.config is not None and given.largest_layer is not None:
+        raise NebulaConfigError("--largest-layer belongs to --params: with --config it is counted")
+    described = model.from_count(given.params, given.largest_layer) if given.params is not None else model.from_config(given.config)
     inputs = _Inputs(given)
     mtbf, preset = _mtbf(given)
+    local, copies = _survives(inputs, preset)
     gpu_memory = inputs.take("gpu-memory", _size, 80 * (1 << 30))
     blocked = inputs.take("blocked", parse_seconds, math.nan)
     if math.isnan(blocked.value):
@@ -183,10 +208,10 @@ def _job(given: argparse.Namespace) -> Job:
         slowdown=inputs.take("slowdown", _share, 0.02),
         price=_price(given.storage_price),
         mtbf_s=mtbf,
-        survives_local=inputs.take("survives", _share, preset.local, "causes of Llama 3's failures" if preset.local else "assumed"),
-        survives_replica=inputs.take("survives-with-replica", _share, preset.with_replica, "assumed: all but those that take both nodes"),
+        survives_local=local,
+        survives_replica=copies,
         keep_last=given.keep_last,
-        replicas=given.replicas if given.replicas is not None else int(given.nodes > 1),
+        replicas=_replicas(given),
         overlap=given.overlap,
         blocked_s=blocked,
         step_s=_seconds("--step-time", given.step_time) if given.step_time is not None else 0.0,
@@ -207,10 +232,7 @@ def _write(file: str, content: str, force: bool) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command. Returns 0 if the job fits, 1 if a number is short."""
     given = _parser().parse_args(arguments)
-    job = _job(given)
-    if job.nodes == 1 and job.replicas:
-        raise NebulaConfigError("--replicas: a job of one node has no peer for a copy")
-    plan = make(job)
+    plan = make(_job(given))
     if given.plot is not None:
         plot.draw(plan, given.plot)
     if given.write is not None and not plan.short:

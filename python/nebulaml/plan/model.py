@@ -12,6 +12,7 @@ from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
 __all__ = ["Model", "from_config", "from_count"]
 
+MOST_REASON = 200  # characters of an error of transformers
 _UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -32,7 +33,10 @@ def from_count(text: str, largest_layer: str | None = None) -> Model:
     """Makes a Model from a number that may end in K, M, B or T (powers of 1000). The default layer is a fiftieth of the parameters."""
     parameters = _count("--params", text)
     if largest_layer is not None:
-        return Model(parameters, _count("--largest-layer", largest_layer), "given", "given")
+        layer = _count("--largest-layer", largest_layer)
+        if layer > parameters:
+            raise NebulaConfigError(f"--largest-layer {largest_layer}: the whole model has {text} parameters")
+        return Model(parameters, layer, "given", "given")
     return Model(parameters, max(1, parameters // 50), "given", "assumed: a fiftieth of the parameters; --largest-layer gives it")
 
 
@@ -66,7 +70,9 @@ def from_config(path: str) -> Model:
         with torch.device("meta"):
             model = maker._from_config(config) if hasattr(maker, "_from_config") else maker.from_config(config)
     except Exception as failure:  # any error of a model's class for a wrong configuration
-        raise NebulaConfigError(f"transformers cannot make a model of {file}: {failure}; --params N gives the number itself") from failure
+        why = " ".join(str(failure).split())  # it can be a page, with all models that transformers knows
+        why = why if len(why) <= MOST_REASON else why[:MOST_REASON] + "..."
+        raise NebulaConfigError(f"transformers cannot make a model of {file}: {why}; --params N gives the number itself") from failure
     layers = [sum(one.numel() for one in module.parameters(recurse=False)) for module in model.modules()]
     name = type(model).__name__
     return Model(sum(one.numel() for one in model.parameters()), max(layers), f"counted in {name} of {file}", f"counted in {name}")

@@ -66,7 +66,7 @@ class Short:
     name: str
     have: float
     need: float
-    unit: str  # "bytes", "seconds"
+    unit: str  # "bytes", "bytes/s", "seconds"
     advice: str
 
     @property
@@ -196,6 +196,24 @@ def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume
     return found
 
 
+def _too_slow(job: Job, node_bytes: float, total_bytes: float, blocked_s: float, behind_s: float) -> list[Short]:
+    """Returns the rates at which failures interrupt every save, or every persist, so that the job makes no progress."""
+    found = []
+    mtbf_s = job.mtbf_s.value
+    copies = job.copy_rate.value
+    if node_bytes / copies > mtbf_s:
+        found.append(Short("memory copy", copies, node_bytes / mtbf_s, "bytes/s", "a copy takes longer than the time to the next failure"))
+    if job.blocked_s and blocked_s > mtbf_s:
+        found.append(Short("time between failures", mtbf_s, blocked_s, "seconds", "a save takes longer than the time to the next failure"))
+    lost = 1 - (job.survives_replica if job.replicas else job.survives_local).value
+    left_s = mtbf_s / lost - behind_s if lost > 0 else math.inf
+    advice = "a version is not durable before the next failure that memory does not survive"
+    for name, rate, size in (("storage write", job.write_rate, node_bytes), ("storage of all nodes", job.storage_rate, total_bytes)):
+        if 0 < left_s < size / rate.value:
+            found.append(Short(name, rate.value, size / left_s, "bytes/s", advice))
+    return found
+
+
 def _plain_way(job: Job, durable_s: float, resume_s: float) -> Way:
     """Models torch.save in the training loop, at the full speed of storage: one tier, and training stops until the version is durable."""
     costs = interval.Costs(job.mtbf_s.value, 0.0, durable_s, 0.0, 0.0, 0.0, resume_s, resume_s)
@@ -241,7 +259,7 @@ def make(job: Job) -> Plan:
     return Plan(
         job, stages, stage, reason, rank_bytes, node_bytes, total_bytes, node_memory, blocked_s, captured_s, replicated_s, durable_s,
         resume_memory_s, resume_peer_s, resume_storage_s, load_bytes, ways, stored, stored / GB * job.price.value,
-        _short(job, stage, node_memory, stored, resume_storage_s),
+        _short(job, stage, node_memory, stored, resume_storage_s) + _too_slow(job, node_bytes, total_bytes, blocked_s, behind_s),
     )  # fmt: skip
 
 

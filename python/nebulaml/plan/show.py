@@ -134,7 +134,7 @@ def _sources(plan: Plan) -> list[str]:
 
 def short_text(one: Short) -> str:
     """Returns the name of the number that is too small, the difference, and advice."""
-    shown = bytes_text if one.unit == "bytes" else seconds_text
+    shown = {"bytes": bytes_text, "bytes/s": lambda rate: bytes_text(rate) + "/s", "seconds": seconds_text}[one.unit]
     return f"{one.name}: {shown(one.have)}, needed {shown(one.need)}: short by {shown(one.by)}; {one.advice}"
 
 
