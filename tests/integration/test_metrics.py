@@ -114,6 +114,62 @@ def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_pa
     assert checked.returncode == 0 and f"{len(queries)} rules found" in checked.stdout, checked.stdout + checked.stderr
 
 
+# Series for promtool, a value each minute: those of a job that is well, and for each alert the values that differ when it must fire.
+WELL = {
+    "nebula_agent_up": "1x480",
+    "nebula_world_size": "8x480",
+    'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x480",
+    'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x480",
+    'nebula_checkpoints_total{tier="storage",result="success"}': "0+1x480",
+    'nebula_checkpoints_total{tier="storage",result="failure"}': "0x480",
+    "nebula_storage_retries_total": "0x480",
+    'nebula_storage_requests_total{store="az",operation="put",outcome="success"}': "0+100x480",
+    'nebula_storage_requests_total{store="az",operation="put",outcome="failure"}': "0x480",
+    'nebula_storage_request_retries_total{store="az"}': "0+1x480",
+    'nebula_restores_total{tier="storage"}': "0x480",
+    "nebula_checkpoint_in_progress": "1x480",
+    'nebula_buffer_bytes{state="used"}': "50x480",
+    'nebula_buffer_bytes{state="limit"}': "100x480",
+    'nebula_checkpoint_blocked_seconds_bucket{le="0.5"}': "0+10x480",
+    'nebula_checkpoint_blocked_seconds_bucket{le="10"}': "0+10x480",
+    'nebula_checkpoint_blocked_seconds_bucket{le="+Inf"}': "0+10x480",
+    "nebula_goodput_ratio": "0.97x480",
+}
+FAULTS = {
+    "NebulaNoDurableCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x400 24000x80"},
+    "NebulaNoCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x400 24000x80"},
+    "NebulaCheckpointsFail": {'nebula_checkpoints_total{tier="storage",result="failure"}': "0x470 1x10"},
+    "NebulaStorageFails": {"nebula_storage_retries_total": "0x460 0+1x20"},
+    "NebulaStorageRequestsFail": {'nebula_storage_requests_total{store="az",operation="put",outcome="failure"}': "0+10x480"},
+    "NebulaStorageThrottles": {'nebula_storage_request_retries_total{store="az"}': "0+120x480"},
+    "NebulaRestoresFromStorage": {'nebula_restores_total{tier="storage"}': "0x300 0+1x180"},
+    "NebulaQueueGrows": {"nebula_checkpoint_in_progress": "1x400 3x80"},
+    "NebulaMemoryFull": {'nebula_buffer_bytes{state="used"}': "50x400 99x80"},
+    "NebulaSavesBlock": {'nebula_checkpoint_blocked_seconds_bucket{le="0.5"}': "0x480"},
+    "NebulaGoodputLow": {"nebula_goodput_ratio": "0.97x400 0.5x80"},
+    "NebulaAgentDown": {"nebula_agent_up": "1x475 0x5"},
+}
+
+
+def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well(promtool, tmp_path):
+    def case(alert, changes):
+        series = [
+            {"series": name.replace("{", '{instance="a",') if "{" in name else name + '{instance="a"}', "values": value}
+            for name, value in {**WELL, **changes}.items()
+        ]
+        firing = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert else []
+        query = {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "479m", "exp_samples": firing}
+        return {"interval": "1m", "name": alert, "input_series": series, "promql_expr_test": [query]}
+
+    rules = ROOT / "docs/alerts.yml"
+    assert sorted(FAULTS) == sorted(re.findall(r"- alert: (\w+)", rules.read_text()))
+    cases = [case("", {}), *(case(alert, changes) for alert, changes in FAULTS.items())]
+    file = tmp_path / "cases.yml"
+    file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": cases}))  # JSON is YAML
+    checked = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def left_out(ours, theirs, where=""):
     """Returns the parts of the first that the second lacks."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
