@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from nebulaml._session import locate
+
 from .job import KILL_DELAY, UNREST, Job, Runner
 from .table import lines, verdicts
 
@@ -32,11 +34,8 @@ def environment(work: Path, memory: Path) -> dict[str, str]:
 
 def stop_agent(variables: dict[str, str]) -> None:
     """Ends the demo's agent. All figures were collected before."""
-    command = Path(sys.executable).parent / "nebula"
-    if command.exists():
-        subprocess.run(
-            [command, "stop", "--now", "--yes"], env={**os.environ, **variables}, capture_output=True, check=False
-        )
+    command = os.environ.get("NEBULA_AGENT_PATH") or str(locate.agent_path())
+    subprocess.run([command, "stop", "--now", "--yes"], env={**os.environ, **variables}, capture_output=True)
 
 
 def gather(reference: Job, jobs: list[Job]) -> dict:

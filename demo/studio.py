@@ -59,24 +59,24 @@ def pictures(address: str, folder: Path, panels: tuple[tuple[str, str], ...]) ->
         browser.close()
 
 
-def train(folder: Path, work: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def train(folder: Path, work: Path, variables: dict[str, str], steps: int) -> subprocess.Popen[bytes]:
     line = [sys.executable, "-W", "ignore", "-m", "demo.train", "--engine", "nebula", "--folder", str(folder)]
-    line += ["--events", str(work / "events"), "--steps", str(STEPS), "--every", str(EVERY)]
+    line += ["--events", str(work / "events"), "--steps", str(steps), "--every", str(EVERY)]
     return subprocess.Popen(line, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
 
 
-def play(folder: Path, work: Path, variables: dict[str, str], near_the_end: Callable[[], None]) -> None:
+def play(folder: Path, work: Path, variables: dict[str, str], steps: int, near_the_end: Callable[[], None]) -> None:
     """Trains to the end, and kills the trainer several times in between."""
     for kill in range(KILLS + 1):
-        trainer = train(folder, work, variables)
+        trainer = train(folder, work, variables, steps)
         print(f"training, pid {trainer.pid}", flush=True)
         try:
             if kill == KILLS:
-                wait_for(folder, STEPS * 9 // 10, trainer)
+                wait_for(folder, steps * 9 // 10, trainer)
                 near_the_end()
                 trainer.wait()
                 return
-            wait_for(folder, STEPS * (kill + 1) // (KILLS + 2), trainer)
+            wait_for(folder, steps * (kill + 1) // (KILLS + 2), trainer)
             print("SIGKILL", flush=True)
         finally:
             if trainer.poll() is None:
@@ -89,6 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.studio", description=__doc__)
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="nebula-demo-")).resolve()
     memory = Path(tempfile.mkdtemp(prefix="nebula-demo-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
@@ -103,7 +104,7 @@ def main() -> int:
         address = said[1].strip()
         if not address:
             return 1  # the trainer has printed the reason
-        play(folder, work, variables, lambda: args.pictures and pictures(address, args.pictures, LIVE))
+        play(folder, work, variables, args.steps, lambda: args.pictures and pictures(address, args.pictures, LIVE))
         if args.pictures:
             pictures(address, args.pictures, AFTER)
         else:

@@ -39,6 +39,28 @@ def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_c
     assert [one["blocked_ms"] for one in told["rows"].values()] == [1.5]
 
 
+def line(step, **changes):
+    return {
+        "tag": f"global_step{step}", "step": step, "generation": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5,
+        "begun": 1e9 + step, "captured": 0.0, "committed": 1e9 + step, "durable": 1e9 + step, "persist_seconds": 1.0, "persist_mib_per_s": 1.0,
+        "error": "", **changes,
+    }  # fmt: skip
+
+
+def test_an_event_that_the_agent_and_the_file_tell_is_one():
+    """The file has six decimals of each time, the agent's answer has more."""
+    at = 1e9 + 1 / 3
+    status = {"running": True, "history": [line(3, stopped=at, read=at + 5, read_step=2, read_tier="memory")]}
+    history = [line(2), line(3, stopped=round(at, 6), read=round(at + 5, 6), read_step=2, read_tier="memory")]
+    told = snapshot.build(status, history, [], None, snapshot.Watch(), 2e9)
+    assert [one["kind"] for one in told["events"]] == ["end", "restore"]
+
+
+def test_a_step_that_is_saved_again_counts_the_steps_back_if_there_are_any():
+    told = document(history=[line(3), line(3, generation=2, begun=1e9 + 4, committed=1e9 + 4), line(2, generation=2, begun=1e9 + 5, committed=1e9 + 5)])
+    assert [one["text"] for one in told["events"]] == ["the job saves step 3 again", "the job saves step 2 again, 1 step back"]
+
+
 def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
     save(1, 2)
     studio = start(place.storage)

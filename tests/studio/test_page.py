@@ -194,6 +194,58 @@ def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, p
     expect(page.locator("#check")).to_contain_text("DAMAGED: model.pt at byte")
 
 
+def test_compare_shows_the_files_of_the_last_writing_of_a_tag_only_there(place, start, save, page):
+    save(1)
+    save(1)
+    page.goto(start(place.storage).address)
+    open_tab(page, "checkpoints")
+    expect(page.locator("tbody tr[data-key]")).to_have_count(2)
+    for one in page.get_by_label("compare global_step1").all():
+        one.check()
+    page.get_by_role("button", name="Compare two").click()
+    rows = page.get_by_role("dialog").get_by_role("row")
+    expect(rows.filter(has_text="generation")).to_be_visible()
+    assert rows.filter(has_text="generation").locator("td").all_inner_texts() == ["1", "2"]
+    earlier, later = rows.filter(has_text="model.pt").locator("td").all_inner_texts()
+    assert earlier == "-" and "KiB" in later
+
+
+LONG = "a-name-that-a-program-made-" * 8
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_panel_is_wider_than_the_window(place, start, page, width):
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for tag in (sys.argv[2], "global_step7"):
+            checkpoint = nm.Checkpoint(tag, metrics={"a_metric_with_a_long_name": 1.0})
+            checkpoint.save(sys.argv[2][:100] + ".pt", torch.ones(10))
+            assert checkpoint.commit()
+            checkpoint.wait("durable")
+        """,
+        place.storage,
+        LONG[:200],
+    )
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(start(place.storage).address)
+    for name in TABS:
+        open_tab(page, name)
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+    open_tab(page, "timeline")
+    assert page.locator("svg").bounding_box()["width"] <= width
+    assert page.locator("svg text").all_text_contents()[:2] == ["step", "7"]
+
+
+def test_a_time_of_another_day_has_its_date(place, start, save, page):
+    save(1)
+    page.goto(start(place.storage).address)
+    shown = "(at) => import('/grid.js').then((grid) => grid.clock(at))"
+    assert re.fullmatch(r"2001-09-0\d \d\d:\d\d:\d\d", page.evaluate(shown, 1e9))
+    assert re.fullmatch(r"(\S+ )?\d\d:\d\d:\d\d", page.evaluate(shown, time.time()))
+
+
 def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
     save(1, 2, 3, 4)
     studio = start(place.storage)
@@ -346,7 +398,7 @@ def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page)
     page.route("**/api/version?*", lambda route: route.fulfill(json=answer))
     assert page.evaluate(took, "version") < 500
     canvas = page.locator("canvas")
-    expect(canvas).to_have_attribute("aria-label", "1024 ranks, 10 s from the first begin to the last write; slowest: rank 83")
+    expect(canvas).to_have_attribute("aria-label", "1024 ranks, 10\u00a0s from the first begin to the last write; slowest: rank 83")
     assert page.locator("tbody tr").count() < 80
 
 

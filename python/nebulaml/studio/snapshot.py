@@ -119,8 +119,9 @@ def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the ends and loads in the history, each once."""
-    ends = {one["stopped"] for one in history if one.get("stopped")}
-    loads = {(one["read"], int(one["read_step"]), one.get("read_tier", "")) for one in history if one.get("read")}
+    # checkpointHistories.csv has six decimals, the agent's answer has more.
+    ends = {round(one["stopped"], 6) for one in history if one.get("stopped")}
+    loads = {(round(one["read"], 6), int(one["read_step"]), one.get("read_tier", "")) for one in history if one.get("read")}
     found = [{"kind": "end", "at": at, "text": "the last trainer on this node had ended"} for at in ends]
     for at, step, tier in loads:
         source = {"memory": " from memory", "peer": " from a peer", "storage": " from storage"}.get(tier, "")
@@ -142,7 +143,8 @@ def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dic
         if previous is not None and row["step"] >= 0 <= previous["step"]:
             gap, steps = at - _begun(previous), row["step"] - previous["step"]
             if steps <= 0:
-                text = f"the job saves step {row['step']} again, {-steps} steps back"
+                back = f", {-steps} step{'s' * (steps < -1)} back" if steps else ""
+                text = f"the job saves step {row['step']} again{back}"
                 found.append({"kind": "restore", "at": at, "text": text})
             elif ledger:
                 if gap > max(1.0, RESTART_FACTOR * steps * ledger["step_s"]):
@@ -179,7 +181,8 @@ def _advice(rows: list[dict[str, Any]], status: dict[str, Any], path: str) -> li
         memory_s, storage_s = interval.intervals(costs)
         advice.append(
             f"With a failure every {ADVICE_MTBF_S / 3600:.0f} h, these saves (blocked {blocked_s * 1e3:.1f} ms, written in {lag_s:.2f} s) lose "
-            f"least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. `nebula plan` computes it for your failures."
+            f"least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. "
+            "The command nebula plan computes it for your failures."
         )
         for job in jobs:
             now = job["persist_interval_s"]

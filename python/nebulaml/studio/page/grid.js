@@ -25,39 +25,50 @@ export function element(name, attributes = {}, ...children) {
 // A name from storage: isolated, so that right-to-left letters do not move what stands beside it.
 export const named = (text) => element('bdi', {}, shown(text));
 
+// Numbers and their units are one word: a line never ends between them.
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 export function bytes(value) {
   if (value === null || value === undefined) return '-';
   let unit = 0;
   while (value >= 1023.95 && unit < UNITS.length - 1) { value /= 1024; unit++; }
-  return `${unit ? value.toFixed(1) : Math.round(value)} ${UNITS[unit]}`;
+  return `${unit ? value.toFixed(1) : Math.round(value)}\u00a0${UNITS[unit]}`;
 }
+export const milliseconds = (value) => (value === null || value === undefined ? '-' : `${value.toFixed(1)}\u00a0ms`);
 export function seconds(value) {
   if (value === null || value === undefined || !isFinite(value)) return '-';
-  if (value < 1) return `${(value * 1000).toFixed(1)} ms`;
-  if (value < 10) return `${value.toFixed(1)} s`;
-  if (value < 120) return `${Math.round(value)} s`;
-  if (value < 7200) return `${Math.round(value / 60)} min`;
-  if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
-  return `${Math.round(value / 86400)} days`;
+  if (value < 1) return milliseconds(value * 1000);
+  if (value < 10) return `${value.toFixed(1)}\u00a0s`;
+  if (value < 120) return `${Math.round(value)}\u00a0s`;
+  if (value < 7200) return `${Math.round(value / 60)}\u00a0min`;
+  if (value < 172800) return `${(value / 3600).toFixed(1)}\u00a0h`;
+  return `${Math.round(value / 86400)}\u00a0days`;
 }
 export const ago = (at, now) => (!at ? '-' : now - at < 2 ? 'just now' : `${seconds(now - at)} ago`);
-export const clock = (at) => (at ? new Date(at * 1000).toLocaleTimeString([], { hour12: false }) : '-');
+// The time of day, after the date if that is not today's.
+export function clock(at) {
+  if (!at) return '-';
+  const time = new Date(at * 1000);
+  const [today, day] = [new Date(), time].map((one) => one.toLocaleDateString('sv'));
+  const hours = time.toLocaleTimeString('sv');
+  return day === today ? hours : `${day} ${hours}`;
+}
+export const count = (value) => Math.round(value).toLocaleString('en');
 export const number = (value) => (value === null || value === undefined ? '-' : Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(+value.toPrecision(6)));
 
 const ROW = 30;
 const AHEAD = 12;
 
-// columns: {name, label, number, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
+// columns: {name, label, number, brief, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
+// brief: a long text is cut earlier than others. fit: the table is as wide as its content, not as the page.
 export class Grid {
-  constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false } = {}) {
+  constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false, fit = false } = {}) {
     Object.assign(this, { columns, sort, descending, select, selected });
     this.rows = [];
     this.cells = new Map();
     this.head = element('tr', { 'aria-rowindex': 1 });
     this.body = element('tbody');
     this.table = element('table', { 'aria-label': label }, element('thead', {}, this.head), this.body);
-    this.node = element('div', { class: 'grid', tabIndex: 0, role: 'region', 'aria-label': label }, this.table);
+    this.node = element('div', { class: fit ? 'grid fit' : 'grid', tabIndex: 0, role: 'region', 'aria-label': label }, this.table);
     this.node.style.maxHeight = `${height}px`;
     this.height = height;
     this.node.addEventListener('scroll', () => this.draw(), { passive: true });
@@ -109,7 +120,7 @@ export class Grid {
       'aria-rowindex': first + i + 2, 'data-key': row.key, 'aria-selected': this.select ? String(this.selected(row)) : null,
     }, this.columns.map((column) => {
       const cell = column.cell(row);
-      return element('td', { class: column.number ? 'num' : null, title: typeof cell === 'string' && cell.length > 24 ? cell : null }, cell);
+      return element('td', { class: column.number ? 'num' : column.brief ? 'brief' : null, title: typeof cell === 'string' && cell.length > 24 ? cell : null }, cell);
     })));
     this.body.replaceChildren(...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : []));
     if (focused && field && this.node.isConnected)

@@ -1,5 +1,5 @@
 // The panels: open(main, studio) makes one, update(studio) brings it up to date, tick(studio) once a second.
-import { element, named, shown, bytes, seconds, ago, clock, number, Grid } from '/grid.js';
+import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock, number, Grid } from '/grid.js';
 
 const wall = () => Date.now() / 1000;
 const KIND = { durable: 'good', replicated: 'good', committed: 'good', failed: 'bad', lost: 'bad', damaged: 'bad' };
@@ -47,7 +47,7 @@ const now = {
     if (!told.trains) return ['0 s', 'no trainer is connected'];
     const lost = Math.max(0, wall() - found.at);
     const pace = told.goodput?.step_s;
-    return [seconds(lost), pace ? `about ${Math.max(0, Math.round(lost / pace))} steps` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
+    return [seconds(lost), pace ? `about ${count(lost / pace)} steps` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
   },
   draw(studio) {
     const { now: told, agent, jobs } = studio.state;
@@ -109,27 +109,27 @@ const checkpoints = {
     });
     const columns = [
       { name: 'pick', label: 'Compare', cell: pick },
-      { name: 'tag', label: 'Tag', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
+      { name: 'tag', label: 'Tag', brief: true, value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
       { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
-      { name: 'state', label: 'State', value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
+      { name: 'state', label: 'State', brief: true, value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
+      { name: 'at', label: 'When', number: true, value: begun, cell: (row) => clock(begun(row)) },
       { name: 'where', label: 'Where', value: places, cell: places },
       { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
       { name: 'written', label: 'Written', number: true, value: (row) => row.written, cell: (row) => (row.written === null ? '-' : bytes(row.written)) },
       { name: 'unchanged', label: 'Unchanged', number: true, value: (row) => (row.written === null ? null : row.size - row.written), cell: (row) => (row.written === null ? '-' : bytes(Math.max(0, row.size - row.written))) },
-      { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => (row.blocked_ms === null ? '-' : `${row.blocked_ms.toFixed(1)} ms`) },
+      { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => milliseconds(row.blocked_ms) },
       { name: 'committed', label: 'Committed', number: true, value: (row) => (row.committed ? row.committed - row.begun : null), cell: (row) => (row.committed ? `+${seconds(row.committed - row.begun)}` : '-') },
       { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? `+${seconds(row.durable - row.begun)}` : '-') },
-      { name: 'metrics', label: 'Metrics', value: metricText, cell: metricText },
-      { name: 'pin', label: 'Pin', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
-      { name: 'at', label: 'When', number: true, value: begun, cell: (row) => clock(begun(row)) },
+      { name: 'metrics', label: 'Metrics', brief: true, value: metricText, cell: metricText },
+      { name: 'pin', label: 'Pin', brief: true, value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
     ];
-    this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: 560 });
+    this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: Math.max(360, innerHeight - 170) });
     this.count = element('span', { class: 'faint', role: 'status' });
     this.compareButton = element('button', { class: 'act', type: 'button', onclick: () => compare(studio) }, 'Compare two');
     const search = element('input', { type: 'search', id: 'filter', value: this.filter, placeholder: 'tag, state, metric', oninput: (event) => { this.filter = event.target.value; this.update(studio); } });
     const only = element('select', { id: 'only', onchange: (event) => { this.only = event.target.value; this.update(studio); } },
       ['', 'durable', 'memory', 'failed', 'pinned', 'abandoned'].map((name) => element('option', { value: name, selected: this.only === name }, name || 'all')));
-    main.append(element('div', { class: 'bar' }, element('label', { htmlFor: 'filter' }, 'Filter'), search, element('label', { htmlFor: 'only' }, 'Show'), only,
+    main.append(element('div', { class: 'bar' }, element('span', {}, element('label', { htmlFor: 'filter' }, 'Filter'), search), element('span', {}, element('label', { htmlFor: 'only' }, 'Show'), only),
       this.compareButton, element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'), this.count), this.grid.node);
     this.buttons(studio);
   },
@@ -156,10 +156,12 @@ async function compare(studio) {
   const [left, right] = [...studio.chosen].map((key) => studio.state.rows.get(key)).sort((a, b) => begun(a) - begun(b));
   const told = await attempt(studio, 'compared', () => Promise.all([left, right].map((row) => studio.ask('version', { tag: row.tag }).catch((failure) => ({ error: failure.message })))));
   if (!told) return;
-  const sizes = told.map((one) => new Map((one.version?.files || []).map((file) => [file.name, file.size])));
+  // Storage has the files of a tag's last generation only.
+  const files = (row, one) => (one.version?.generation === row.generation ? one.version.files : []);
+  const sizes = [left, right].map((row, i) => new Map(files(row, told[i]).map((file) => [file.name, file.size])));
   const lines = [
-    ['tag', named(left.tag), named(right.tag)], ['state', state(left), state(right)], ['size', bytes(left.size), bytes(right.size)],
-    ['blocked', left.blocked_ms === null ? '-' : `${left.blocked_ms.toFixed(1)} ms`, right.blocked_ms === null ? '-' : `${right.blocked_ms.toFixed(1)} ms`],
+    ['tag', named(left.tag), named(right.tag)], ['generation', String(left.generation), String(right.generation)], ['state', state(left), state(right)], ['size', bytes(left.size), bytes(right.size)],
+    ['blocked', milliseconds(left.blocked_ms), milliseconds(right.blocked_ms)],
     ['durable after', seconds(left.durable && left.durable - left.begun), seconds(right.durable && right.durable - right.begun)],
     ...[...new Set([...Object.keys(left.metrics), ...Object.keys(right.metrics)])].map((name) => [shown(name), number(left.metrics[name]), number(right.metrics[name])]),
     ...[...new Set([...sizes[0].keys(), ...sizes[1].keys()])].slice(0, 300).map((name) => [named(name), bytes(sizes[0].get(name)), bytes(sizes[1].get(name))]),
@@ -213,7 +215,7 @@ const version = {
       ['tag', named(tag)], ['state', row ? state(row) : '-'], row?.error && ['reason', shown(row.error)],
       ['size', bytes(told.version?.size ?? row?.size)], ['copies', row ? places(row) : '-'],
       ['lineage', `generation ${told.version?.generation ?? row?.generation}${told.version?.run ? `, run ${shown(told.version.run)}` : ''}${row?.abandoned ? ', abandoned: the job went back before it' : ''}`],
-      ['blocked', row && row.blocked_ms !== null ? `${row.blocked_ms.toFixed(1)} ms` : '-'],
+      ['blocked', milliseconds(row?.blocked_ms)],
       row && Object.keys(row.metrics).length ? ['metrics', metricText(row)] : null, row?.pinned ? ['pin', shown(row.pinned)] : null,
     ].filter(Boolean).map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]), element('dt', {}, 'check'), check);
     this.main.replaceChildren(bar, element('div', { class: 'two' }, element('section', {}, element('h2', {}, 'Facts'), facts), this.waterfall(told.version, told.error)), this.files(studio, tag, told.version));
@@ -292,7 +294,7 @@ const version = {
     grid.set(told.tensors.map((one, i) => ({ ...one, key: String(i) })));
   },
 };
-const swatch = (colour) => { const made = element('i'); made.style.background = `var(${colour})`; return made; };
+const swatch = (colour, kind = null) => { const made = element('i', { class: kind }); made.style.background = `var(${colour})`; return made; };
 
 function pin(studio, tag) {
   const reason = element('input', { id: 'reason', value: '', maxLength: 200 });
@@ -305,48 +307,65 @@ async function copy(studio, text) {
 }
 
 // ---- Timeline
+const EVENT = { end: 'bad', restore: 'warn', pause: 'warn', start: 'good' };
 const timeline = {
   name: 'timeline', label: 'Timeline',
   open(main) {
     this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time' });
     this.list = element('ul', { class: 'events' });
-    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, 'height: step; red lines: ends of trainers, and restarts')),
+    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, swatch('--bad', 'line'), 'end of a trainer'), element('span', {}, swatch('--warn', 'line'), 'load, return to an earlier step, pause'), element('span', {}, swatch('--faint', 'line'), 'start')),
       this.picture, element('h2', {}, 'Step inflation'), this.inflation = element('p'), element('h2', {}, 'Events, newest first'), this.list);
   },
   update(studio) {
     const rows = oldestFirst(studio).filter(begun).slice(-1000);
     const events = studio.state.events || [];
-    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: one.kind === 'end' ? 'bad' : one.kind === 'start' ? 'good' : 'warn' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
+    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: EVENT[one.kind] || 'faint' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
     if (!events.length) this.list.replaceChildren(element('li', { class: 'faint' }, 'nothing has happened since the studio started, and the history shows no way back'));
     const slow = rows.filter((row) => row.inflation !== null).sort((a, b) => b.inflation - a.inflation).slice(0, 3);
     this.inflation.replaceChildren(slow.length ? `Steps took longest before ${slow.map((row) => `${shown(row.tag)} (${(100 * row.inflation).toFixed(0)} % over the usual)`).join(', ')}.` : 'Not known yet: it needs three saves of numbered steps.');
     if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, 'no saves yet')); return; }
-    const width = 1200, height = 260;
+    const width = Math.max(300, this.picture.clientWidth), height = 260;
     const marks = events.filter((one) => one.at >= begun(rows[0]) - 60);
     const from = Math.min(begun(rows[0]), ...marks.map((one) => one.at));
     const to = Math.max(begun(rows.at(-1)), ...marks.map((one) => one.at), from + 1);
-    const steps = rows.map((row) => Math.max(0, row.step));
-    const low = Math.min(...steps), high = Math.max(...steps, low + 1);
-    const x = (at) => 12 + ((at - from) / (to - from)) * (width - 24);
+    const known = rows.map(step).filter((value) => value !== null);
+    const numbered = known.length > 0;
+    const low = numbered ? Math.min(...known) : 0, high = Math.max(...known, low + 1);
+    const left = numbered ? 22 + 8 * count(high).length : 12;
+    const x = (at) => left + ((at - from) / (to - from)) * (width - left - 12);
     const y = (value) => height - 34 - ((value - low) / (high - low)) * (height - 54);
+    const label = (text, at) => {
+      const made = element('svg:text', { 'font-size': 13, ...at }, text);
+      made.style.fill = 'var(--faint)';
+      return made;
+    };
     const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
     const colour = (row) => (row.state === 'failed' ? '--bad' : row.durable || row.where.includes('storage') ? '--mark3' : '--mark');
-    for (const one of marks) {
-      const red = one.kind === 'end' || one.kind === 'pause' || one.kind === 'restore';
-      const mark = element('svg:line', { x1: x(one.at), x2: x(one.at), y1: 8, y2: height - 28, 'stroke-width': 2, 'stroke-dasharray': red ? '' : '3 4' }, element('svg:title', {}, `${one.kind}: ${shown(one.text)}`));
-      mark.style.stroke = `var(${red ? '--bad' : '--line'})`;
-      svg.append(mark);
+    const line = (at, colour, ...children) => {
+      const made = element('svg:line', at, ...children);
+      made.style.stroke = `var(${colour})`;
+      svg.append(made);
+    };
+    if (numbered) {
+      svg.append(label('step', { x: left - 8, y: height - 8, 'text-anchor': 'end' }));
+      for (const value of new Set([low, Math.round((low + high) / 2), high])) {
+        line({ x1: left, x2: width - 12, y1: y(value), y2: y(value) }, '--line');
+        svg.append(label(count(value), { x: left - 8, y: y(value) + 4, 'text-anchor': 'end' }));
+      }
     }
+    for (const one of marks) {
+      const kind = EVENT[one.kind];
+      const colour = kind === 'bad' || kind === 'warn' ? `--${kind}` : '--faint';
+      line({ x1: x(one.at), x2: x(one.at), y1: 8, y2: height - 28, 'stroke-width': 2, 'stroke-dasharray': colour === '--faint' ? '3 4' : '' }, colour, element('svg:title', {}, `${one.kind}: ${shown(one.text)}`));
+    }
+    let reached = low; // a version without a number is as high as the one before it
     for (const row of rows) {
-      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(Math.max(0, row.step)), r: rows.length > 300 ? 2.5 : 4.5 }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${row.blocked_ms ?? '?'} ms`));
+      reached = step(row) ?? reached;
+      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(reached), r: rows.length > 300 ? 2.5 : 4.5 }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${milliseconds(row.blocked_ms)}`));
       mark.style.fill = `var(${colour(row)})`;
       svg.append(mark);
     }
-    for (const [at, anchor] of [[from, 'start'], [to, 'end']]) {
-      const text = element('svg:text', { x: x(at), y: height - 8, 'text-anchor': anchor, 'font-size': 13 }, clock(at));
-      text.style.fill = 'var(--faint)';
-      svg.append(text);
-    }
+    for (const [at, anchor] of [[from, 'start'], [to, 'end']]) svg.append(label(clock(at), { x: x(at), y: height - 8, 'text-anchor': anchor }));
     this.picture.replaceChildren(svg);
   },
 };
@@ -371,11 +390,11 @@ const nodes = {
       { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => `${one.rank} of ${one.world}` },
       { name: 'pid', label: 'Process', number: true, value: (one) => one.pid, cell: (one) => String(one.pid) },
       { name: 'since', label: 'Connected', value: (one) => one.since, cell: (one) => clock(one.since) },
-    ], { label: 'Ranks on this node', sort: 'rank', descending: false, height: 300 });
+    ], { label: 'Ranks on this node', sort: 'rank', descending: false, height: 300, fit: true });
     const copies = new Grid([
       { name: 'node', label: 'Node', value: (one) => one.node, cell: (one) => named(one.node) },
       { name: 'since', label: 'Announced', value: (one) => one.since, cell: (one) => ago(one.since, wall()) },
-    ], { label: 'Nodes that keep copies for each other', sort: 'node', descending: false, height: 300 });
+    ], { label: 'Nodes that keep copies for each other', sort: 'node', descending: false, height: 300, fit: true });
     const replicas = [...studio.state.rows.values()].filter((row) => row.where.includes('peer')).length;
     this.main.replaceChildren(element('h2', {}, 'This node'), element('dl', {}, facts.map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)])),
       element('h2', {}, 'Ranks on this node'), here.sessions.length ? ranks.node : element('p', { class: 'faint' }, 'no trainer is connected'),
@@ -406,7 +425,7 @@ const config = {
     const told = studio.state.config;
     if (!told) return;
     this.advice.replaceChildren(...(told.advice.length ? told.advice : ['None yet: it needs three durable versions with times.']).map((one) => element('li', {}, shown(one))));
-    this.body.replaceChildren(...told.values.map((one) => element('tr', {}, element('th', { scope: 'row' }, one.name), element('td', { class: 'mono' }, one.unit === 'bytes' ? bytes(+one.value) : shown(one.value)), element('td', {}, shown(one.origin)))));
+    this.body.replaceChildren(...told.values.map((one) => element('tr', {}, element('th', { scope: 'row' }, one.name.split(/(?<=_)/).flatMap((part) => [part, element('wbr')])), element('td', { class: 'mono' }, one.unit === 'bytes' ? bytes(+one.value) : shown(one.value)), element('td', {}, shown(one.origin)))));
   },
 };
 
