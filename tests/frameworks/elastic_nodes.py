@@ -26,7 +26,8 @@ class Cluster:
         self.command = [str(HERE / script), "--persist", str(node.persist), "--place", str(self.place), *map(str, arguments)]
         self.processes = {}
 
-    def start(self, *names):
+    def start(self, *names, rendezvous=None, **more):
+        """rendezvous: other options than those of the key-value store. more: environment variables."""
         for name in names:
             memory = self.node.memory / name
             memory.mkdir(exist_ok=True)
@@ -36,10 +37,12 @@ class Cluster:
                 "NEBULA_MEMORY_DIR": str(memory),
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
+                **more,
             }
             address = f"127.0.0.{2 + int(name.removeprefix('node'))}"
             command = [self.python, "-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=50"]
-            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.store.port}", "--rdzv-id=job", f"--rdzv-conf={CONF}"]
+            command += rendezvous or ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.store.port}"]
+            command += ["--rdzv-id=job", f"--rdzv-conf={CONF}"]
             log = open(self.node.base / f"{name}-rank.log", "ab")  # noqa: SIM115
             self.processes[name] = subprocess.Popen(
                 [*command, f"--local-addr={address}", *self.command], env=environment, stdout=log, stderr=log, start_new_session=True
@@ -57,6 +60,10 @@ class Cluster:
             except OSError:
                 continue
         return found
+
+    def kill_worker(self, name):
+        (worker,) = (pid for pid in self.pids(name, agents=False) if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(worker, signal.SIGKILL)
 
     def agent(self, name):
         return next(iter(set(self.pids(name)) - set(self.pids(name, agents=False))))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nebulaml as nm
 import pytest
-from conftest import ROOT, full, interpreter
+from conftest import ROOT, Node, full, interpreter
 from elastic_nodes import Cluster
 from torch.distributed.run import get_args_parser
 
@@ -43,8 +43,6 @@ def bytes_read(pid):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Returns forty steps of one rank, for each way."""
-    from conftest import Node
-
     found = {}
 
     def of(way):
@@ -147,6 +145,110 @@ def test_nodes_that_are_lost_in_a_save_a_resume_and_a_rendezvous_change_no_loss(
     job.until(lambda said: [one for one in said if one["node"] == "node3"] or max(losses(job), default=0) >= 39, "node3")
     job.lose("node3")
     job.finish(40, 1)
+    close(losses(job), undisturbed("ddp"))
+
+
+def test_workers_an_agent_and_both_nodes_are_killed_and_with_the_world_kept_no_loss_differs_in_a_bit(cluster, node, tmp_path):
+    (tmp_path / "calm").mkdir()
+    other = Node(tmp_path / "calm")
+    calm, job = Cluster(other, "elastic_job.py", "--steps", 40), cluster("--steps", 40)
+    try:
+        calm.start("node0", "node1")
+        calm.finish(40, 2)
+        wanted = losses(calm)
+    finally:
+        calm.close()
+        other.close()
+    job.start("node0", "node1")
+    job.train(10, 2)
+    job.kill_worker("node0")
+    job.until(lambda said: [one["resumed"] for one in job.resumes(2)][2:] == [10, 10], "a resume after a worker's death")
+    job.kill_worker("node1")
+    job.until(lambda said: [one["resumed"] for one in job.resumes(2)][4:] == [10, 10], "a resume after the other worker's death")
+    job.train(15, 2)
+    os.kill(job.agent("node1"), signal.SIGKILL)
+    job.train(25, 2)
+    node.wait_durable("global_step25")
+    assert len(job.resumes(2)) == 6, "the death of the agent alone costs no restart"
+    job.lose("node0")
+    job.lose("node1")
+    job.start("node0", "node1")
+    job.finish(40, 2)
+    assert [one["resumed"] for one in job.resumes(2)][6:] == [25, 25]
+    assert losses(job) == wanted and list(wanted) == list(range(1, 41))
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+
+static long ahead(void)
+{
+        const char *text = getenv("CLOCK_AHEAD");
+
+        return text ? atol(text) : 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+        int (*real)(clockid_t, struct timespec *) = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+        int result = real(clock, now);
+
+        if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)
+                now->tv_sec += ahead();
+        return result;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+        struct timespec exact;
+
+        (void)zone;
+        clock_gettime(CLOCK_REALTIME, &exact);
+        now->tv_sec = exact.tv_sec;
+        now->tv_usec = exact.tv_nsec / 1000;
+        return 0;
+}
+
+time_t time(time_t *ret_now)
+{
+        struct timespec exact;
+
+        clock_gettime(CLOCK_REALTIME, &exact);
+        if (ret_now)
+                *ret_now = exact.tv_sec;
+        return exact.tv_sec;
+}
+"""
+
+
+def test_nodes_whose_clocks_differ_by_an_hour_lose_nothing(cluster, undisturbed, tmp_path):
+    """The first nodes are an hour ahead of each other. The one that is left is behind, and the next one still more."""
+    (tmp_path / "clock.c").write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "clock.so", tmp_path / "clock.c", "-ldl"], check=True)
+    rendezvous = ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={tmp_path / 'rendezvous'}"]
+    job = cluster("--replicas", 1, "--steps", 40)
+
+    def start(name, ahead):
+        job.start(name, rendezvous=rendezvous, LD_PRELOAD=str(tmp_path / "clock.so"), CLOCK_AHEAD=str(ahead))
+
+    start("node0", 3600)
+    start("node1", 0)
+    job.train(10, 2)
+    first = {one["node"]: one["at"] for one in job.resumes(2)}
+    assert first["node0"] - first["node1"] > 3000, "the clocks differ"
+    job.lose("node0")
+    job.train(20, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [10]
+    start("node2", -3600)
+    job.train(30, 2)
+    assert [one["resumed"] for one in job.resumes(2)][2:] == [20, 20]
+    job.lose("node1")
+    job.finish(40, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [10, 30]
     close(losses(job), undisturbed("ddp"))
 
 

@@ -167,6 +167,32 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
         assert node.process.wait(60) == 0, node.told()
 
 
+def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, nebula):
+    storage = Directory(tmp_path, nebula)
+    job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice")
+    nodes = [start(job, storage, number) for number in (3, 4)]
+    workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
+    (tmp_path / "other").mkdir()
+    options, environment = storage.node(2)  # it would sort first
+    second = Job(tmp_path / "other", *job.options)
+    try:
+        spare = second.start(2, *options, **environment)
+        deadline = time.monotonic() + 60
+        while not any("node2" in path.name for path in tmp_path.glob("*.requests")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(10)
+        assert spare.process.poll() is None and not spare.said()
+        assert [node.said()[-1]["pid"] for node in nodes] == workers
+        job.stop()
+        for node in nodes:
+            assert node.process.wait(60) == 0, node.told()
+        spare.process.wait(60)
+        assert not spare.said(), spare.told()
+    finally:
+        second.end()
+
+
 def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import nebulaml
@@ -38,6 +39,15 @@ def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost
     assert tags(agree.choose([ahead, normal, normal])) == ["global_step5", "global_step4"]
     assert tags(agree.choose([ahead, normal, lost])) == ["global_step4"]
     assert agree.choose([ahead, normal, []]) == []
+
+
+def test_ranks_begin_from_nothing_only_if_storage_has_nothing_for_any_of_them():
+    stored, held = [version(5, 50) | {"state": "durable"}], [version(5, 50) | {"state": "committed"}]
+    other = [version(6, 60) | {"state": "durable"}]
+    assert "rank 1 finds global_step5 in storage and rank 0 does not" in agree.refusal([[], stored], "/p")
+    assert "rank 0 finds global_step5 in storage and rank 1 does not" in agree.refusal([stored, other], "/p")
+    assert not agree.refusal([[], []], "/p") and not agree.refusal([[], held], "/p") and not agree.refusal([stored, stored + held], "/p")
+    assert not agree.refusal([[], [stored[0] | {"shared": False}]], None)
 
 
 def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_last():
@@ -126,7 +136,7 @@ RANK = """
 class Ranks:
     """Two ranks, each on its own node."""
 
-    def __init__(self, place, group, run, monkeypatch, timeout="30"):
+    def __init__(self, place, group, run, monkeypatch, timeout="30", storages=None):
         self.processes = []
         with_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + os.getpid() % 2000)}
         for rank in (0, 1):
@@ -146,7 +156,7 @@ class Ranks:
                 environment["NEBULA_RUN"] = run
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str(place.storage), group],
+                    [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str((storages or [place.storage] * 2)[rank]), group],
                     env=environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -207,6 +217,28 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     shutil.rmtree(place.memory / "node1")
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
+    second.end()
+
+
+@pytest.mark.parametrize("is_mounted_later", [False, True])
+def test_a_node_without_the_mount_makes_no_job_begin_from_nothing(place, monkeypatch, is_mounted_later):
+    """Node 1 was replaced: its storage path is an empty directory of its own, because nothing is mounted there."""
+    first = Ranks(place, "gloo", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    first.end()
+    mount = place.root / "mount"
+    mount.mkdir()
+    second = Ranks(place, "gloo", "two", monkeypatch, storages=[place.storage, mount])
+    if is_mounted_later:
+        for process in second.processes:
+            process.stdin.write("latest\n")
+            process.stdin.flush()
+        time.sleep(1)
+        shutil.copytree(place.storage, mount, dirs_exist_ok=True)
+        assert [json.loads(process.stdout.readline()) for process in second.processes] == ["global_step1"] * 2
+    else:
+        for answer in second.ask("latest") + second.ask("latest"):
+            assert answer.startswith("NebulaStorageError: rank 0 finds global_step1 in storage and rank 1 does not"), answer
     second.end()
 
 

@@ -10,12 +10,13 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from nebulaml.elastic import store_cells
+from nebulaml.elastic import handlers, store_cells
 from nebulaml.elastic.backend import Backend
 from nebulaml.elastic.cells import Cell, escape
 from nebulaml.elastic.state import View
 from nebulaml.elastic.store_cells import LogCells, StoreProcess, open_cells
 from rendezvous_promises import Promises, Unsteady, make_state, parts
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 
@@ -220,3 +221,16 @@ def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
     backend.set_state(make_state(2, **old), token)
     heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
     assert all(datetime.now(timezone.utc) - heartbeat < timedelta(seconds=8) for heartbeat in heartbeats.values())
+
+
+@pytest.mark.parametrize(("given", "is_warned"), [({}, True), ({"last_call_timeout": "5"}, False)])
+def test_the_handler_sets_what_torch_needs_and_suggests_a_last_call(place, monkeypatch, caplog, given, is_warned):
+    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    handler = handlers.create_store(RendezvousParameters("nebula-store", str(place.storage), "job", 1, 4, **given))
+    assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert ("last_call_timeout=5" in caplog.text) == is_warned
+    assert handler.settings.timeout.last_call.total_seconds() == (30 if is_warned else 5)
+    handler.shutdown()
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
+    handlers.create_store(RendezvousParameters("nebula-store", str(place.storage), "job2", 1, 4, **given)).shutdown()
+    assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "0"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout
 from . import config, ranks
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = ["Agreement", "choose", "inventory"]
 _WHOLE = ("committed", "replicated", "durable")
 _SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
 _PAUSE_S = (0.002, 0.25)
+_LOOKS, _LOOK_S = 3, 2.0  # of ranks that see different storage: a version may have become durable between their looks
 
 _counted: set[str] = set()  # prefixes of the questions in the key-value store in which this rank has been counted
 _numbers = itertools.count(1)  # numbers of sessions, which all ranks make in the same order
@@ -98,7 +99,8 @@ class Agreement:
     def answer(self, path: str | None) -> list[dict[str, Any]]:
         """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays until this rank saves."""
         with self._lock:
-            if path not in self._pinned:
+            looks = 0
+            while path not in self._pinned:
                 # after a timeout, a rank asks the same question again: the others may still answer it
                 turn = self._answered.get(path, 0) + 1
                 if path not in self._told:
@@ -107,9 +109,15 @@ class Agreement:
                 by_key = {_key(version): version for version in own}
                 # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
                 agreed = _agree(self._engine, path, f"{self.number}.{self._moves}.{turn}", own)
-                self._pinned[path] = [by_key[_key(version)] for version in agreed]
                 self._answered[path] = turn
                 del self._told[path]
+                looks += 1
+                if not agreed["refused"]:
+                    self._pinned[path] = [by_key[_key(version)] for version in agreed["versions"]]
+                elif looks == _LOOKS:
+                    raise NebulaStorageError(agreed["refused"])
+                else:
+                    time.sleep(_LOOK_S)
             return self._pinned[path]
 
 
@@ -188,15 +196,38 @@ def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return _order([version for version in inventories[0] if _key(version) in common])
 
 
+def refusal(inventories: list[list[dict[str, Any]]], path: str | None) -> str:
+    """Returns why the ranks may not begin from nothing; "" if they may.
+
+    If no version is in all inventories, and storage has one for some ranks, the others see another directory, or an old listing.
+    """
+    if choose(inventories):
+        return ""
+    for rank, one in enumerate(inventories):
+        stored = next((version for version in one if version["shared"] and version["state"] == "durable"), None)
+        if stored is not None:
+            blind = next(other for other, found in enumerate(inventories) if _key(stored) not in map(_key, found))
+            return (
+                f"rank {rank} finds {stored['tag']} in storage and rank {blind} does not, and no checkpoint is there for all ranks: "
+                f"see that each node has {path} mounted. To begin from nothing, give another path"
+            )
+    return ""
+
+
+def _decide(inventories: list[list[dict[str, Any]]], path: str | None) -> dict[str, Any]:
+    return {"versions": choose(inventories), "refused": refusal(inventories, path)}
+
+
 def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
 
-def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the answer of _decide, the same on all ranks."""
     place, shared = engine.place(), ranks.store()
-    if shared is not None:
-        return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
     root = path or engine.settings().persist_path
+    if shared is not None:
+        return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own)
     if root is None:
         raise NebulaConfigError(
             f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -208,7 +239,7 @@ def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]
             f"the ranks can agree through {root} only with a process group: call this after "
             "torch.distributed.init_process_group()"
         )
-    return _through_documents(engine, os.path.join(folder, ".nebula"), turn, own)
+    return _through_documents(engine, root, os.path.join(folder, ".nebula"), turn, own)
 
 
 def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place: ranks.Place) -> Any:
@@ -228,7 +259,7 @@ def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place
     return value
 
 
-def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _through_store(shared: Any, place: ranks.Place, prefix: str, root: str | None, own: list[dict[str, Any]]) -> dict[str, Any]:
     key = f"{prefix}/answer"
 
     def inventory_key(rank: int) -> str:
@@ -240,16 +271,16 @@ def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[
         _counted.add(prefix)
         if is_last:
             everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
-            shared.compare_set(key, "", json.dumps(choose(everything)))
+            shared.compare_set(key, "", json.dumps(_decide(everything, root)))
     _until(
         lambda: shared.check([key]) or None,
         lambda: [rank for rank in range(place.world) if not shared.check([inventory_key(rank)])],
         place,
     )
-    return list(json.loads(shared.get(key)))
+    return dict(json.loads(shared.get(key)))
 
 
-def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: list[dict[str, Any]]) -> dict[str, Any]:
     place = engine.place()
     run = engine.settings().run or ranks.run(place)
     if not run:
@@ -284,4 +315,4 @@ def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[st
                 return None
         return [found[rank] for rank in range(place.world)]
 
-    return choose(_until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place))
+    return _decide(_until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place), root)

@@ -25,7 +25,7 @@ static void note_answer(struct catalogue *catalogue, struct evictions *evictions
         evictions->failed_at = 0;
         if (!notice->is_there) {
                 evictions->noticed_at = 0;
-        } else if (!evictions->noticed_at) {
+        } else if (evictions->noticed_at <= 0) {
                 evictions->noticed_at = catalogue_moment(catalogue);
                 log_event(LOG_LEVEL_INFO, "%s: this machine is to go within %.0f s", notice->text, notice->seconds);
         }
