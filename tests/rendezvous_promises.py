@@ -110,7 +110,7 @@ class Promises:
     @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"state":{},"incarnation":"a","closed_until":null}'])
     def test_a_corrupt_state_is_an_error_of_its_own(self, backend, text):
         backend.documents.cells.put(backend.cell, text)
-        with pytest.raises(RendezvousStateError):
+        with pytest.raises(RendezvousStateError, match="another --rdzv-id"):
             backend.get_state()
 
     def test_without_a_token_a_state_is_written_where_there_is_none(self, backend):

@@ -15,6 +15,7 @@ import nebulaml as nm
 import pytest
 from conftest import ROOT, Node, full, interpreter
 from elastic_nodes import Cluster
+from metadata_server import azure, serving
 from torch.distributed.run import get_args_parser
 
 
@@ -262,12 +263,17 @@ def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(
     assert "the elastic run is the undisturbed one" in done.stdout and (node.base / "picture.png").stat().st_size > 10_000
 
 
-def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(node):
-    """Only the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
+def recipe_nodes(node, name, *options):
+    """Returns the nodes of examples/elastic-cifar."""
     spec = importlib.util.spec_from_file_location("nodes", ROOT / "examples/elastic-cifar/nodes.py")
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
-    nodes = recipe.Nodes(node.runtime, node.memory, "leaving", recipe.HERE / "train.py", ["--steps", "60", "--save-every", "1000"], offset=2)
+    return recipe.Nodes(node.runtime, node.memory, name, recipe.HERE / "train.py", list(options), offset=2)
+
+
+def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(node):
+    """Only the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
+    nodes = recipe_nodes(node, "leaving", "--steps", "60", "--save-every", "1000")
     try:
         nodes.start(0)
         nodes.start(1)
@@ -279,6 +285,27 @@ def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(
         nodes.close()
     steps = [line["step"] for line in computed if "step" in line]
     assert steps == list(range(1, 61))
+    worlds = [line["values"]["world"] for line in computed if "step" in line]
+    assert worlds == sorted(worlds, reverse=True) and set(worlds) == {1, 2}
+
+
+def test_a_node_that_its_cloud_takes_leaves_and_does_not_join_again(node, monkeypatch):
+    """The machine stays for minutes after the notice: torchrun must not start the workers there again and again."""
+    nodes = recipe_nodes(node, "evicted", "--steps", "60", "--save-every", "1000", "--evictions", "azure")
+    with serving() as calm, serving() as taken:
+        try:
+            for number, cloud in enumerate((calm, taken)):
+                monkeypatch.setenv("NEBULA_METADATA_URL", cloud.url)
+                nodes.start(number)
+            nodes.until_step(10, world=2)
+            azure(taken, kind="Redeploy", seconds=600)
+            assert nodes.processes[1].wait(60) != 0
+            nodes.finish()
+            computed = [json.loads(line) for line in (nodes.path / "metrics.jsonl").read_text().splitlines()]
+        finally:
+            nodes.close()
+    steps = [line["step"] for line in computed if "step" in line]
+    assert steps == list(range(1, 61)), "no step is computed twice"
     worlds = [line["values"]["world"] for line in computed if "step" in line]
     assert worlds == sorted(worlds, reverse=True) and set(worlds) == {1, 2}
 

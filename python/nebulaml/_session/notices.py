@@ -111,6 +111,7 @@ class Notices:
             raise NebulaConfigError(f"evictions={cloud!r}: give one of {', '.join(map(repr, CLOUDS))}")
         self._cloud = cloud
         self._watch: _CloudWatch | None = None
+        self._is_evicted = False  # the first notice is the cloud's
 
     def listen(self) -> None:
         """Makes SIGTERM a notice from now on; a second SIGTERM ends the process.
@@ -119,7 +120,7 @@ class Notices:
         """
         if self._cloud and self._watch is None and self._engine.place().local_rank == 0:
             with contextlib.suppress(NebulaError):  # no agent can be reached: a save reports that, and the next call tries again
-                self._watch = _CloudWatch(self._engine.session(), self._cloud, self._come)
+                self._watch = _CloudWatch(self._engine.session(), self._cloud, self._evict)
                 self._watch.start()
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             return
@@ -148,6 +149,18 @@ class Notices:
         self._has_come = True
         if self._engine.place().world == 1 or ranks.store() is None:
             self.is_here = True
+
+    def _evict(self, reason: str, seconds: float) -> None:
+        self._is_evicted = not self._has_come
+        self._come(reason, seconds)
+
+    def tell_launcher(self) -> None:
+        """Ends torchrun on this node if the cloud takes the machine: it would start the workers again here, until the machine is gone."""
+        found = ranks.launcher() if self._is_evicted else None
+        if found is not None:
+            log.info("nebula: torchrun (process %d) gets SIGTERM, so that this node does not join the job again", found)
+            with contextlib.suppress(OSError):
+                os.kill(found, signal.SIGTERM)
 
     def left_s(self) -> float:
         """Returns the seconds until this process may be killed. For a notice to another rank it is the time that SIGTERM leaves."""

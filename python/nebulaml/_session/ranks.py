@@ -7,12 +7,13 @@ import secrets
 import sys
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "awaits_group", "current", "mark", "run", "store"]
+__all__ = ["Place", "awaits_group", "current", "launcher", "mark", "run", "store"]
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LAUNCHERS = (b"torchrun", b"torch.distributed", b"nebulaml.elastic", b"accelerate")
 _NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "CROSS_SIZE", "GROUP_WORLD_SIZE")
 _READ = tuple(
     name.encode() for name in (*_RANK, *_WORLD, *_LOCAL_RANK, *_LOCAL_WORLD, *_NODES, "NODE_RANK", "NEBULA_NODE_ID")
@@ -130,3 +131,22 @@ def _run_of_launcher(environment: Any) -> str:
         parts = (environment.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"))
         return ".".join(parts)
     return address if address != ":" else ""
+
+
+def launcher() -> int | None:
+    """Returns the torchrun that started this process: the nearest ancestor without torchrun's variables. None: there is none."""
+    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    while pid > 0:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                is_worker = any(one.startswith(b"TORCHELASTIC_RUN_ID=") for one in file.read().split(b"\0"))
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read()
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return None
+        if not is_worker:  # the process that has adopted an orphan is not its launcher
+            return pid if any(name in command for name in _LAUNCHERS) else None
+        pid = parent
+    return None

@@ -106,7 +106,7 @@ class Backend(RendezvousBackend):
             token = Token(cell_token, incarnation, None if closed_until is None else float(closed_until))
         except (KeyError, TypeError, ValueError) as failure:
             raise RendezvousStateError(
-                f"the stored rendezvous state of {self._job_text} is corrupt: {failure!r}"
+                f"the stored rendezvous state of {self._job_text} is corrupt, so start the job again with another --rdzv-id: {failure!r}"
             ) from failure
         if token.closed_until is not None and self._now() > token.closed_until:
             self._expired = token
@@ -183,7 +183,7 @@ class Backend(RendezvousBackend):
             return result
         except CellCorrupt as failure:
             raise RendezvousStateError(
-                f"the stored rendezvous state of {self._job_text} is corrupt: {failure}"
+                f"the stored rendezvous state of {self._job_text} is corrupt, so start the job again with another --rdzv-id: {failure}"
             ) from failure
         except (CellUnreachable, NebulaError) as failure:
             raise RendezvousConnectionError(

@@ -148,7 +148,15 @@ class Manager:
 
         It waits first for a copy on another node, if there are replicas, and then for storage. timeout: seconds; None: the time
         that the notice leaves, less a margin. Returns the state that was reached, which it also logs. None: nothing was saved here.
+
+        After a notice of the cloud it sends SIGTERM to the torchrun that started this process, so that this node does not join again.
         """
+        try:
+            return self._make_safe(timeout)
+        finally:
+            self._notices.tell_launcher()
+
+    def _make_safe(self, timeout: float | None) -> str | None:
         begun = time.monotonic()
         left = self._notices.left_s() - LEAVE_MARGIN_S if timeout is None else timeout
         checkpoint = next(reversed(self._own.values()), None)
