@@ -169,7 +169,8 @@ def plot(calm, stormy, events, path):
     for at, what in events:
         if at > begin and ("lost" in what or "started" in what):
             times.axvline(at - begin, color="#d11149", lw=1)
-            times.text(at - begin, 1, f" {what.split(',')[0]}", rotation=90, va="bottom", ha="right", fontsize=8, color="#d11149")
+            style = {"rotation": 90, "va": "top", "ha": "right", "fontsize": 8, "color": "#d11149"}
+            times.text(at - begin, 0.98, what.split(",")[0], transform=times.get_xaxis_transform(), **style)
     times.set(xlabel="seconds", ylabel="global step", title="Nodes go and come")
     for axes in (losses, times):
         axes.grid(color="#e6e8ee")

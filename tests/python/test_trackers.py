@@ -25,6 +25,8 @@ time.sleep(0.01)
 tracker = nm.log_to("tensorboard")
 if sys.argv[2] == "deaf":  # the thread that listens comes to nothing before the end
     tracker._session._engine.listeners.clear()
+if sys.argv[2] == "late":  # the event of a version that became durable before
+    tracker._hear(nm.Event("durable", "global_step1", 1))
 save("global_step2")
 save("other")
 if sys.argv[2] == "heard":
@@ -38,6 +40,6 @@ say(json.dumps(Tool.versions))
 
 
 def test_close_logs_versions_that_became_durable_just_before_and_each_once(place):
-    for listening in ("deaf", "heard", "at once"):
+    for listening in ("deaf", "heard", "at once", "late"):
         told = json.loads(place.run(JOB, place.root / listening, listening))
         assert told == [["global_step2", 2, "durable", True, True], ["other", 0, "durable", True, True], "closed"], listening

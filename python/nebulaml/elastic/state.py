@@ -92,7 +92,7 @@ def decode(document: Any, ahead_s: float, view: View | None = None) -> bytes:
         return pickle.dumps(state)
     except (KeyError, TypeError, ValueError, OverflowError) as failure:
         raise RendezvousStateError(
-            f"the stored rendezvous state is corrupt: {type(failure).__name__}: {failure}"
+            f"the stored rendezvous state is corrupt, so start the job again with another --rdzv-id: {type(failure).__name__}: {failure}"
         ) from failure
 
 

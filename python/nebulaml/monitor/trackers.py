@@ -117,7 +117,9 @@ class Tracker:
         rows = {row["tag"]: row for row in self._session.stats()}
         while self._events:
             event = self._events.popleft()
-            self._say_version(event, rows.get(event.tag, {}))
+            row = rows.get(event.tag, {})
+            if float(row.get("durable") or self._begun) >= self._begun:  # an event of before may come late
+                self._say_version(event, row)
 
     def _say_unheard(self) -> None:
         """Logs the durable versions of which Nebula's thread has not heard yet."""
