@@ -223,6 +223,7 @@ struct catalogue {
         uint32_t peer_count;     /* connections from other agents */
         bool stopping;   /* all threads end */
         bool draining;   /* all committed versions must be persisted */
+        bool ends_itself; /* the agent has asked its process to end, because no client needed it */
         bool dropping;   /* the agent was told to end at once and to drop the memory tier */
         bool in_process; /* the agent runs on threads of a trainer: never ends the process */
         bool broken;

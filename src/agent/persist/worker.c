@@ -562,7 +562,8 @@ static int64_t check_linger(struct catalogue *catalogue, int64_t now)
         until = catalogue->idle_since_ns + (int64_t)catalogue->linger_s * SECOND_NS;
         if (now < until)
                 return until;
-        if (catalogue->end) {
+        if (catalogue->end && !catalogue->ends_itself) {
+                catalogue->ends_itself = true;
                 log_event(LOG_LEVEL_INFO, "the agent had nothing to do for %" PRIu64 " s: it ends", catalogue->linger_s);
                 catalogue->end(catalogue);
         }

@@ -481,7 +481,20 @@ static void a_second_daemon_finds_the_first_and_succeeds(void)
         place_done(&place);
 }
 
-static void an_agent_that_is_not_needed_ends_by_itself(void)
+static unsigned count_in_log(const char *text)
+{
+        FILE *log = fopen(place.place.log, "r");
+        unsigned count = 0;
+        char line[1000];
+
+        while (log && fgets(line, sizeof line, log))
+                count += strstr(line, text) != NULL;
+        if (log)
+                fclose(log);
+        return count;
+}
+
+static void an_agent_that_is_not_needed_ends_by_itself_and_says_so_once(void)
 {
         struct test_client client;
         int status = -1;
@@ -499,6 +512,7 @@ static void an_agent_that_is_not_needed_ends_by_itself(void)
         for (int i = 0; i < 600 && waitpid(pid, &status, WNOHANG) == 0; i++)
                 usleep(10000);
         CHECK(status == 0 && count_names(place.place.memory, ".img") == 0 && access(place.place.socket, F_OK));
+        CHECK(count_in_log("had nothing to do") == 1);
         place_done(&place);
 }
 
@@ -514,4 +528,4 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later),
          TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
-         TEST(an_agent_that_is_not_needed_ends_by_itself))
+         TEST(an_agent_that_is_not_needed_ends_by_itself_and_says_so_once))
