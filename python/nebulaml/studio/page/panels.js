@@ -47,7 +47,7 @@ const now = {
     if (!told.trains) return ['0 s', 'no trainer is connected'];
     const lost = Math.max(0, wall() - found.at);
     const pace = told.goodput?.step_s;
-    return [seconds(lost), pace ? `about ${count(lost / pace)} steps` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
+    return [seconds(lost), pace ? `about ${count(lost / pace)} step${Math.round(lost / pace) === 1 ? '' : 's'}` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
   },
   draw(studio) {
     const { now: told, agent, jobs } = studio.state;
@@ -331,7 +331,7 @@ const timeline = {
     const known = rows.map(step).filter((value) => value !== null);
     const numbered = known.length > 0;
     const low = numbered ? Math.min(...known) : 0, high = Math.max(...known, low + 1);
-    const left = numbered ? 22 + 8 * count(high).length : 12;
+    const left = numbered ? Math.max(52, 22 + 8 * count(high).length) : 12;
     const x = (at) => left + ((at - from) / (to - from)) * (width - left - 12);
     const y = (value) => height - 34 - ((value - low) / (high - low)) * (height - 54);
     const label = (text, at) => {
