@@ -69,10 +69,48 @@ void text_make_utf8(char *text)
         }
 }
 
+static uint32_t character_at(const uint8_t *bytes, size_t size)
+{
+        static const uint8_t first_bits[] = { 0, 0x7f, 0x1f, 0x0f, 0x07 };
+        uint32_t character = bytes[0] & first_bits[size];
+
+        for (size_t k = 1; k < size; k++)
+                character = character << 6 | (bytes[k] & 0x3f);
+        return character;
+}
+
+static bool is_hidden(uint32_t character)
+{
+        /* Control characters, and those of Unicode that have no width or that turn their neighbours around. */
+        static const struct {
+                uint16_t first, last;
+        } ranges[] = { { 0x00, 0x1f },     { 0x7f, 0x9f },     { 0xad, 0xad },     { 0x61c, 0x61c },   { 0x115f, 0x115f }, { 0x180e, 0x180e },
+                       { 0x200b, 0x200f }, { 0x2028, 0x202e }, { 0x2060, 0x206f }, { 0xfeff, 0xfeff }, { 0xfff9, 0xfffb } };
+
+        for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+                if (character >= ranges[i].first && character <= ranges[i].last)
+                        return true;
+        return false;
+}
+
+void text_replace_hidden(char *text, char by)
+{
+        char *end = text;
+
+        text_make_utf8(text);
+        for (size_t length; *text; text += length) {
+                length = character_size((const uint8_t *)text, strlen(text));
+                if (is_hidden(character_at((const uint8_t *)text, length))) {
+                        *end++ = by;
+                } else {
+                        memmove(end, text, length);
+                        end += length;
+                }
+        }
+        *end = '\0';
+}
+
 void text_make_printable(char *text)
 {
-        text_make_utf8(text);
-        for (; *text; text++)
-                if ((unsigned char)*text < 0x20 || *text == 0x7f)
-                        *text = '?';
+        text_replace_hidden(text, '?');
 }

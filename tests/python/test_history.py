@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import nebulaml
 import pytest
@@ -159,6 +160,17 @@ def test_the_history_lies_with_azuremls_outputs_or_beside_the_storage_and_the_wo
     assert files_below(work) == ([f"outputs/nebula/{HISTORY}"] if azure else [])
     assert beside.exists() != azure
     assert [version["tag"] for version in told(place, "list")["versions"]] == ["global_step1"]
+
+
+def test_a_hostile_tag_is_one_field_of_one_line_and_turns_nothing_around(place):
+    nebulaml.init(str(place.storage), 0)
+    tags = ["\u202egpj.exe", 'esc\x1b[31m\x9b2J,"quoted"\nnext', "<script>alert(1)</script>"]
+    for tag in tags:
+        save(tag).wait("durable", 30)
+    file = Path(os.environ["NEBULA_OUTPUT_DIR"]) / HISTORY
+    until(lambda: len(file.read_text().splitlines()) == 4)
+    assert [row["tag"] for row in csv.DictReader(file.open())] == [" gpj.exe", 'esc [31m 2J,"quoted" next', tags[2]]
+    assert sorted(version["tag"] for version in told(place, "list")["versions"]) == sorted(tags)
 
 
 def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place, monkeypatch):

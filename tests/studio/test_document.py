@@ -37,6 +37,8 @@ def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_c
     }  # fmt: skip
     told = document(row(1, tag="a\nb"), history=[line])
     assert [one["blocked_ms"] for one in told["rows"].values()] == [1.5]
+    told = document(row(1, tag="a\u202eb"), history=[line])
+    assert [one["blocked_ms"] for one in told["rows"].values()] == [1.5]
 
 
 def line(step, **changes):

@@ -62,11 +62,13 @@ class Watch:
         del self.events[:-500]
 
 
-_BLANKS = dict.fromkeys(range(32), " ")
+# The characters that the agent (src/base/text.c) replaces in its history.
+_RANGES = ((0, 0x1F), (0x7F, 0x9F), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0xFFF9, 0xFFFB))
+_BLANKS = {one: " " for first, last in _RANGES for one in range(first, last + 1)} | dict.fromkeys((0xAD, 0x61C, 0x115F, 0x180E, 0xFEFF), " ")
 
 
 def _history_tag(tag: str) -> str:
-    """Returns the tag as the history spells it, where a version is one line."""
+    """Returns the tag as the history spells it, where a version is one line without hidden characters."""
     return tag.translate(_BLANKS)
 
 

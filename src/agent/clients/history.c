@@ -6,6 +6,7 @@
 
 #include "agent/clients/history.h"
 #include "agent/log.h"
+#include "base/text.h"
 #include "os/os.h"
 
 #define LINE_BYTES 2048
@@ -83,16 +84,19 @@ json_t *history_json(const struct version *version)
         return row;
 }
 
-/* Puts a field in quotes, doubles its quotes, and replaces newlines by spaces: one version is one line. */
-static void quote(const char *text, char *ret_text, size_t size)
+/* Puts a field in quotes, doubles its quotes, and replaces newlines and other hidden characters by spaces: one version is one line. */
+static void quote(const char *field, char *ret_text, size_t size)
 {
+        char shown[LINE_BYTES];
         size_t used = 0;
 
+        snprintf(shown, sizeof shown, "%s", field);
+        text_replace_hidden(shown, ' ');
         ret_text[used++] = '"';
-        for (; *text && used + 4 < size; text++) {
+        for (const char *text = shown; *text && used + 4 < size; text++) {
                 if (*text == '"')
                         ret_text[used++] = '"';
-                ret_text[used++] = (unsigned char)*text < ' ' ? ' ' : *text;
+                ret_text[used++] = *text;
         }
         ret_text[used++] = '"';
         ret_text[used] = 0;

@@ -172,6 +172,10 @@ static void an_unprintable_character_becomes_a_question_mark(void)
 
         text_make_printable(text);
         CHECK(strcmp(text, "?[31m??? gr\xc3\xb6\xc3\x9f" "e ?? ??? ?") == 0);
+        char marks[] = "\xe2\x80\xaegpj.exe \xc2\x9b" "31m a\xe2\x80\x8b" "b \xef\xbb\xbf\xd9\x85\xf0\x9f\x98\x80";
+
+        text_make_printable(marks);
+        CHECK(strcmp(marks, "?gpj.exe ?31m a?b ?\xd9\x85\xf0\x9f\x98\x80") == 0);
         CHECK(text_is_utf8(text, strlen(text)) && !text_is_utf8("\xc3", 1) && text_is_utf8("\xf0\x9f\x98\x80", 4));
 }
 
