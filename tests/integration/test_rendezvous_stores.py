@@ -1,4 +1,4 @@
-"""The rendezvous of elastic jobs in object stores whose servers run on this machine: S3 and Google Cloud Storage."""
+"""The rendezvous of elastic jobs in object stores whose servers run on this machine: S3, Google Cloud Storage and Azure Data Lake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nebulaml.elastic import store_cells
 from rendezvous_promises import Promises
 
 
-@pytest.mark.parametrize("store", ["s3", "gs"])
+@pytest.mark.parametrize("store", ["s3", "gs", "adls"])
 class TestObjectStore(Promises):
     @pytest.fixture
     def cells(self, servers, store, monkeypatch):

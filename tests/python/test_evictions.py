@@ -11,6 +11,7 @@ import nebulaml as nm
 import pytest
 import torch
 from metadata_server import azure, serving, soon
+from nebulaml._session import ranks
 from waiting import until
 
 
@@ -98,6 +99,22 @@ def test_an_agent_inside_the_trainer_says_that_it_asks_no_cloud(place, cloud):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "Nebula notices no eviction" in done.stderr, done.stderr
     assert cloud.asked == 0
+
+
+def test_only_the_torchrun_that_started_a_worker_counts_as_its_launcher(tmp_path, monkeypatch):
+    """torchrun gives its variables to its workers and has none of them itself; a shell may stand between."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert ranks.launcher() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    assert ranks.launcher() is None  # pytest's parent is no launcher
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    worker = "from nebulaml._session import ranks; print(ranks.launcher())"
+    start = f"import os, subprocess; subprocess.run(['sh', '-c', '{sys.executable} -c \"$0\"; true', {worker!r}], env=os.environ | {{'TORCHELASTIC_RUN_ID': 'job'}})"
+    for name, counts in (("torchrun", True), ("other", False)):
+        (tmp_path / name).write_text(start)
+        process = subprocess.Popen([sys.executable, tmp_path / name], stdout=subprocess.PIPE, text=True)
+        told = process.communicate(timeout=60)[0].strip()
+        assert told == (str(process.pid) if counts else "None"), name
 
 
 def test_the_end_of_a_process_waits_no_longer_than_its_time_allows(place, caplog):

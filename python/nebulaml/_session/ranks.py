@@ -13,7 +13,14 @@ _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_LAUNCHERS = (b"torchrun", b"torch.distributed", b"nebulaml.elastic", b"accelerate")
+_LAUNCHERS = {  # names of programs and of modules
+    b"torchrun",
+    b"torch.distributed.run",
+    b"torch.distributed.launch",
+    b"nebulaml.elastic.run",
+    b"accelerate",
+    b"accelerate-launch",
+}
 _NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "CROSS_SIZE", "GROUP_WORLD_SIZE")
 _READ = tuple(
     name.encode() for name in (*_RANK, *_WORLD, *_LOCAL_RANK, *_LOCAL_WORLD, *_NODES, "NODE_RANK", "NEBULA_NODE_ID")
@@ -141,12 +148,12 @@ def launcher() -> int | None:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 is_worker = any(one.startswith(b"TORCHELASTIC_RUN_ID=") for one in file.read().split(b"\0"))
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read()
+                command = file.read().split(b"\0")[:8]  # an interpreter and its options come before the program's name
             with open(f"/proc/{pid}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
         except OSError:
             return None
         if not is_worker:  # the process that has adopted an orphan is not its launcher
-            return pid if any(name in command for name in _LAUNCHERS) else None
+            return pid if _LAUNCHERS & {os.path.basename(word) for word in command} else None
         pid = parent
     return None
