@@ -167,7 +167,8 @@ static int print_json(const struct status *status)
         if (status->has_versions)
                 json_object_set_new(result, "storage", versions_json(&status->versions));
         else
-                json_object_set_new(result, "storage", json_pack("{s:s}", "error", status->storage_error.message));
+                json_object_set_new(result, "storage", json_pack("{s:s, s:s}", "status", nebula_status_name(status->storage_error.status), "error",
+                                                                 status->storage_error.message));
         if (*status->agent_problem)
                 json_object_set_new(result, "error", json_string(status->agent_problem));
         return cli_print_json(result, status_exit(status));

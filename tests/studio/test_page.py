@@ -406,6 +406,8 @@ def test_a_path_that_cannot_be_shown_says_why(place, start, save, page, tmp_path
     (tmp_path / "file").write_text("no directory")
     page.goto(start(tmp_path / "file/store").address)
     expect(page.get_by_role("alert")).to_contain_text("file/store")
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("not known")
+    expect(card(page, "Storage")).to_contain_text("cannot be read")
     page.goto(start(tmp_path / "nothing-yet").address)
     expect(card(page, "Newest loadable checkpoint")).to_contain_text("none yet")
     for name in TABS:

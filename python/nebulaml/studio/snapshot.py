@@ -251,6 +251,8 @@ def build(
         "problems": problems,
         "now": {
             "trains": bool(sessions),
+            # False: there may be versions that this machine cannot see.
+            "readable": not storage.get("error") or storage.get("status") == "not_found",
             "newest": _named(_newest(rows, ("memory", "peer", "storage"))),
             "after_node": _named(_newest(rows, ("peer", "storage"))),
             "queue": queue,

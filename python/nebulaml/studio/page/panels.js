@@ -43,8 +43,8 @@ const now = {
   update(studio) { this.draw(studio); },
   tick(studio) { this.draw(studio); },
   loss(found, told) {
-    if (!found) return ['nothing can be loaded yet', 'all work would be lost'];
-    if (!told.trains) return ['0 s', 'no trainer is connected'];
+    if (!told.trains) return ['nothing', 'no trainer is connected'];
+    if (!found) return told.readable ? ['all work', 'nothing can be loaded yet'] : ['not known', 'the storage cannot be read'];
     const lost = Math.max(0, wall() - found.at);
     const pace = told.goodput?.step_s;
     return [seconds(lost), pace ? `about ${count(lost / pace)} step${Math.round(lost / pace) === 1 ? '' : 's'}` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
@@ -56,12 +56,12 @@ const now = {
     const ledger = told.goodput;
     const used = agent ? `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)}` : 'no agent runs';
     this.cards.replaceChildren(
-      card('Newest loadable checkpoint', newest ? named(newest.tag) : 'none yet', newest && `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`),
+      card('Newest loadable checkpoint', newest ? named(newest.tag) : told.readable ? 'none yet' : 'not known', !newest ? (told.readable ? null : 'the storage cannot be read') : `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`),
       card('Lost if all processes died now', ...this.loss(newest, told)),
       card('Lost if the node died now', ...this.loss(told.after_node, told)),
-      card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'everything that should be durable is'),
+      card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'no version waits for storage'),
       card('Memory', used, `${told.in_memory} versions in memory`),
-      card('Storage', bytes(told.stored_bytes), `${told.stored} durable versions${told.failed ? `, ${told.failed} failed` : ''}`),
+      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
       card('Trainers', told.trains ? 'training' : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
   },
