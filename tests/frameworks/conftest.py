@@ -29,6 +29,7 @@ from store_servers import Servers  # noqa: E402
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
 full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
+LIMIT_S = 600 if FULL else 240  # less than pytest's own, so that a job says where it hangs
 
 
 def interpreter(environment: str) -> str:
@@ -88,7 +89,7 @@ class Node:
         }
 
     def run(
-        self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = 240, nodes: bool = False
+        self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = LIMIT_S, nodes: bool = False
     ) -> "Result":
         """Runs a script on `ranks` ranks, and waits for all. Returns the output of rank 0, one JSON object a line.
 
