@@ -167,6 +167,8 @@ check: setup-test
 # A framework's environment sees .venv's torch and nebulaml: every version is tried with the same build.
 .envs/%/.ready: requirements/frameworks/%.txt | setup-test
 	@scripts/framework.sh $*
+# Those with another Python than .venv's have a build of their own.
+$(patsubst requirements/frameworks/%.txt,.envs/%/.ready,$(shell grep -l '^# python: ' requirements/frameworks/*.txt)): $(NATIVE_FILES)
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
 

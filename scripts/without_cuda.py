@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 NO_DEVICE = 100  # cudaErrorNoDevice
-UNVERSIONED = {"libnccl.so.2": "nccl", "libcurand.so.10": "curand"}  # these libraries' symbols have no version, but a prefix
+# These libraries' symbols have no version, but a prefix.
+UNVERSIONED = {"libnccl.so.2": "nccl", "libcurand.so.10": "curand", "libcufile.so.0": "cuFile"}
 
 
 def output(*command: str | Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Megatron-Core's distributed checkpoints on two CPU ranks: a toy model whose weights are sharded. One JSON line per step on rank 0.
 
---way strategy: the job gives NebulaSaveStrategy; default: use() makes it the default; stock: Megatron's own strategy, which needs no GPU for a
-synchronous save of CPU tensors.
+--way strategy: the job gives NebulaSaveStrategy; used: use() makes Megatron take it; sync: the save returns when all is durable; stock: Megatron's
+own strategy, which needs no GPU for a synchronous save of CPU tensors.
 """
 
 import argparse
@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", required=True)
-parser.add_argument("--way", choices=["strategy", "default", "stock"], default="strategy")
+parser.add_argument("--way", choices=["strategy", "used", "sync", "stock"], default="strategy")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
@@ -28,6 +29,24 @@ args = parser.parse_args()
 def say(**line):
     if dist.get_rank() == 0:
         print(json.dumps(line), flush=True)
+
+
+def begin_save(state, folder):
+    """Saves as Megatron-LM does. Returns the request that Megatron's queue would get, or None if the save is done."""
+    from nebulaml.integrations import megatron
+
+    if args.way == "stock":
+        return dist_checkpointing.save(state, folder)
+    if args.way == "sync":
+        return dist_checkpointing.save(state, folder, megatron.NebulaSaveStrategy())
+    strategy, more = megatron.NebulaSaveStrategy() if args.way == "strategy" else None, {}
+    if hasattr(torch_dist, "get_async_strategy"):  # Megatron-Core 0.17 and later
+        more = {"async_strategy": "mcore"}
+        if args.way == "used":
+            from megatron.training import checkpointing  # save_checkpoint() there takes its strategy by this name
+
+            strategy = checkpointing.TorchDistSaveShardedStrategy()
+    return dist_checkpointing.save(state, folder, strategy, async_sharded_save=True, **more)
 
 
 def latest(run):
@@ -83,7 +102,7 @@ def main():
             "step": step,
         }
 
-    if args.way == "default":
+    if args.way == "used":
         from nebulaml.integrations.megatron import use
 
         use()
@@ -106,15 +125,11 @@ def main():
             folder = run / f"iter_{step:07d}"
             folder.mkdir(parents=True, exist_ok=True)
             dist.barrier()
-            if args.way == "stock":
-                dist_checkpointing.save(state(step), str(folder))
-                if rank == 0:
-                    (run / "latest_checkpointed_iteration.txt").write_text(str(step))
-            else:
-                from nebulaml.integrations.megatron import NebulaSaveStrategy
-
-                strategy = NebulaSaveStrategy() if args.way == "strategy" else None
-                pending.begin(step, dist_checkpointing.save(state(step), str(folder), strategy, async_sharded_save=True))
+            request = begin_save(state(step), str(folder))
+            if request is not None:
+                pending.begin(step, request)
+            elif rank == 0:
+                (run / "latest_checkpointed_iteration.txt").write_text(str(step))
         if step == args.kill_at:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)

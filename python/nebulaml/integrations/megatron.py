@@ -1,7 +1,7 @@
 """Megatron-Core: sharded checkpoints (``torch_dist``) whose asynchronous save copies nothing to a second process.
 
     from nebulaml.integrations.megatron import NebulaSaveStrategy, use
-    use()                                                             # dist_checkpointing.save() then uses Nebula's strategy by default
+    use()                                                             # Megatron-LM then saves with Nebula's strategy
     dist_checkpointing.save(state, folder, NebulaSaveStrategy(), async_sharded_save=True)      # or give the strategy
 
 The folder gets the files of ``torch_dist``, and Megatron's own load reads them. When the files of all ranks are durable, Megatron's own
@@ -18,7 +18,6 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.base import StrategyAction, register_default_strategy
 
 from ..dcp import async_save
 
@@ -26,6 +25,7 @@ __all__ = ["NebulaSaveStrategy", "use"]
 
 BACKEND, VERSION = "torch_dist", 1
 POLL_S = 0.05
+QUEUES = hasattr(torch_dist, "get_async_strategy")  # Megatron-Core 0.17 and later: more than one queue of saves
 
 
 class NebulaSaveStrategy(torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc]
@@ -37,11 +37,13 @@ class NebulaSaveStrategy(torch_dist.TorchDistSaveShardedStrategy):  # type: igno
     def __init__(self, backend: str = BACKEND, version: int = VERSION, keep_only_main_replica: bool = True, **own: Any) -> None:
         super().__init__(backend, version, keep_only_main_replica, **own)
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> Any:
         """Returns a request that is done when the checkpoint is durable or has failed.
 
-        The request's finalization raises CheckpointException or NebulaError if the checkpoint has failed.
+        The request's finalization raises CheckpointException or NebulaError if the checkpoint has failed. async_strategy names the queue that
+        runs the request: Megatron's ("mcore") or, from Megatron-Core 0.17 on, that of NVIDIA's resiliency extension ("nvrx").
         """
+        request = _request_class(async_strategy)
         state, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         planner = torch_dist.MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         future = async_save(
@@ -58,7 +60,12 @@ class NebulaSaveStrategy(torch_dist.TorchDistSaveShardedStrategy):  # type: igno
                     os.unlink(marker)
                     os.rmdir(os.path.dirname(marker))
 
-        return AsyncRequest(_until, (marker,), [finalize])
+        return request(_until, (marker,), [finalize])
+
+
+def _request_class(async_strategy: str) -> Any:
+    """Returns the class of the requests that a queue takes. Each queue takes only its own."""
+    return torch_dist.get_async_strategy(async_strategy, "AsyncRequest")[1] if QUEUES else AsyncRequest
 
 
 def _make(path: str) -> None:
@@ -74,5 +81,11 @@ def _until(marker: str) -> None:
 
 
 def use() -> None:
-    """Makes Nebula's strategy the default of ``dist_checkpointing.save`` for ``torch_dist``."""
-    register_default_strategy(StrategyAction.SAVE_SHARDED, BACKEND, VERSION, NebulaSaveStrategy())
+    """Makes Megatron-LM, and ``dist_checkpointing.save`` up to Megatron-Core 0.16, save with Nebula's strategy.
+
+    Megatron has no setting for that: it names its own class in one place, and gets this one from there.
+    """
+    place = torch_dist
+    if QUEUES:
+        from megatron.training import checkpointing as place
+    place.TorchDistSaveShardedStrategy = NebulaSaveStrategy
