@@ -224,7 +224,7 @@ int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
  * clock. *ret_removed: the number of tags, and of stray temporary objects, that had some. A file in place stays if no record or claim
  * names it. */
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error);
-/* The same, but uploads of keys that the caller goes on with stay. */
+/* The same, but uploads of keys that the caller goes on with stay, and so do temporary objects of such keys. */
 enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool (*goes_on)(void *argument, const char *key), void *argument,
                                       size_t *ret_removed, struct nebula_error *error);
 /* The same for one tag. */

@@ -325,7 +325,8 @@ enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool 
 
                 if (manifest_tag_of(entry, tag)) {
                         status = sweep_tag(store, tag, before_ns, &removed, error);
-                } else if (!entry->is_prefix && !entry->is_foreign && store_is_temporary(entry->key) && entry->time_ns <= before_ns) {
+                } else if (!entry->is_prefix && !entry->is_foreign && store_is_temporary(entry->key) && entry->time_ns <= before_ns &&
+                           !(goes_on && goes_on(argument, entry->key))) {
                         status = store_remove_one(store, entry->key, error);
                         removed++;
                 }

@@ -42,6 +42,21 @@ ON_EACH_STORE(debris_goes_when_it_is_old_and_stays_while_it_is_young)
         CHECK(sweep(ANY_AGE) == 0);
 }
 
+static bool goes_on(void *argument, const char *key)
+{
+        return !strcmp(key, argument);
+}
+
+ON_EACH_STORE(a_temporary_object_with_which_the_caller_goes_on_stays)
+{
+        size_t removed = 99;
+
+        have(".nebula-tmp-1-1", "x");
+        have(".nebula-tmp-2-2", "x");
+        CHECK(!manifest_sweep_but(store, ANY_AGE, goes_on, (void *)(uintptr_t)".nebula-tmp-1-1", &removed, &error) && removed == 1);
+        CHECK(has(".nebula-tmp-1-1") && !has(".nebula-tmp-2-2"));
+}
+
 ON_EACH_STORE(each_kind_of_debris_goes)
 {
         static const char *const debris[] = {
@@ -325,7 +340,7 @@ ON_EACH_STORE(a_sweep_that_fails_harms_no_version_and_a_second_ends_well)
                         continue;
 }
 
-TAP_MAIN(TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(each_kind_of_debris_goes),
+TAP_MAIN(TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
          TEST(what_the_version_names_stays_whichever_writing_it_is_of), TEST(a_file_in_place_that_is_not_known_to_be_debris_stays),
          TEST(nothing_goes_beside_what_is_young_or_another_users), TEST(a_tag_whose_log_cannot_be_read_is_left_alone),
          TEST(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them),
