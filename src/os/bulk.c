@@ -66,25 +66,39 @@ static uint64_t count_of(uint64_t bytes, uint64_t part)
         return (bytes + part - 1) / part;
 }
 
-static void feed_attach(struct bulk_feed *feed, bool is_written)
+static void feed_attach(struct bulk_feed *feed, bool is_written, bool in_order)
 {
         if (!feed)
                 return;
         lock_take(&feed->lock);
+        feed->in_order = in_order;
         feed->taken = 0;
         feed->is_written = is_written;
         pthread_cond_broadcast(&feed->changed);
         lock_give(&feed->lock);
 }
 
-void bulk_feed_begin(struct bulk_feed *feed)
+void bulk_feed_begin(struct bulk_feed *feed, bool in_order)
 {
-        feed_attach(feed, true);
+        feed_attach(feed, true, in_order);
 }
 
 void bulk_feed_finish(struct bulk_feed *feed)
 {
-        feed_attach(feed, false);
+        feed_attach(feed, false, false);
+}
+
+/* Brings the lowest chunk that is final and not taken to the front. */
+static void find_lowest(struct bulk_feed *feed)
+{
+        size_t lowest = feed->taken;
+        uint64_t front = feed->offsets[lowest];
+
+        for (size_t i = lowest + 1; i < feed->count; i++)
+                if (feed->offsets[i] < feed->offsets[lowest])
+                        lowest = i;
+        feed->offsets[feed->taken] = feed->offsets[lowest];
+        feed->offsets[lowest] = front;
 }
 
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset)
@@ -95,6 +109,8 @@ int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_off
         if (feed->taken == feed->count && feed->taken < feed->wanted && !feed->is_ended)
                 lock_wait_for(&feed->lock, &feed->changed, timeout_ms);
         if (feed->taken < feed->count) {
+                if (feed->in_order)
+                        find_lowest(feed);
                 *ret_offset = feed->offsets[feed->taken++];
                 pthread_cond_broadcast(&feed->changed);
         } else {
@@ -236,7 +252,7 @@ void bulk_feed_end(struct bulk_feed *feed)
 
 static bool is_far_ahead(const struct bulk_feed *feed, uint64_t ahead)
 {
-        return feed->is_written && (feed->count - feed->taken) * feed->chunk_bytes > ahead;
+        return feed->is_written && !feed->in_order && (feed->count - feed->taken) * feed->chunk_bytes > ahead;
 }
 
 bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead)
@@ -469,9 +485,9 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
         };
         int result;
 
-        feed_attach(feed, true);
+        feed_attach(feed, true, false);
         result = run_job(&job);
-        feed_attach(feed, false);
+        feed_attach(feed, false, false);
         if (result)
                 return result;
         do

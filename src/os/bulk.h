@@ -61,6 +61,7 @@ struct bulk_feed {
         size_t count, wanted;
         size_t taken;    /* how many offsets the running bulk_write has taken */
         bool is_ended, is_written; /* is_written: a bulk_write is running */
+        bool in_order; /* of the running writer (bulk_feed_begin) */
         bool skips_same; /* bulk_write skips chunks that are the same; its caller takes these bytes from the other file */
 };
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
@@ -80,9 +81,10 @@ bool bulk_feed_wait(struct bulk_feed *feed);
 /*
  * For a writer other than bulk_write, one at a time: begin, take chunks in any of its threads, finish. A chunk has chunk_bytes, the last
  * one fewer. take returns 0; -EAGAIN if no chunk became final within timeout_ms; -ENODATA if all were taken; -ECANCELED if the feed
- * ended before all pieces were told.
+ * ended before all pieces were told. in_order: take gives the lowest chunk first, and bulk_feed_pace holds nobody back: the first chunk of a
+ * checkpoint is often the last that becomes final.
  */
-void bulk_feed_begin(struct bulk_feed *feed);
+void bulk_feed_begin(struct bulk_feed *feed, bool in_order);
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset);
 /* Whether bulk_feed_tell_same told all pieces of a taken chunk. */
 bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset);

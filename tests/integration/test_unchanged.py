@@ -78,9 +78,11 @@ class Counter:
             while piece := source.recv(1 << 20):
                 if counts:
                     self.sent += len(piece)
-                    last[0] = next(iter(re.findall(rb"(?:GET|HEAD|PUT|POST|DELETE) (/[^ ]*) HTTP/1.1\r\n", piece)), last[0])
+                    last[0] = next(iter(re.findall(rb"(?:GET|HEAD|PUT|POST|PATCH|DELETE) (/[^ ]*) HTTP/1.1\r\n", piece)), last[0])
                 elif b"partNumber=" in last[0] or b"comp=block&" in last[0]:
                     self.parts += len(re.findall(rb"\r\n(?:etag|x-ms-content-crc64):", piece.lower()))
+                elif b"retainUncommittedData=true" in last[0]:  # ADLS keeps parts that were flushed
+                    self.parts += 4 * len(re.findall(rb"HTTP/1.1 200", piece))
                 to.sendall(piece)
             to.shutdown(socket.SHUT_WR)
         except OSError:

@@ -3,7 +3,7 @@
 
 The command runs with AZURE_STORAGE_CONNECTION_STRING. The server checks signatures (SharedKey), CRC-64 of bodies, positions and conditions.
 It has directories: they are made by the creation of a file, are needed by a rename, and stay when they are empty. Its one container is
-`nebula`. An append does not change the time of a file. A test sets the server's clock ahead with `POST /clock?ahead=SECONDS`.
+`nebula`. An append does not change the time of a file, and nobody sees it before a flush. A test sets the server's clock ahead with `POST /clock?ahead=SECONDS`.
 """
 
 from __future__ import annotations
@@ -164,19 +164,26 @@ class Lake(Handler):
         if self.query["action"] == "append":
             if not self.body:
                 raise Refused(400, "InvalidInput")
+            if position < len(found.data):
+                raise Refused(400, "InvalidFlushPosition")
             found.pending[position] = self.body
             return self.reply(202)
-        data = b""
-        for start in sorted(found.pending):
-            if start != len(data):
-                raise Refused(400, "InvalidFlushPosition")
-            data += found.pending[start]
-        if position != len(data if found.pending else found.data):
-            raise Refused(400, "InvalidFlushPosition")
-        if found.pending:
-            found.data, found.pending, found.written = data, {}, self.now()
-            found.etag = f"0x{next(self.numbers):X}"
+        self.flush(found, position)
         self.reply(200, ETag=f'"{found.etag}"')
+
+    def flush(self, found: Path, position: int) -> None:
+        pieces, end = [], len(found.data)
+        for start in sorted(found.pending):
+            if start == end and end + len(found.pending[start]) <= position:
+                pieces.append(found.pending[start])
+                end += len(pieces[-1])
+        if position != end:
+            raise Refused(400, "InvalidFlushPosition")
+        keeps = self.query.get("retainUncommittedData") == "true"
+        found.pending = {start: data for start, data in found.pending.items() if start >= end and keeps}
+        if pieces:
+            found.data, found.written = b"".join([found.data, *pieces]), self.now()
+            found.etag = f"0x{next(self.numbers):X}"
 
     def remove(self, name: str) -> None:
         found = self.find(name)

@@ -20,20 +20,32 @@ struct object_limits adls_limits = {
         .touch_ms = 180000,
 };
 
-/* Finds "nebula=BASE64" among the properties of the file. */
+bool adls_property(const struct http_response *response, const char *name, char *ret_text, size_t room)
+{
+        const char *text = http_field(response, "x-ms-properties");
+        char encoded[CRYPT_BASE64_SIZE(ADLS_SENT_SIZE)];
+        size_t size = 0, name_size = strlen(name), value_size;
+
+        *ret_text = 0;
+        for (; text && *text; text += strcspn(text, ","), text += strspn(text, ", ")) {
+                if (strncmp(text, name, name_size) || text[name_size] != '=')
+                        continue;
+                value_size = strcspn(text + name_size + 1, ", ");
+                if (value_size >= sizeof encoded)
+                        return false;
+                memcpy(encoded, text + name_size + 1, value_size);
+                encoded[value_size] = 0;
+                if (!crypt_base64_decode(encoded, ret_text, room - 1, &size))
+                        size = 0;
+                ret_text[size] = 0;
+                return size;
+        }
+        return true;
+}
+
 static void writer(const struct http_response *response, char ret_id[OBJECT_ID_SIZE])
 {
-        const char *properties = http_field(response, "x-ms-properties"), *found = properties ? strstr(properties, "nebula=") : NULL;
-        char text[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], id[OBJECT_ID_SIZE] = "";
-        size_t size = 0;
-
-        if (found && (found == properties || found[-1] == ',')) {
-                snprintf(text, sizeof text, "%.*s", (int)strcspn(found + 7, ", "), found + 7);
-                if (!crypt_base64_decode(text, id, sizeof id - 1, &size))
-                        size = 0;
-        }
-        id[size] = 0;
-        memcpy(ret_id, id, sizeof id);
+        adls_property(response, "nebula", ret_id, OBJECT_ID_SIZE);
 }
 
 static bool is_object(const struct http_response *response)
@@ -175,6 +187,7 @@ const struct store_ops store_adls = {
         .upload = object_upload,
         .publish = object_publish,
         .abort = object_abort,
+        .forget = adls_forget,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .read_chunks = object_read_chunks,

@@ -1,6 +1,5 @@
-/* Writes. A temporary file is created, appended to, and flushed; then it is durable. A rename with the condition makes it the object. If
- * an agent dies before that, a sweep finds the temporary file. An append does not change the time of the file, so a long upload sets the
- * properties of its file again from time to time. */
+/* The requests of a write. A temporary file is created, appended to, and flushed; then it is durable. A rename with the condition makes it
+ * the object. If an agent dies before that, a sweep finds the temporary file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,26 +34,39 @@ static enum nebula_status finish(struct object_store *store, const char *key, co
         return status;
 }
 
-static enum nebula_status place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error)
+enum nebula_status adls_place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error)
 {
         return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary file is gone", store->store.root, key);
 }
 
-#define PROPERTIES_SIZE (CRYPT_BASE64_SIZE(OBJECT_ID_SIZE) + 16)
+#define PROPERTIES_SIZE (CRYPT_BASE64_SIZE(OBJECT_ID_SIZE) + CRYPT_BASE64_SIZE(ADLS_SENT_SIZE) + 32)
 
-/* "nebula=" and the id of the write. */
-static void add_properties(struct object_call *call, const char *id, char text[PROPERTIES_SIZE])
+/* The id of the write and, unless it is NULL, how much of the file was sent. */
+static void add_properties(struct object_call *call, const char *id, const char *sent, char text[PROPERTIES_SIZE])
 {
-        char encoded[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)];
+        char encoded[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], encoded_sent[CRYPT_BASE64_SIZE(ADLS_SENT_SIZE)] = "";
 
         crypt_base64(id, strlen(id), encoded);
-        snprintf(text, PROPERTIES_SIZE, "nebula=%s", encoded);
+        if (sent)
+                crypt_base64(sent, strlen(sent), encoded_sent);
+        snprintf(text, PROPERTIES_SIZE, "nebula=%s%s%s", encoded, sent ? "," ADLS_SENT "=" : "", encoded_sent);
         object_header(call, "x-ms-properties", text);
+}
+
+enum nebula_status adls_set_properties(struct object_store *store, const struct object_upload *object, const char *sent, const atomic_bool *stop,
+                                       struct nebula_error *error)
+{
+        struct object_call call = { .method = "PATCH", .key = object->place, .stop = stop };
+        char properties[PROPERTIES_SIZE];
+
+        object_param(&call, "action", "setProperties");
+        add_properties(&call, object->id, sent, properties);
+        return finish(store, object->key, &call, error);
 }
 
 /* Creates an empty temporary file with the id of the write. `key`: for messages. The condition prevents a late duplicate of the request
  * from emptying the file. If the condition fails because the first answer was lost, the file has this id. */
-static enum nebula_status create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
+enum nebula_status adls_create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = place };
         char properties[PROPERTIES_SIZE];
@@ -63,7 +75,7 @@ static enum nebula_status create(struct object_store *store, const char *key, co
         enum nebula_status status;
 
         object_param(&call, "resource", "file");
-        add_properties(&call, id, properties);
+        add_properties(&call, id, NULL, properties);
         object_header(&call, "If-None-Match", "*");
         status = azure_send(store, &call, &response, error);
         if (status)
@@ -71,7 +83,7 @@ static enum nebula_status create(struct object_store *store, const char *key, co
         if (is_taken(&response)) {
                 status = object_look_who_wrote(store, place, id, STORE_IF_ABSENT, NULL, &stamp, error);
                 if (status == NEBULA_NOT_FOUND)
-                        status = place_is_gone(store, key, error);
+                        status = adls_place_is_gone(store, key, error);
         } else if (!object_is_done(&response)) {
                 status = adls_fail(store, OBJECT_WRITE, key, &response, error);
         }
@@ -79,8 +91,8 @@ static enum nebula_status create(struct object_store *store, const char *key, co
         return status;
 }
 
-static enum nebula_status append(struct object_store *store, const char *key, const char *place, const struct object_range *range, const void *data,
-                                 const atomic_bool *stop, struct nebula_error *error)
+enum nebula_status adls_append(struct object_store *store, const char *key, const char *place, const struct object_range *range, const void *data,
+                               const atomic_bool *stop, struct nebula_error *error)
 {
         struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = range->size, .stop = stop };
         char position[24], sum[OBJECT_SUM_SIZE];
@@ -93,7 +105,8 @@ static enum nebula_status append(struct object_store *store, const char *key, co
         return finish(store, key, &call, error);
 }
 
-static enum nebula_status flush(struct object_store *store, const char *key, const char *place, uint64_t size, struct nebula_error *error)
+enum nebula_status adls_flush(struct object_store *store, const char *key, const char *place, uint64_t size, enum adls_flushing how,
+                              struct nebula_error *error)
 {
         struct object_call call = { .method = "PATCH", .key = place, .answer_ms = ANSWER_MS };
         char position[24];
@@ -101,7 +114,10 @@ static enum nebula_status flush(struct object_store *store, const char *key, con
         snprintf(position, sizeof position, "%" PRIu64, size);
         object_param(&call, "action", "flush");
         object_param(&call, "position", position);
-        object_param(&call, "close", "true");
+        if (how == ADLS_FLUSH_ALL)
+                object_param(&call, "close", "true");
+        if (how == ADLS_FLUSH_FIRST)
+                object_param(&call, "retainUncommittedData", "true");
         return finish(store, key, &call, error);
 }
 
@@ -136,28 +152,20 @@ static char *source_of(const struct azure_store *azure, const char *place)
         return object_take(&buf);
 }
 
-struct renaming {
-        struct object_store *store;
-        const char *place, *key, *id;
-        enum store_condition condition;
-        const struct store_stamp *seen;
-        struct store_stamp stamp; /* "": not in the answer */
-};
-
 /* The rename found no temporary file. Either it succeeded before and its answer was lost: then the object has this write's id. Or the
  * file was removed, for instance by a sweep: then nothing was written. An object of another write proves neither, so it is a failure. */
-static enum nebula_status look_for_lost(struct renaming *renaming, struct nebula_error *error)
+static enum nebula_status look_for_lost(struct adls_renaming *renaming, struct nebula_error *error)
 {
         enum nebula_status status = object_look_who_wrote(renaming->store, renaming->key, renaming->id, renaming->condition, renaming->seen,
                                                           &renaming->stamp, error);
 
         if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && renaming->condition == STORE_ALWAYS))
-                return place_is_gone(renaming->store, renaming->key, error);
+                return adls_place_is_gone(renaming->store, renaming->key, error);
         return status;
 }
 
 /* *ret_lacks_parent: the caller makes the directory, and tries again. */
-static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_parent, struct nebula_error *error)
+static enum nebula_status rename_in(struct adls_renaming *renaming, bool *ret_lacks_parent, struct nebula_error *error)
 {
         struct object_store *store = renaming->store;
         char *source = source_of((struct azure_store *)store, renaming->place), text[OBJECT_QUOTED_SIZE];
@@ -188,10 +196,9 @@ static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_p
         return status;
 }
 
-/* NEBULA_NOT_FOUND: the condition failed, but there is no object; the caller may try again. */
-static enum nebula_status rename_once(void *argument, struct nebula_error *error)
+enum nebula_status adls_rename(void *argument, struct nebula_error *error)
 {
-        struct renaming *renaming = argument;
+        struct adls_renaming *renaming = argument;
         bool lacks_parent = true;
         enum nebula_status status = NEBULA_OK;
 
@@ -211,11 +218,11 @@ static enum nebula_status rename_once(void *argument, struct nebula_error *error
 static enum nebula_status write_file(struct object_store *store, const char *key, const char *place, const char *id, const void *data, uint64_t size,
                                      struct nebula_error *error)
 {
-        enum nebula_status status = create(store, key, place, id, error);
+        enum nebula_status status = adls_create(store, key, place, id, error);
 
         if (!status && size)
-                status = append(store, key, place, &(struct object_range){ .size = size }, data, NULL, error);
-        return status ? status : flush(store, key, place, size, error);
+                status = adls_append(store, key, place, &(struct object_range){ .size = size }, data, NULL, error);
+        return status ? status : adls_flush(store, key, place, size, ADLS_FLUSH_ALL, error);
 }
 
 /* The stamp of the object of write `id`. If another write has replaced it: a stamp that no object has. */
@@ -245,7 +252,7 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
         struct object_store *store = (struct object_store *)base;
         enum nebula_status status = object_check_key(store, key, error);
         char id[OBJECT_ID_SIZE], place[64];
-        struct renaming renaming = { store, place, key, id, condition, seen, { "" } };
+        struct adls_renaming renaming = { store, place, key, id, condition, seen, { "" } };
 
         if (!status && condition == STORE_IF_SAME && !seen)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: the condition STORE_IF_SAME needs a stamp", base->root, key);
@@ -255,7 +262,7 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
         snprintf(place, sizeof place, STORE_TEMP_TOP "%s", id);
         status = write_file(store, key, place, id, data, size, error);
         if (!status)
-                status = object_try_again(store, key, rename_once, &renaming, error);
+                status = object_try_again(store, key, adls_rename, &renaming, error);
         if (status) {
                 store_remove_one(base, place, NULL); /* else a sweep does */
                 return status;
@@ -266,48 +273,3 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
                 *ret_stamp = renaming.stamp;
         return status;
 }
-
-static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                struct nebula_error *error)
-{
-        object->place = object_make_place(upload, object);
-        return object->place ? create(store, object->key, object->place, upload->id, error) : object_no_memory(store, error);
-}
-
-static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                    const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
-{
-        return append(store, object->key, object->place, range, data, stop, error);
-}
-
-static enum nebula_status end(struct object_store *store, const struct store_upload *upload, struct object_upload *object, struct nebula_error *error)
-{
-        return flush(store, object->key, object->place, object->size, error);
-}
-
-static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                  struct nebula_error *error)
-{
-        struct renaming renaming = { store, object->place, object->key, upload->id, STORE_IF_ABSENT, NULL, { "" } };
-
-        return object_try_again(store, object->key, rename_once, &renaming, error);
-}
-
-static void touch(struct object_store *store, const struct store_upload *upload, const struct object_upload *object, const atomic_bool *stop)
-{
-        struct object_call call = { .method = "PATCH", .key = object->place, .stop = stop };
-        char properties[PROPERTIES_SIZE];
-
-        object_param(&call, "action", "setProperties");
-        add_properties(&call, upload->id, properties);
-        finish(store, object->key, &call, NULL);
-}
-
-static void remove_place(struct object_store *store, const struct object_upload *object)
-{
-        if (object->place)
-                store_remove_one(&store->store, object->place, NULL);
-}
-
-const struct object_steps adls_steps = { .begin = begin, .send = send_part, .end = end, .touch = touch, .publish = publish,
-                                         .abort = remove_place };

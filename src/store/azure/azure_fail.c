@@ -34,6 +34,8 @@ static const char *advice(const struct azure_store *azure, const struct http_res
                 snprintf(text, size, "%s is not accepted; it may be wrong or expired", source);
         else if (is_code(response, "BlobImmutableDueToPolicy"))
                 snprintf(text, size, "the container keeps its blobs from being changed or removed");
+        else if (is_code(response, "PathImmutableDueToPolicy"))
+                snprintf(text, size, "the container keeps its files from being renamed or removed; az:// writes to it without a rename");
         return text;
 }
 

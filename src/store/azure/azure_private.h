@@ -67,7 +67,9 @@ void azure_credential_done(struct azure_credential *credential);
 struct azure_store {
         struct object_store object; /* first */
         struct azure_address address;
-        struct lock lock;           /* guards the rest; a credential that was found never changes and is read without the lock */
+        atomic_bool refuses_flushes; /* of ADLS: the service does not flush the first bytes of a file while others are appended */
+        struct lock lock;           /* guards the rest; a credential that was found never changes and is read without the lock. Of ADLS: also
+                                     * the progress of uploads */
         bool has_credential;
         struct azure_credential credential;
 };

@@ -125,6 +125,7 @@ struct object_steps {
         object_step *publish;   /* makes the object, if there is none */
         /* Removes the results of the earlier steps, unless `is_over`. Some steps may not have run. */
         void (*abort)(struct object_store *store, const struct object_upload *object);
+        bool in_order;          /* of an interrupted upload, only the first bytes can be used */
         bool can_resume;        /* `begin` looks for the parts of `former`, and sets `text` */
 };
 
@@ -371,6 +372,7 @@ struct object_upload {
         char *place;               /* the key of a temporary object; NULL: none is used */
         char *upload_id;           /* that the service gave */
         struct object_part *parts; /* the service's answer for each part */
+        struct adls_progress *progress; /* of the driver of Azure Data Lake Storage */
         bool is_over;              /* nothing is left to abort; set by publish when it succeeds */
         /* Of an upload that can go on later (object_resume.c). */
         const struct store_resume *resume; /* NULL: it cannot. Not used after object_upload */

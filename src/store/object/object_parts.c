@@ -67,6 +67,7 @@ static void upload_free(struct store_upload *upload)
                 free(upload->objects[i].place);
                 free(upload->objects[i].upload_id);
                 free(upload->objects[i].parts);
+                free(upload->objects[i].progress);
                 free(upload->objects[i].found);
                 free(upload->objects[i].text);
         }
@@ -135,7 +136,7 @@ static int take_fed(struct sending *sending, struct object_upload *object, uint6
         int result;
 
         if (!sending->is_begun)
-                bulk_feed_begin(object->feed);
+                bulk_feed_begin(object->feed, object->resume && sending->store->service->steps->in_order);
         sending->is_begun = true;
         do {
                 result = bulk_feed_take(object->feed, FEED_WAIT_MS, &offset);
@@ -152,7 +153,7 @@ static int take_range(struct sending *sending, struct object_upload *object, str
         int result;
 
         if (!sending->is_begun)
-                bulk_feed_begin(object->feed);
+                bulk_feed_begin(object->feed, false);
         sending->is_begun = true;
         while (!object_next_range(object, ret_range)) {
                 result = bulk_feed_take(object->feed, FEED_WAIT_MS, &offset);

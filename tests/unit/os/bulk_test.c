@@ -418,11 +418,35 @@ static void a_sum_that_was_told_comes_back(void)
         bulk_feed_tell_summed(&feed, BULK_REQUEST_BYTES, 5, true);
         bulk_feed_tell_summed(&feed, 2 * BULK_REQUEST_BYTES, 6, false);
         bulk_feed_tell(&feed, 0);
-        bulk_feed_begin(&feed);
+        bulk_feed_begin(&feed, false);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == BULK_REQUEST_BYTES && bulk_feed_is_same(&feed, offset));
         CHECK(bulk_feed_sum(&feed, offset, &sum) && sum == 5);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && !bulk_feed_is_same(&feed, offset) && bulk_feed_sum(&feed, offset, &sum) && sum == 6);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && !offset && !bulk_feed_sum(&feed, offset, &sum));
+        bulk_feed_finish(&feed);
+        bulk_feed_done(&feed);
+}
+
+static void a_writer_in_order_takes_the_lowest_final_chunk(void)
+{
+        struct bulk_feed feed;
+        uint64_t offset;
+
+        REQUIRE(!bulk_feed_init_pieces(&feed, 4 * (uint64_t)BULK_REQUEST_BYTES));
+        bulk_feed_tell(&feed, 3 * BULK_REQUEST_BYTES);
+        bulk_feed_tell(&feed, 2 * BULK_REQUEST_BYTES);
+        bulk_feed_begin(&feed, true);
+        CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == 2 * BULK_REQUEST_BYTES);
+        bulk_feed_tell(&feed, BULK_REQUEST_BYTES);
+        bulk_feed_tell(&feed, 0);
+        CHECK(!bulk_feed_pace(&feed, 0)); /* nobody waits for the writer */
+        CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == 0);
+        CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == BULK_REQUEST_BYTES);
+        CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == 3 * BULK_REQUEST_BYTES && bulk_feed_take(&feed, 0, &offset) == -ENODATA);
+        bulk_feed_finish(&feed);
+        bulk_feed_begin(&feed, false); /* the next writer gets all of them */
+        for (unsigned i = 0; i < 4; i++)
+                CHECK(!bulk_feed_take(&feed, 0, &offset));
         bulk_feed_finish(&feed);
         bulk_feed_done(&feed);
 }
@@ -467,4 +491,4 @@ TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was),
          TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
          TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
-         TEST(a_sum_that_was_told_comes_back), TEST(the_feeding_thread_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))
+         TEST(a_sum_that_was_told_comes_back), TEST(a_writer_in_order_takes_the_lowest_final_chunk), TEST(the_feeding_thread_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))

@@ -206,6 +206,82 @@ static void a_path_names_container_and_account(void)
                 CHECK(store_adls.open(bad[i], &store, &error) == NEBULA_INVALID);
 }
 
-TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
+/* Takes no rename. */
+static void serve_immutable(struct server_call *call, void *argument)
+{
+        bool is_rename = strstr(call->head, "x-ms-rename-source:");
+
+        snprintf(heads[call->number % 8], sizeof *heads, "%s", call->head);
+        server_say(call, is_rename ? 409 : 201, is_rename ? "x-ms-error-code: PathImmutableDueToPolicy\r\n" : "x-ms-request-id: 1\r\n", "");
+}
+
+static void an_immutable_container_is_named_with_the_path_that_can_write_to_it(void)
+{
+        begin(serve_immutable);
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_IF_ABSENT, NULL, NULL, &error) == NEBULA_STORAGE && store_class(&error) == STORE_NEVER);
+        CHECK(strstr(error.message, "t/x") && strstr(error.message, "keeps its files from being renamed") && strstr(error.message, "az://"));
+        end();
+}
+
+static unsigned told; /* uploads that can go on later */
+
+static void tell(void *argument, const char *key, const char *text, bool is_last)
+{
+        told++;
+}
+
+/* Takes no flush of the first bytes. */
+static void serve_whole(struct server_call *call, void *argument)
+{
+        bool is_first = strstr(call->target, "retainUncommittedData=true");
+
+        snprintf(heads[call->number % 8], sizeof *heads, "%s", call->head);
+        server_say(call, is_first ? 400 : 200, is_first ? "x-ms-error-code: InvalidFlushPosition\r\n" : "ETag: \"0x1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "");
+}
+
+static void a_service_that_does_not_flush_in_pieces_gets_whole_files(void)
+{
+        struct store_resume resume = { NULL, tell, NULL };
+        struct store_object object = { .key = "t/m.pt", .data = "1234567890", .size = 10, .resume = &resume };
+        struct http_settings settings = http_settings_now(), before = settings;
+        struct object_limits limits = adls_limits;
+        struct store_upload *upload;
+
+        settings.width_first = settings.width_max = 1; /* the parts arrive in order */
+        http_settings_set(&settings);
+        begin(serve_whole);
+        adls_limits.part_bytes = adls_limits.part_bytes_good = 1;
+        CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_STORAGE && store_class(&error) == STORE_LATER && told == 1);
+        CHECK(is(head(0), "DELETE /acct/data/run/.nebula-tmp-", ""));
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && told == 1);
+        CHECK(is(head(0), "PATCH /acct/data/run/.nebula-tmp-", "?action=flush&position=10&close=true HTTP/1.1\r\n"));
+        CHECK(is(head(1), "PATCH /acct/data/run/.nebula-tmp-", "?action=append&")); /* nothing was flushed before */
+        store->ops->abort(store, upload);
+        adls_limits = limits;
+        end();
+        http_settings_set(&before);
+}
+
+static void an_upload_that_can_go_on_says_what_it_flushes(void)
+{
+        struct store_resume resume = { NULL, tell, NULL };
+        struct store_object object = { .key = "t/m.pt", .data = "123456789", .size = 9, .resume = &resume };
+        struct object_limits limits = adls_limits;
+        struct store_upload *upload;
+
+        begin(serve);
+        adls_limits.part_bytes = adls_limits.part_bytes_good = 5;
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(is(head(0), "PATCH /acct/data/run/.nebula-tmp-", "?action=flush&position=9&close=true HTTP/1.1\r\n"));
+        /* "0000000000000009:ae8b14860a799888 ", in base64: the CRC-64 of "123456789" */
+        CHECK(is(head(1), "PATCH /acct/data/run/.nebula-tmp-", "?action=setProperties HTTP/1.1\r\n") && is(head(1), "PATCH ", ",nebula_sent=MDAwMDAwMDAwMDAwMDAwOTphZThiMTQ4NjBhNzk5ODg4ID"));
+        store->ops->abort(store, upload);
+        adls_limits = limits;
+        end();
+}
+
+TAP_MAIN(TEST(an_immutable_container_is_named_with_the_path_that_can_write_to_it), TEST(a_service_that_does_not_flush_in_pieces_gets_whole_files),
+         TEST(an_upload_that_can_go_on_says_what_it_flushes),
+         TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
          TEST(a_creation_that_comes_twice_does_not_empty_the_file), TEST(a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write),
          TEST(a_path_names_container_and_account))
