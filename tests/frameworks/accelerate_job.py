@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, Pr
 parser = argparse.ArgumentParser()
 parser.add_argument("--way", choices=["attach", "stock"], default="attach")
 parser.add_argument("--output", type=Path, required=True)
+parser.add_argument("--persist", help="the storage path, in place of the adapter's own beside the output")
 parser.add_argument("--automatic", action="store_true", help="directories that accelerate numbers, of which it keeps two")
 parser.add_argument("--fsdp", action="store_true", help="FSDP2")
 parser.add_argument("--steps", type=int, default=8)
@@ -56,6 +57,8 @@ def main():
     if args.way == "attach":
         import nebulaml as nm
 
+        if args.persist:
+            nm.init(args.persist, 0)
         assert nm.attach(accelerator) is accelerator
     if args.resume:
         accelerator.load_state(None if args.resume == "newest" else args.resume)

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import full, interpreter
+from conftest import files_below, full, interpreter
 from waiting import until
 
 
@@ -55,6 +55,19 @@ def test_fsdp2_resumes_after_sigkill_from_an_object_store(node):
     assert again.losses[4] == killed.losses[4] and sorted(again.losses) == [4, 5, 6]
 
 
+@pytest.mark.parametrize("lost", [(1,), (0, 1)])
+def test_two_nodes_resume_from_an_object_store_though_nodes_are_replaced(node, lost):
+    def job(*more, **options):
+        return node.run(sys.executable, "dcp_job.py", "--path", node.persist, *more, ranks=2, nodes=True, **options)
+
+    killed = job("--kill-at", 4, check=False)
+    node.wait_durable("step3")
+    for rank in lost:
+        node.forget_memory(rank)
+    again = job("--load", 3)
+    assert again.losses[4] == killed.losses[4] and sorted(again.losses) == [4, 5, 6]
+
+
 def test_trainer_resumes_after_sigkill_with_an_object_store(node):
     def job(*more, **options):
         return node.run(interpreter("hf"), "hf_job.py", "--output", node.base / "run", "--persist", node.persist, *more, **options)
@@ -65,6 +78,31 @@ def test_trainer_resumes_after_sigkill_with_an_object_store(node):
     again = job("--resume")
     assert again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
     assert again.end["weights"] == again.end["loaded"]
+
+
+def test_the_trainers_directory_is_stocks_with_an_object_store_and_stock_resumes_from_it(node):
+    def job(directory, *more, **options):
+        return node.run(interpreter("hf"), "hf_job.py", "--output", node.base / directory, *more, **options)
+
+    whole = job("stock", "--way", "stock")
+    job("run", "--persist", node.persist, "--kill-at", 5, check=False)
+    newest = node.base / "run" / "checkpoint-4"
+    until(newest.exists)
+    assert files_below(newest) == files_below(node.base / "stock" / "checkpoint-4")
+    assert (newest / "model.safetensors").read_bytes() == (node.base / "stock" / "checkpoint-4" / "model.safetensors").read_bytes()
+    assert job("run", "--way", "stock", "--resume").losses == whole.losses_after(4)
+
+
+def test_accelerate_resumes_after_sigkill_with_an_object_store(node):
+    def job(*more, **options):
+        return node.run(interpreter("hf"), "accelerate_job.py", "--output", node.base / "run", "--persist", node.persist, *more, ranks=2, **options)
+
+    killed = job("--kill-at", 5, check=False)
+    newest = node.base / "run" / "step_4"
+    until(newest.exists)
+    node.forget_memory()
+    again = job("--resume", newest)
+    assert again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
 
 
 def test_lightning_resumes_after_sigkill_with_an_object_store(node):
