@@ -1,7 +1,6 @@
 """Megatron-Core's distributed checkpoints on two CPU ranks: a toy model whose weights are sharded. One JSON line per step on rank 0.
 
---way strategy: the job gives NebulaSaveStrategy; used: use() makes Megatron take it; sync: the save returns when all is durable; stock: Megatron's
-own strategy, which needs no GPU for a synchronous save of CPU tensors.
+--way strategy: the job gives NebulaSaveStrategy; used: use() makes Megatron take it; stock: Megatron's own strategy, which needs no GPU for a synchronous save of CPU tensors.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", required=True)
-parser.add_argument("--way", choices=["strategy", "used", "sync", "stock"], default="strategy")
+parser.add_argument("--way", choices=["strategy", "used", "stock"], default="strategy")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
@@ -37,8 +36,6 @@ def begin_save(state, folder):
 
     if args.way == "stock":
         return dist_checkpointing.save(state, folder)
-    if args.way == "sync":
-        return dist_checkpointing.save(state, folder, megatron.NebulaSaveStrategy())
     strategy, more = megatron.NebulaSaveStrategy() if args.way == "strategy" else None, {}
     if hasattr(torch_dist, "get_async_strategy"):  # Megatron-Core 0.17 and later
         more = {"async_strategy": "mcore"}

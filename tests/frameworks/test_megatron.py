@@ -22,15 +22,3 @@ def test_megatron_finalizes_what_is_durable_and_resumes_bit_for_bit_after_sigkil
     again = job(node, environment, "run", "--way", way)
     assert again.resumed == 2 and again.losses == whole.losses_after(2) and len(again.losses) == 4
     assert {".metadata", "__0_0.distcp", "__1_0.distcp", "metadata.json"} <= set(again.end["files"])
-
-
-@full
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_a_synchronous_save_returns_when_it_is_durable_and_its_files_are_those_of_stock(node, environment):
-    whole = job(node, environment, "stock", "--way", "stock")
-    job(node, environment, "run", "--way", "sync", "--kill-at", 4, check=False)
-    assert (node.base / "run" / "latest_checkpointed_iteration.txt").read_text() == "4"
-    node.forget_memory()
-    again = job(node, environment, "run", "--way", "sync")
-    assert again.resumed == 4 and again.losses == whole.losses_after(4) and len(again.losses) == 2
-    assert [name for name in again.end["files"] if not name.startswith(".nebula")] == whole.end["files"]
