@@ -136,8 +136,9 @@ tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
-# In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides. The
-# tests on emulators wait most of their time, so the sanitizers' build and tests run beside them.
+# In order, so that what is quick to fail comes first. The suites of crashes and faults run once, with the sanitizers. The frameworks are fetched
+# while the C half is built, which the network decides. The tests on emulators wait most of their time, so the sanitizers' build and tests run
+# beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -145,7 +146,7 @@ environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
-	$(MAKE) lint units SUITES="--no-suite stores"; \
+	$(MAKE) lint units SUITES="--no-suite stores --no-suite crash --no-suite fault"; \
 	wait $$fetching || { cat $$log; exit 1; }; \
 	MESON_TESTTHREADS=2 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
