@@ -48,6 +48,8 @@ def test_ranks_begin_from_nothing_only_if_storage_has_nothing_for_any_of_them():
     assert "rank 0 finds global_step5 in storage and rank 1 does not" in agree.refusal([stored, other], "/p")
     assert not agree.refusal([[], []], "/p") and not agree.refusal([[], held], "/p") and not agree.refusal([stored, stored + held], "/p")
     assert not agree.refusal([[], [stored[0] | {"shared": False}]], None)
+    lost = [[stored[0] | {"world": 3, "ranks": [rank]}] for rank in (0, 1)]  # the files in storage were removed, and node 2 with its share is gone
+    assert not agree.refusal(lost, "/p")
 
 
 def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_last():

@@ -196,6 +196,10 @@ def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return _order([version for version in inventories[0] if _key(version) in common])
 
 
+def _is_in_storage(version: dict[str, Any]) -> bool:
+    return version["state"] == "durable" and version.get("ranks") is None
+
+
 def refusal(inventories: list[list[dict[str, Any]]], path: str | None) -> str:
     """Returns why the ranks may not begin from nothing; "" if they may.
 
@@ -204,7 +208,7 @@ def refusal(inventories: list[list[dict[str, Any]]], path: str | None) -> str:
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
-        stored = next((version for version in one if version["shared"] and version["state"] == "durable"), None)
+        stored = next((version for version in one if version["shared"] and _is_in_storage(version)), None)
         if stored is not None:
             blind = next(other for other, found in enumerate(inventories) if _key(stored) not in map(_key, found))
             return (
