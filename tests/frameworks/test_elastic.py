@@ -315,12 +315,18 @@ import json, sys
 from pathlib import Path
 import dockerfile, kubernetes_validate, yaml
 from azure.ai.ml import load_job
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 folder = Path(sys.argv[1])
 job = load_job(folder / "azureml.yml")
 assert job.type == "command", job
 pod = yaml.safe_load((folder / "kubernetes.yml").read_text())
 kubernetes_validate.validate(pod, "1.31", strict=True)
 container = pod["spec"]["template"]["spec"]["containers"][0]
+if (folder / "jobset.yml").exists():
+    jobset = yaml.safe_load((folder / "jobset.yml").read_text())
+    assert JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset, "a field that JobSet does not have"
+    [node] = jobset["spec"]["replicatedJobs"]
+    assert node["template"]["spec"] == pod["spec"], "the JobSet has another Job than kubernetes.yml"
 build = job.environment.build
 steps = dockerfile.parse_file(str(folder / build.path / build.dockerfile_path)) if build else []
 print(json.dumps({
