@@ -273,7 +273,7 @@ def single_table(workload: Workload, found: dict[str, dict[str, Any]]) -> list[s
         f"{report.seconds(load_limit)}.",
         "",
         *rows(
-            ["blocked, first saves", "blocked, steady", "with the step behind it", "/ copy", "durable after", "load onto the GPU", "/ copy"],
+            ["blocked, first saves", "blocked, steady", "with the step after it", "/ copy", "durable after", "load onto the GPU", "/ copy"],
             found,
             cells,
         ),

@@ -316,7 +316,7 @@ static void print_reads(struct work *work, const char *path)
         printf("\"new_huge\": %.6f}\n", read_through(work, path, HUGE_DEPTH));
 }
 
-/* Reads the file without the bytes behind its last whole page. */
+/* Reads the file without the bytes after its last whole page. */
 static void read_file(const char *path, const char *shared)
 {
         struct work work = {0};

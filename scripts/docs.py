@@ -139,7 +139,7 @@ def spaced(text: str) -> str:
 
 
 def listed(docstring: str, names: set[str]) -> str:
-    """The docstring with a list of the arguments that it describes: lines "name: text" and the indented lines behind each."""
+    """The docstring with a list of the arguments that it describes: lines "name: text" and the indented lines after each."""
     lines: list[str] = []
     is_list = False
     for line in docstring.split("\n"):

@@ -35,7 +35,7 @@ struct link {
         int fd;
         bool is_over;
         char head[HEAD_MAX + 1];
-        size_t used; /* bytes in head: of the request, and behind it */
+        size_t used; /* bytes in head: of the request, and after it */
 };
 
 static atomic_ullong requests, put_count, get_count, in_bytes, out_bytes;

@@ -85,7 +85,7 @@ static PyObject *leave(PyObject *module, PyObject *unused)
         Py_RETURN_NONE;
 }
 
-/* The bytes of a torch file around its payloads: before the first, between them, and behind the last. */
+/* The bytes of a torch file around its payloads: before the first, between them, and after the last. */
 static PyObject *gaps_of(const struct zip_layout *layout, const uint64_t *sizes, const char *image)
 {
         PyObject *gaps = PyList_New(0);

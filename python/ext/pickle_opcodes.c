@@ -50,7 +50,7 @@ static uint64_t little_endian(const uint8_t *at, size_t size)
         return value;
 }
 
-/* The place behind `lines` lines; NULL: there are fewer. */
+/* The place after `lines` lines; NULL: there are fewer. */
 static const uint8_t *skip_lines(const uint8_t *at, const uint8_t *end, int lines)
 {
         while (at && lines--) {
@@ -60,7 +60,7 @@ static const uint8_t *skip_lines(const uint8_t *at, const uint8_t *end, int line
         return at;
 }
 
-/* The place behind the argument at `at`. NULL: the argument is cut off, or its memo index is larger than the pickle's size. */
+/* The place after the argument at `at`. NULL: the argument is cut off, or its memo index is larger than the pickle's size. */
 static const uint8_t *skip_argument(uint8_t opcode, const uint8_t *at, const uint8_t *end, size_t pickle_size)
 {
         int argument = argument_of(opcode);

@@ -33,7 +33,7 @@
  * would wait for the one before. */
 struct ahead {
         PyObject *dict;
-        Py_ssize_t values, tensors, storages; /* positions in the dict; each is a batch behind the one before */
+        Py_ssize_t values, tensors, storages; /* positions in the dict; each is a batch after the one before */
         int step;
 };
 

@@ -313,7 +313,7 @@ void cow_sum(struct cow_capture *capture, const struct image_sums *sums)
         capture->blocks.sums = *sums;
 }
 
-/* Takes the sums of the bytes before `copied` and puts them behind the sums taken before. If the capture is running,
+/* Takes the sums of the bytes before `copied` and puts them after the sums taken before. If the capture is running,
  * the caller holds blocks_lock. */
 static struct image_sums take_sums(struct cow_capture *capture, uint64_t copied)
 {

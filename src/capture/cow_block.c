@@ -88,7 +88,7 @@ static bool asks(const struct cow_fault *fault)
         return fault && fault->page;
 }
 
-/* Notes a write that waits for a chunk. Workers then continue behind that chunk, because the program usually writes
+/* Notes a write that waits for a chunk. Workers then continue after that chunk, because the program usually writes
  * there next. A write to memory between the parts (the program's heap) is not noted, because it does not tell which
  * part changes next. */
 static void fault_note(struct cow_engine *engine, struct cow_capture *capture, struct cow_chunk *chunk,

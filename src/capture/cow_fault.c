@@ -82,7 +82,7 @@ static void serve_pending(struct cow_engine *engine)
                 uint64_t block = cow_block_of(fault.page);
 
                 cow_blocks_serve(engine, block, block + COW_BLOCK_BYTES, &fault);
-                /* Serving the fault may have queued more behind it. */
+                /* Serving the fault may have queued more after it. */
                 engine->pending.count--;
                 memmove(&engine->pending.faults[0], &engine->pending.faults[1], engine->pending.count * sizeof fault);
                 cow_events_drain(engine);

@@ -158,7 +158,7 @@ static bool written_add(struct span_list *list, struct cow_maps *maps, uint64_t 
         return true;
 }
 
-/* Finds them in the parts that can be protected, and in small parts right behind those: one span costs less than two. */
+/* Finds them in the parts that can be protected, and in small parts right after those: one span costs less than two. */
 static void written_find(struct span_list *list, struct cow_maps *maps, const struct capture_part *parts, size_t count)
 {
         for (size_t i = 0; i < count; i++) {

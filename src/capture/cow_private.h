@@ -48,7 +48,7 @@
 #define COW_WORKER_MAX 4u
 #define COW_WORKER_NICE 5
 #define COW_PENDING_MAX 256u        /* faults in service; threads beyond that fault again */
-#define COW_AHEAD 8u                 /* runs of blocks that the fault thread copies behind a fault, where writers go on */
+#define COW_AHEAD 8u                 /* runs of blocks that the fault thread copies after a fault, where writers go on */
 #define COW_RUN 8u                  /* blocks copied and freed together while no writer waits for them */
 #define COW_MOVED_MAX 64u
 #define COW_HUGE_AFTER_MS 100       /* joins pages after such a pause: not between the files of one checkpoint */
@@ -117,7 +117,7 @@ struct cow_capture {
                 size_t left;    /* chunks that are not DONE */
                 size_t done_turns; /* chunks at the start of `order` that are known to be DONE */
                 struct image_sums sums;
-                size_t cursor;  /* index in `order` at which workers look next: behind the newest fault */
+                size_t cursor;  /* index in `order` at which workers look next: after the newest fault */
                 uint32_t active; /* threads that copy into the image now */
                 struct cow_stats stats;
         } blocks;
@@ -237,7 +237,7 @@ int cow_protect(struct cow_engine *engine, const struct cow_span *span);
 /* Makes a capture that protects the parts which can be protected and copies the others. Without an engine it copies all. */
 enum nebula_status cow_plan(const struct cow_engine *engine, const struct capture_part *parts, size_t count,
                             struct cow_capture **ret_capture, struct nebula_error *error);
-/* The first chunk at or behind `block`; the first part that ends above `address`. The count if there is none. */
+/* The first chunk at or after `block`; the first part that ends above `address`. The count if there is none. */
 size_t cow_chunk_find(const struct cow_capture *capture, uint64_t block);
 size_t cow_part_find(const struct cow_capture *capture, uint64_t address);
 
@@ -273,7 +273,7 @@ bool cow_is_closed(const struct cow_engine *engine);
 void cow_events_drain(struct cow_engine *engine);
 
 /* cow_worker.c */
-/* The next neighbouring blocks to copy: from the oldest capture first, and in it from behind the newest fault. */
+/* The next neighbouring blocks to copy: from the oldest capture first, and in it from after the newest fault. */
 bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *ret_end);
 void *cow_worker_main(void *engine);
 

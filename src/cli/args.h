@@ -1,6 +1,6 @@
 /*
  * args.h - command lines: --name, --name VALUE, --name=VALUE, positional
- * arguments in between, and `--`, behind which all words are positional.
+ * arguments in between, and `--`, after which all words are positional.
  *
  * Prints nothing: args_parse describes an error in `problem`.
  */

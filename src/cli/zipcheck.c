@@ -34,7 +34,7 @@ enum nebula_status zipcheck_begin(struct zipcheck *ret_check, struct zip_entry *
         return NEBULA_OK;
 }
 
-/* Index of the first segment at or behind `offset`. */
+/* Index of the first segment at or after `offset`. */
 static size_t first_segment(const struct zipcheck *check, uint64_t offset)
 {
         size_t low = 0, high = check->segment_count;

@@ -506,7 +506,7 @@ enum nebula_status copies_await(struct nebula_session *session, uint64_t image_i
 
                 while (copy && image_id && copy->image_id != image_id)
                         copy = copy->next;
-                if (!copy && !image_id) /* the release thread waits only for the copies behind the first */
+                if (!copy && !image_id) /* the release thread waits only for the copies after the first */
                         copy = is_own_thread(copies) && copies->released ? copies->released->next : copies->released;
                 if (!copy)
                         break;

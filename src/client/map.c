@@ -312,7 +312,7 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_read needs a map and parts");
         for (size_t i = 0; i < count; end = parts[i].offset + parts[i].size, i++)
                 if (!lies_in(map, parts[i].offset, parts[i].size) || parts[i].offset < end || (parts[i].size && !parts[i].data))
-                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu must begin behind the end of the part before it, and end within the file", i);
+                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu must begin after the end of the part before it, and end within the file", i);
         if (map->partial) {
                 status = fetch_partial(map, parts, count, ret_error);
                 if (status != NEBULA_OK)

@@ -263,7 +263,7 @@ struct scatter {
         atomic_bool failed;
 };
 
-/* The first part that ends behind `offset`. */
+/* The first part that ends after `offset`. */
 static size_t first_part(const struct scatter *scatter, uint64_t offset)
 {
         size_t low = 0, high = scatter->count;

@@ -100,7 +100,7 @@ void image_index_free(struct image_index *index);
 
 /*
  * The CRC-32 and CRC-64 of ranges that were summed while they were copied. That costs little, because the copy waits for
- * memory. No range crosses a border of IMAGE_CHUNK_BYTES. The list of sums lies behind the file, in the same image.
+ * memory. No range crosses a border of IMAGE_CHUNK_BYTES. The list of sums lies after the file, in the same image.
  */
 struct image_sum {
         uint64_t offset;

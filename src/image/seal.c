@@ -1,6 +1,6 @@
 /*
  * Sealing reads the file once, from front to back. The CRC-64 of a chunk covers headers, and a header contains the CRC-32
- * of the payload behind it. So sealing sums each payload first, then writes its header, then continues the chunk over
+ * of the payload after it. So sealing sums each payload first, then writes its header, then continues the chunk over
  * header and payload.
  *
  * Large payloads are summed in pieces that end at chunk borders, with both CRCs at once; the sum of such a piece is joined

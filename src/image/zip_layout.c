@@ -231,7 +231,7 @@ static uint8_t *write_central(const struct zip_record *record, const char *name,
 static uint8_t *write_end64(const struct zip_layout *layout, uint64_t directory_bytes, uint8_t *at)
 {
         at = zip_put32(at, ZIP_END64_SIGNATURE);
-        at = zip_put64(at, ZIP_END64_BYTES - 12); /* size of the record behind this field */
+        at = zip_put64(at, ZIP_END64_BYTES - 12); /* size of the record after this field */
         at = zip_put16(at, VERSION_ZIP64);
         at = zip_put16(at, VERSION_ZIP64);
         at = zip_put32(at, 0);

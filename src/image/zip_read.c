@@ -138,7 +138,7 @@ static enum nebula_status read_local(const struct archive *archive, struct zip_e
         return NEBULA_OK;
 }
 
-/* Reads the directory entry at *offset and moves *offset behind it. */
+/* Reads the directory entry at *offset and moves *offset past it. */
 static enum nebula_status read_central(const struct archive *archive, uint64_t *offset, struct zip_entry *entry,
                                        struct nebula_error *error)
 {

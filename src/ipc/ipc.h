@@ -127,13 +127,13 @@ struct ipc_captured {
         int64_t cpu_ns;     /* of the copying threads */
         uint64_t fault_count; /* copy-on-write faults */
         uint32_t commits;     /* also closes this rank's part, as COMMIT does */
-        uint32_t sum_count;   /* number of sums behind the file (image.h) */
+        uint32_t sum_count;   /* number of sums after the file (image.h) */
 };
 struct ipc_copied {
         uint64_t image_id;
         uint64_t size;            /* bytes from the start that are final, and at most the file's size; a zip's directory is final too */
         uint32_t commits;         /* CAPTURED will close the part too, as far as the client knows */
-        uint32_t sum_count;       /* number of sums of those bytes behind the file; more follow */
+        uint32_t sum_count;       /* number of sums of those bytes after the file; more follow */
 };
 struct ipc_prepare {
         uint64_t size; /* bytes of the file */

@@ -390,7 +390,7 @@ void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct n
         lock_give(&job->result_lock);
 }
 
-/* Moves the bytes behind the last whole page of a direct file. */
+/* Moves the bytes after the last whole page of a direct file. */
 static int move_tail(struct bulk_job *job)
 {
         size_t size = (size_t)(job->size - job->direct_size);

@@ -6,8 +6,8 @@
  * the checks. NEBULA_IO=threads: never a ring.
  *
  * For a file opened with OS_DIRECT, `data` must be page-aligned and a read's chunk size must
- * be whole pages. The bytes behind the last whole page go through a bounce buffer, so the file
- * gets its exact size and no byte behind data + size is touched. If a direct file returns
+ * be whole pages. The bytes after the last whole page go through a bounce buffer, so the file
+ * gets its exact size and no byte after data + size is touched. If a direct file returns
  * -EINVAL, its file system has no direct I/O: open the file again without OS_DIRECT.
  *
  * Threads: calls share only the one-time probe and the pinned memory. All threads that a call

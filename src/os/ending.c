@@ -235,7 +235,7 @@ void ending_done(void)
         lock_give(&handlers_lock);
 }
 
-/* Whether the process was forked without exec since. Field 9 of stat is the flags; it is the seventh field behind the program's name. */
+/* Whether the process was forked without exec since. Field 9 of stat is the flags; it is the seventh field after the program's name. */
 static bool was_forked(void)
 {
         unsigned long flags = 0;

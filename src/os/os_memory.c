@@ -33,7 +33,7 @@ static bool read_text(const char *path, char text[TEXT_MAX])
         return size > 0;
 }
 
-/* The number behind a key at the start of a line; 0 if there is no such line. */
+/* The number after a key at the start of a line; 0 if there is no such line. */
 static uint64_t number_of(const char *text, const char *key)
 {
         size_t length = strlen(key);

@@ -53,7 +53,7 @@ enum nebula_status committed_format(const struct committed *committed, char **re
 enum nebula_status committed_parse(const char *text, size_t size, struct committed *ret_committed, struct nebula_error *error);
 void committed_done(struct committed *committed);
 bool announce_same(const struct announce_of *a, const struct announce_of *b);
-/* The path behind the tag's directory, ".nebula/captured-00004.json". */
+/* The path after the tag's directory, ".nebula/captured-00004.json". */
 void captured_path(uint32_t lowest_rank, uint64_t writing, char ret_path[64]);
 /* Whether an entry of a .nebula directory is the captured document of that writing. */
 bool captured_is_of(const char *name, uint64_t writing);

@@ -47,7 +47,7 @@ json_t *document_new(const char *kind);
 /* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: the text is
  * longer than readers accept. */
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
-/* The same with `lists`, the text of more members, behind those of `body`: each with a comma before it. */
+/* The same with `lists`, the text of more members, after those of `body`: each with a comma before it. */
 enum nebula_status document_format_with(json_t *body, const char *lists, size_t lists_size, char **ret_text, size_t *ret_size,
                                         struct nebula_error *error);
 /* Call this before a version gets these numbers. NEBULA_INVALID: readers would refuse a document with them. */

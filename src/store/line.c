@@ -37,7 +37,7 @@ static void forget_oldest(struct line *line)
 
 void line_fork(struct line *line, uint64_t began, int64_t after)
 {
-        /* Forks at or behind step `after` are not in the past of the new line. */
+        /* Forks at or after step `after` are not in the past of the new line. */
         while (line->count && line->forks[line->count - 1].after >= after)
                 line->count--;
         if (line->count == LINE_FORKS_MAX)

@@ -10,7 +10,7 @@
 
 #define NAMES_BLOCK_BYTES (64u << 10)
 
-/* Names lie one behind the other in blocks that never move. */
+/* Names lie one after the other in blocks that never move. */
 struct manifest_names {
         struct manifest_names *next;
         size_t used, size;

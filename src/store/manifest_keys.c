@@ -56,7 +56,7 @@ bool writing_is_sound(const char *name)
         return length && !name[length];
 }
 
-/* Parses "<digits>.json" behind `name`; false: it is something else. 18 digits stay below INT64_MAX. */
+/* Parses "<digits>.json" after `name`; false: it is something else. 18 digits stay below INT64_MAX. */
 static bool number_of(const char *name, uint64_t *ret_number)
 {
         size_t digits = strspn(name, "0123456789");

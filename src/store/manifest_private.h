@@ -26,18 +26,18 @@ struct manifest_entry {
         uint32_t rank;             /* of a record or claim */
 };
 bool writing_is_sound(const char *name);
-/* `name`: the key behind <tag>/.nebula/. */
+/* `name`: the key after <tag>/.nebula/. */
 struct manifest_entry manifest_entry(const char *name);
 /* Whether it is a document of format 1: a manifest, record or claim. Only a removal of the tag reads and removes these. */
 bool manifest_is_format_1(const char *name);
-/* The part of a key behind "<directory>/"; NULL: the key is elsewhere. */
+/* The part of a key after "<directory>/"; NULL: the key is elsewhere. */
 const char *manifest_behind(const char *key, const char *directory);
-/* The part of a key behind "<directory>/.nebula/"; NULL: the key is elsewhere. */
+/* The part of a key after "<directory>/.nebula/"; NULL: the key is elsewhere. */
 const char *manifest_behind_private(const char *key, const char *directory);
 
 /* The lists of files and records in a manifest's text (manifest_lists.c). */
 struct buf;
-/* Adds them behind the members of the document's head. False: a name is not UTF-8, or memory is out. */
+/* Adds them after the members of the document's head. False: a name is not UTF-8, or memory is out. */
 bool manifest_lists_write(const struct manifest *manifest, struct buf *to);
 /* Reads them from a text whose seal was checked into the empty `manifest`. The entries are sound, except that the generation of none was
  * compared with that of the manifest. *ret_rest: the text with two empty lists. False: the text is written in another way, or memory is

@@ -135,7 +135,7 @@ enum nebula_status manifest_publish(struct store *store, const struct manifest *
         char prefix[MANIFEST_KEY_MAX];
         enum nebula_status status = name_encode(manifest->tag, publishing.directory, error);
 
-        /* A program with a stale list takes the number behind the newest entry that it sees. That entry stays, so that the number is
+        /* A program with a stale list takes the number after the newest entry that it sees. That entry stays, so that the number is
          * taken. */
         publishing.kept_count = store->ops->features(store) & STORE_LISTS_FRESH ? 0 : 1;
         if (!status)

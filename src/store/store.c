@@ -166,7 +166,7 @@ enum nebula_status store_list_all(struct store *store, const char *prefix, bool 
         return status;
 }
 
-/* Compares places in a list: a prefix stands where the keys behind its '/' are. */
+/* Compares places in a list: a prefix stands where the keys after its '/' are. */
 static int compare_places(const struct store_entry *entry, const char *key, const char *end)
 {
         const char *entry_end = entry->is_prefix ? "/" : "";

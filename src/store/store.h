@@ -33,7 +33,7 @@
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: reads need whole pages (O_DIRECT).
  *                is_shared: several processes read it, so its bytes stay in the page cache and *ret_direct is false.
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
- *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), which is
+ *                Otherwise keys are cut at the first '/' after the prefix, and equal ones are folded into one entry (is_prefix), which is
  *                sorted as if its key ended with '/'. `from` is NULL, or `next` of the page before. A page may be empty although `next` is
  *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. An object that
  *                appears or goes during a listing may be in it or not.
@@ -113,7 +113,7 @@ struct store_entry {
         uint64_t size;           /* bytes */
         int64_t time_ns;         /* when it was written, by the store's clock */
         struct store_stamp stamp;
-        bool is_prefix;          /* in shallow lists: some keys continue with '/' behind this one. size and time are 0 */
+        bool is_prefix;          /* in shallow lists: some keys continue with '/' after this one. size and time are 0 */
         bool is_link;            /* in lists: no operation follows it, so its target is not part of the store */
         bool is_foreign;         /* another user's, as far as the driver knows: a sweep must leave it */
 };

@@ -65,7 +65,7 @@ static bool is_before(const struct walk *walk, const char *place)
         return strcmp(place, walk->from) < 0 && strncmp(place, walk->from, strlen(place));
 }
 
-/* Whether an earlier page listed the item: that page ended with it, or behind it. */
+/* Whether an earlier page listed the item: that page ended with it, or after it. */
 static bool is_listed(const struct walk *walk, const char *place)
 {
         return *walk->from && strcmp(place, walk->from) <= 0;

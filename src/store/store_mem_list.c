@@ -61,7 +61,7 @@ static enum nebula_status add_entry(struct store_page *page, const struct mem_ob
         return store_page_add(page, &entry);
 }
 
-/* Adds the keys behind `from`, the last key of the page before. */
+/* Adds the keys after `from`, the last key of the page before. */
 static enum nebula_status fill_page(const struct view *view, const char *prefix, bool deep, const char *from, size_t most, struct store_page *page)
 {
         char key[STORE_KEY_MAX], last[STORE_KEY_MAX];

@@ -16,7 +16,7 @@ SUM_ANY_MEMORY static void copy_64(uint8_t *to, const uint8_t *from)
 
 SUM_ANY_MEMORY size_t sum_copy_head(uint8_t *to, const uint8_t *from)
 {
-        copy_64(to, from); /* the copy behind the head writes some of these bytes again */
+        copy_64(to, from); /* the copy after the head writes some of these bytes again */
         return -(uintptr_t)to & 63;
 }
 

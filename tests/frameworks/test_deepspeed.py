@@ -64,7 +64,7 @@ def test_resume_after_sigkill_of_all_ranks_equals_uninterrupted_training(node, e
     more = ["--stage", stage, *(["--bf16"] if bf16 else [])]
     whole = uninterrupted(node, env, *more)
     if (env, stage, bf16) == ("deepspeed-0.18.4", 0, True):
-        # It does not save the fp32 weights behind those in bf16, so that its own resume is not exact either: that one counts here.
+        # It does not save the fp32 weights of a model in bf16, so that its own resume is not exact either: that one counts here.
         alone(node, env, *more, ranks=2)
         whole = alone(node, env, *more, "--resume", "--tag", "global_step4", ranks=2)
     job(node, env, way, *more, "--kill-at", 5, ranks=2, check=False)

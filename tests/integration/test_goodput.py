@@ -100,7 +100,7 @@ def trained(failures=True):
         if failures and n == 9:
             job.train(10, kept=False)
             job.fail(to=job.step - 10 - 100, tier="peer")  # two saves back: a hundred steps are done again
-    job.truth["blocked"] -= 0.5  # the last save lies behind the end of the ledger
+    job.truth["blocked"] -= 0.5  # the last save lies after the end of the ledger
     return job
 
 

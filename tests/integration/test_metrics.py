@@ -226,7 +226,7 @@ def live(nebula, tmp_path):
 
 def test_dashboard_rules_and_documentation_name_exactly_what_is_exposed(live, nebula):
     environment, store = live
-    for _ in range(50):  # lines of the history are written behind the versions
+    for _ in range(50):  # lines of the history are written after the versions
         told = subprocess.run(
             [nebula, "metrics", "--path", store],
             env=environment,

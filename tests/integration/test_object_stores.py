@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Store(NamedTuple):
     server: list[str]  # runs a command beside it
     path: str
-    secret: str  # the environment variable with the key, alone or behind "AccountKey="
+    secret: str  # the environment variable with the key, alone or after "AccountKey="
     needs: str = "python3"  # the program that the server takes
 
 

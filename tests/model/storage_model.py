@@ -167,7 +167,7 @@ def write_steps(state: State, index: int, rules: Rules, related: bool) -> Iterat
         mine = next((one for one in state.log if one[1] == me), None)
         is_dead = rules.numbers_go_on and mine and mine[0] <= state.removed
         if mine and not key and rules.again_after_removal:
-            yield f"{me} finds a removal behind its entry", at("gone")
+            yield f"{me} finds a removal after its entry", at("gone")
         elif not rules.last_look or (mine and not is_dead and has(state, mine[2]) == me):
             yield f"{me} is durable", at("done", replace(state, durable=state.durable | {me}))
         elif mine:

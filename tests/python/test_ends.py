@@ -7,7 +7,7 @@ import signal
 import nebulaml
 import pytest
 
-FLOATS = 16 << 20  # 64 MiB in each of two files: some 10 ms of copying behind the commit
+FLOATS = 16 << 20  # 64 MiB in each of two files: some 10 ms of copying after the commit
 
 HEAD = f"""
 import gc

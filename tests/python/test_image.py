@@ -127,7 +127,7 @@ def test_unzip_finds_nothing_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_records_beyond_four_gib(tmp_path: Path, weights_only: bool) -> None:
-    """A sparse file: a record of 4.6 GiB, one whose size is the last that 32 bits hold, and one behind both."""
+    """A sparse file: a record of 4.6 GiB, one whose size is the last that 32 bits hold, and one after both."""
     path = tmp_path / "huge.pt"
     tool("sparse", path, "huge:7:1150x1048576", "edge:0:4294967294", "marker:0:4294967295", "tail:4:6")
     with zipfile.ZipFile(path) as archive:

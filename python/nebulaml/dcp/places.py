@@ -56,7 +56,7 @@ def split(path: Any) -> tuple[str, str]:
 
 
 def join(persist: str, tag: str) -> str:
-    """(<persist>, <tag>) -> <persist>/<tag>, with the signature of a URL behind it: what split() takes apart."""
+    """(<persist>, <tag>) -> <persist>/<tag>, with the signature of a URL after it: what split() takes apart."""
     place, question, signature = persist.partition("?") if "://" in persist else (persist, "", "")
     return f"{place.rstrip('/')}/{tag}{question}{signature}"
 
@@ -104,7 +104,7 @@ def is_taken(session: Session, persist: str, tag: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
-    """Returns the bytes before and behind the values in a complete torch file of one contiguous tensor."""
+    """Returns the bytes before and after the values in a complete torch file of one contiguous tensor."""
     template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
     (before, _, after), _ = pickling.file_parts(template, template)
     return before, after

@@ -65,7 +65,7 @@ class ElasticSampler:
     drop_last: True leaves out an incomplete last step.
 
     Global step k of an epoch has samples k * global_batch up to (k + 1) * global_batch of its order, for every world size. The
-    ranks' shares, one behind the other, are these samples in this order. Their lengths differ by at most one.
+    ranks' shares, one after the other, are these samples in this order. Their lengths differ by at most one.
     """
 
     def __init__(

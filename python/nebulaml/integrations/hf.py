@@ -76,7 +76,7 @@ class _Rotation:
         return int(match.group(1)) if match else -1
 
     def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
-        """Removes the oldest until `limit` are left. Each removal waits behind the saves made so far.
+        """Removes the oldest until `limit` are left. Each removal waits for the saves made so far.
 
         Call it only after a commit that succeeded: the agent would not wait for a save that failed.
         """

@@ -99,7 +99,7 @@ def _tag(checkpoint: Any, target: str) -> str:
     step = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
     name = os.path.basename(target)
     if isinstance(step, int):
-        # A number is put behind another run's file of that step, perhaps not durable yet, which keeps its tag.
+        # A number is put after another run's file of that step, perhaps not durable yet, which keeps its tag.
         return f"global_step{step}-{name}" if _NUMBERED.search(target) else f"global_step{step}"
     return os.path.splitext(name)[0] or name
 
@@ -111,7 +111,7 @@ class _NoFile(NebulaNotFound, FileNotFoundError):
 class NebulaCheckpointIO:
     """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
 
-    Saves return when the values are fixed. In the agent, a removal waits behind the saves made before it.
+    Saves return when the values are fixed. In the agent, a removal waits for the saves made before it.
     overlap: as in Checkpoint.save. It must not be combined with a callback that averages weights by hand.
     other: the CheckpointIO for remote paths, and for files that Nebula did not write. None: Lightning's own.
     """

@@ -74,12 +74,12 @@ def _checkpoint(plan: Plan) -> list[str]:
     node = bytes_text(plan.node_bytes)
     load, read_rate = bytes_text(plan.load_bytes), bytes_text(job.read_rate.value)
     notice = f"{seconds_text(job.detect_s.value)} to notice, {seconds_text(job.restart_s.value)} to restart"
-    behind = "; the copy goes on behind training" if plan.captured_s > plan.blocked_s else ""
+    goes_on = "; the copy goes on during training" if plan.captured_s > plan.blocked_s else ""
     copies = f", and of {job.replicas} more per node for copies of peers" if job.replicas else ""
     rows = [
         ["a checkpoint", bytes_text(plan.total_bytes), f"{bytes_text(plan.rank_bytes)} of the largest rank, {node} of its node"],
         ["memory of a node", bytes_text(plan.node_memory), f"{job.versions} versions of its share{copies}"],
-        ["a save blocks", seconds_text(plan.blocked_s), f"{node} at {bytes_text(job.copy_rate.value)}/s{behind}"],
+        ["a save blocks", seconds_text(plan.blocked_s), f"{node} at {bytes_text(job.copy_rate.value)}/s{goes_on}"],
     ]
     if job.nodes > 1:
         rows.append(["on a peer after", seconds_text(plan.replicated_s), f"at {bytes_text(job.network_rate.value)}/s per node"])

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     token = secrets.token_urlsafe(24)
     collector = Collector(source, every_s)
     print(f"nebula studio shows {source.shown_path}\n  http://127.0.0.1:{port}/#{token}", flush=True)
-    print("Ctrl-C ends it. Anyone with the token behind # can read and act: do not give the address away.", flush=True)
+    print("Ctrl-C ends it. Anyone with the token after # can read and act: do not give the address away.", flush=True)
     collector.start()
     try:
         app = server.build(source, collector, port, token)

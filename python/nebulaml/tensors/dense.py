@@ -50,7 +50,7 @@ def without_memory(tensor: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _missing(tensor: torch.Tensor) -> int:
-    """Returns how many bytes of a tensor lie behind the end of its storage, for example after storage.resize_(0)."""
+    """Returns how many bytes of a tensor lie after the end of its storage, for example after storage.resize_(0)."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.numel() == 0 or not _is_own(tensor):
         return 0
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

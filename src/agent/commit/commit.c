@@ -319,7 +319,7 @@ static void signal_closed(struct catalogue *catalogue, const struct version *ver
 static enum nebula_status take_sums(const struct image_loan *loan, uint32_t count, struct nebula_error *error)
 {
         if (count > image_sums_room(loan->size, loan->image->capacity))
-                return error_set(error, NEBULA_INVALID, 0, "%u sums cannot lie behind \"%.150s\"", count, loan->name);
+                return error_set(error, NEBULA_INVALID, 0, "%u sums cannot lie after \"%.150s\"", count, loan->name);
         atomic_store(&loan->image->sum_count, count);
         return NEBULA_OK;
 }

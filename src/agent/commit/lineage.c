@@ -131,7 +131,7 @@ void lineage_find(const struct version *version, uint64_t sequence, int64_t afte
         if (version->base.read_at)
                 *ret_line = version->base.line;
         line_fork(ret_line, sequence > before ? sequence : before + 1, after);
-        log_event(LOG_LEVEL_WARN, "%s begins a new line of history behind step %" PRId64 ": later steps of the line before, up to %" PRId64
+        log_event(LOG_LEVEL_WARN, "%s begins a new line of history after step %" PRId64 ": later steps of the line before, up to %" PRId64
                   ", are abandoned, and stay until they are removed", version->tag, after, head.entry.step);
 }
 

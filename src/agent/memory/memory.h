@@ -82,7 +82,7 @@ struct image {
          * thread that writes them to storage waits without the lock. `copied_turn` is a futex that changes with it. */
         _Atomic uint64_t copied;
         _Atomic uint32_t copied_turn;
-        _Atomic uint32_t sum_count; /* sums behind the file, of the copied bytes: changes before `copied` does */
+        _Atomic uint32_t sum_count; /* sums after the file, of the copied bytes: changes before `copied` does */
 };
 
 #define IMAGE_WHOLE (UINT64_MAX - 1)

@@ -499,7 +499,7 @@ static void get_unfinished(struct reader *reader, struct unfinished *list)
         }
 }
 
-/* The records that count: the last one that stands alone, and those behind it. An incomplete record after them was
+/* The records that count: the last one that stands alone, and those after it. An incomplete record after them was
  * cut off when the agent ended. Both NULL: there is none. */
 struct chain {
         const char *first, *last;

@@ -36,8 +36,8 @@ enum nebula_status adls_remove(struct store *store, const struct store_victim *v
 #define ADLS_SENT_SIZE 72        /* of its text */
 enum adls_flushing {
         ADLS_FLUSH_ALL,   /* the file is complete */
-        ADLS_FLUSH_FIRST, /* bytes behind the first ones stay, for a later flush */
-        ADLS_FLUSH_DROP,  /* bytes behind the first ones are dropped */
+        ADLS_FLUSH_FIRST, /* bytes after the first ones stay, for a later flush */
+        ADLS_FLUSH_DROP,  /* bytes after the first ones are dropped */
 };
 enum nebula_status adls_create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error);
 enum nebula_status adls_append(struct object_store *store, const char *key, const char *place, const struct object_range *range, const void *data,

@@ -2,7 +2,7 @@
  * azure.h - the driver of Azure Blob Storage (store.h says what a driver promises).
  *
  *      az://ACCOUNT/CONTAINER/PREFIX
- *      https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, also with a SAS behind '?'
+ *      https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, also with a SAS after '?'
  *      http://127.0.0.1:10000/ACCOUNT/CONTAINER/PREFIX, an emulator
  *
  * An object is a block blob with the name PREFIX/key. A small one takes one Put Blob. A large one takes blocks, which Azure does not

@@ -247,10 +247,10 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
         if (!is_named || !is_account(address.account))
                 return object_wrong_url(text, "names no storage account: 3 to 24 small letters and digits", error);
         if (!object_take_component(&path, &size, address.container, sizeof address.container) || !is_container(address.container))
-                return object_wrong_url(text, "names no container: 3 to 63 small letters, digits and single hyphens, behind the account", error);
+                return object_wrong_url(text, "names no container: 3 to 63 small letters, digits and single hyphens, after the account", error);
         address.prefix = object_make_prefix(path, size);
         if (!address.prefix)
-                return object_wrong_url(text, "what stands behind the container is no path", error);
+                return object_wrong_url(text, "has a wrong path after the container", error);
         address.endpoint = is_az ? endpoint_of(address.account) : endpoint_in(&url, address.account, is_emulator);
         address.sas = *url.query ? strdup(url.query) : NULL;
         address.root = address.endpoint ? make_root(&address, is_az) : NULL;

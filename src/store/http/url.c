@@ -34,7 +34,7 @@ static bool copy_name(char *to, size_t room, const char *from, size_t size, cons
         return true;
 }
 
-/* *text follows the host: ":" and a number, or nothing. Moves it behind the port. */
+/* *text follows the host: ":" and a number, or nothing. Moves it past the port. */
 static bool split_port(const char **text, int *ret_port)
 {
         int port = 0, digits = 0;

@@ -25,7 +25,7 @@ struct url {
         int port;                /* -1: the scheme's own */
         const char *path;        /* within the text that was split: "" or begins with '/' */
         size_t path_size;        /* bytes of the path; the query follows */
-        const char *query;       /* behind '?'; "" when there is none */
+        const char *query;       /* after '?'; "" when there is none */
 };
 
 /* False: the text is not a URL, or one that this reader refuses, for instance with a fragment ("#..."). */

@@ -21,7 +21,7 @@ static bool begins(const struct xml *xml, const char *text)
         return (size_t)(xml->end - xml->at) >= size && !memcmp(xml->at, text, size);
 }
 
-/* Moves behind the next `text`. */
+/* Moves past the next `text`. */
 static bool skip_to(struct xml *xml, const char *text)
 {
         const char *found = memmem(xml->at, (size_t)(xml->end - xml->at), text, strlen(text));
@@ -140,7 +140,7 @@ static bool is_name_byte(char byte)
                byte == '_' || byte == '.' || byte == ':';
 }
 
-/* at is on the first byte of a name; moves behind it. */
+/* at is on the first byte of a name; moves past it. */
 static bool take_name(struct xml *xml, char ret_name[XML_NAME_MAX])
 {
         size_t size = 0;
@@ -205,7 +205,7 @@ static bool end_element(struct xml *xml, struct xml_item *item)
         item->name = xml->names[xml->depth];
         item->text = xml->text.data;
         item->attributes = "";
-        xml->text.size = 0; /* in an element with text and elements, only the text behind the last element stays; no reader uses it */
+        xml->text.size = 0; /* in an element with text and elements, only the text after the last element stays; no reader uses it */
         return true;
 }
 

@@ -117,7 +117,7 @@ struct object_steps {
         object_step *begin;     /* before the first part */
         object_send_part *send;
         object_refer_part *refer; /* NULL: the service cannot take a part from another object */
-        object_step *end;       /* behind the last part */
+        object_step *end;       /* after the last part */
         /* Makes the service count the temporary object as written now. NULL: each part does. A failure has no consequence: the next step
          * of the upload meets its cause. Runs beside all other steps. */
         void (*touch)(struct object_store *store, const struct store_upload *upload, const struct object_upload *object,

@@ -61,7 +61,7 @@ static uint64_t *make_sums(const struct reading *reading, uint64_t size, struct 
         return sums;
 }
 
-/* *done: bytes of the piece whose chunks are right, up to the first wrong one. `sums`: of the chunks behind *done. */
+/* *done: bytes of the piece whose chunks are right, up to the first wrong one. `sums`: of the chunks after *done. */
 static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, const uint64_t *sums, uint64_t *done,
                                        struct nebula_error *error)
 {
@@ -78,7 +78,7 @@ static enum nebula_status check_chunks(const struct reading *reading, uint64_t o
         return NEBULA_OK;
 }
 
-/* The range behind `done`. */
+/* The range after `done`. */
 static struct object_reading range_of(const struct reading *reading, size_t index, uint64_t done, uint64_t *sums, const atomic_bool *stop)
 {
         uint64_t offset = reading->places[index].offset + done;

@@ -1,8 +1,8 @@
 /*
  * Names of objects, the same in all stores. A name is the key, so that other programs find a checkpoint's files, with these exceptions:
  *   - Azure refuses control characters and bytes that are not UTF-8, and turns '\' into '/'. The name has %XX for such bytes.
- *   - Azure drops a dot at the end of a component. The name has "%2E" behind such a dot. It keeps the dot itself, because Azure lists
- *     names in order. So names sort as keys do, except for bytes below '%' and '/' behind such a dot.
+ *   - Azure drops a dot at the end of a component. The name has "%2E" after such a dot. It keeps the dot itself, because Azure lists
+ *     names in order. So names sort as keys do, except for bytes below '%' and '/' after such a dot.
  *   - The name has %25 for a '%' of the key that would look like one of these.
  */
 #include <stdlib.h>

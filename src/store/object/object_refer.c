@@ -1,8 +1,8 @@
 /* The parts of an object that has bytes of another one, its source. The bytes decide the borders of the parts: the service takes a run
  * of chunks that are the same from the source, all other bytes are sent. Parts are numbered in the order of their bytes, because S3
  * allows no gaps. So a part is planned once all chunks before its end are final.
- * Services require parts of a least size. A shorter run of same chunks is sent with the bytes behind it. A shorter run of other chunks
- * takes bytes from the run behind it. */
+ * Services require parts of a least size. A shorter run of same chunks is sent with the bytes after it. A shorter run of other chunks
+ * takes bytes from the run after it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -57,7 +57,7 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
         snprintf(address.bucket, sizeof address.bucket, "%.63s", url.host);
         address.prefix = object_make_prefix(url.path, url.path_size);
         if (!address.prefix)
-                return object_wrong_url(text, "what stands behind the bucket is no path", error);
+                return object_wrong_url(text, "has a wrong path after the bucket", error);
         status = strcmp(scheme, "s3://") ? NEBULA_OK : find_endpoint(&address.endpoint, error);
         address.root = status ? NULL : object_make_root(scheme, address.bucket, address.prefix);
         if (!status && !address.root)

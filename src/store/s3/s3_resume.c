@@ -13,7 +13,7 @@
 
 #define PAGE_TEXT_MAX (16u << 20)
 
-/* A page of the list of parts while it is read. `next`: the part behind which the next page begins. */
+/* A page of the list of parts while it is read. `next`: the part after which the next page begins. */
 struct page {
         struct object_upload *object;
         struct object_part part;

@@ -35,7 +35,7 @@ static void uploads_done(struct uploads *uploads)
         free(uploads->list);
 }
 
-/* A page of a listing while it is read. `next`: where the page behind it begins; NULL: there is none. */
+/* A page of a listing while it is read. `next`: where the page after it begins; NULL: there is none. */
 struct page {
         struct object_store *store;
         struct uploads *uploads; /* NULL: the page is of parts */
@@ -142,7 +142,7 @@ static enum nebula_status not_listed(struct object_store *store, const struct ht
         return NEBULA_OK;
 }
 
-/* One page, which begins behind `page->next`; *ret_is_last. */
+/* One page, which begins after `page->next`; *ret_is_last. */
 static enum nebula_status list_page(struct object_store *store, struct uploads *uploads, struct page *before, bool *ret_is_last,
                                     struct nebula_error *error)
 {

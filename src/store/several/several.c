@@ -24,7 +24,7 @@ static const char *file_name(const char *key)
         name++;
         if (strncmp(name, private, sizeof private - 1))
                 return name;
-        name = strchr(name + sizeof private - 1, '/'); /* behind the writing */
+        name = strchr(name + sizeof private - 1, '/'); /* after the writing */
         return name ? name + 1 : NULL;
 }
 

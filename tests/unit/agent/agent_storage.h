@@ -78,7 +78,7 @@ static inline struct store_list storage_list(const char *path, const char *prefi
         return list;
 }
 
-/* Counts the objects whose keys begin with `prefix` and have `part` behind it. *ret_key: the key of the last one; it may be NULL. */
+/* Counts the objects whose keys begin with `prefix` and have `part` after it. *ret_key: the key of the last one; it may be NULL. */
 static inline size_t storage_count(const char *path, const char *prefix, const char *part, char ret_key[512])
 {
         struct store_list list = storage_list(path, prefix);

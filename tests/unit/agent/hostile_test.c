@@ -68,7 +68,7 @@ static void fill(void *data, size_t size)
                 ((unsigned char *)data)[i] = (unsigned char)next_random();
 }
 
-/* Sends a header that announces `size` bytes, and `sent` bytes behind it. */
+/* Sends a header that announces `size` bytes, and `sent` bytes after it. */
 static int knock(uint16_t type, uint32_t size, uint32_t sent)
 {
         struct ipc_header header = { .magic = IPC_MAGIC, .type = type, .size = size };

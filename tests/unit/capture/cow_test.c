@@ -20,7 +20,7 @@
 #include "tap.h"
 
 #define MIB ((size_t)1 << 20)
-#define SUMS_BYTES (1 * MIB) /* space for sums behind a file */
+#define SUMS_BYTES (1 * MIB) /* space for sums after a file */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -1972,7 +1972,7 @@ static void kernels_without_the_newer_calls_are_served_as_well(void)
         CHECK(HAVE_TSAN || in_child(as_on_an_old_kernel));
 }
 
-/* Checks the sums [first, count): they are in the order of the image behind `end_before`, of copied bytes, correct, and each within one
+/* Checks the sums [first, count): they are in the order of the image after `end_before`, of copied bytes, correct, and each within one
  * chunk. */
 static uint64_t check_sums(const struct image_sum *sums, uint32_t first, uint32_t count, const unsigned char *image, uint64_t copied,
                            uint64_t end_before)
@@ -2017,7 +2017,7 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
         cow_sum(capture, &sums);
         cow_begin(capture, image, parts, 4);
         CHECK(cow_copied(capture) == 0);
-        memory[3 * part_size] ^= 1; /* a write makes the copies continue behind it: here with the part that is first in the image */
+        memory[3 * part_size] ^= 1; /* a write makes the copies continue after it: here with the part that is first in the image */
         while (copied != UINT64_MAX) {
                 uint32_t count;
                 uint64_t end;

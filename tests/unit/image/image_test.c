@@ -145,7 +145,7 @@ static void the_places_of_records_follow_from_the_directory_alone(void)
         for (size_t k = 0; k < count; k++)
                 CHECK(found[k].payload_offset == whole[k].payload_offset && found[k].size == whole[k].size && !strcmp(found[k].name, whole[k].name));
         free(found);
-        bare[made.layout.directory_offset + 8] |= 8; /* sizes behind the payload, as other writers do it */
+        bare[made.layout.directory_offset + 8] |= 8; /* sizes after the payload, as other writers do it */
         CHECK(zip_read_directory(bare, made.size, &found, &found_count, &error) == NEBULA_INVALID && strstr(error.message, "archive/data.pkl"));
         free(bare);
         free(whole);

@@ -163,7 +163,7 @@ static void details(void)
 }
 EACH(an_entry_of_a_list_says_what_stat_says, details)
 
-/* The next page continues behind the last key, even if that key was removed. */
+/* The next page continues after the last key, even if that key was removed. */
 static void changing(void)
 {
         struct store_page page;

@@ -298,7 +298,7 @@ static bool same_manifest(const struct manifest *one, const struct manifest *oth
         return same;
 }
 
-/* Copies `body` with a space behind each name "files", which leaves all of it to the JSON parser. */
+/* Copies `body` with a space after each name "files", which leaves all of it to the JSON parser. */
 static void space_out(const char *body, char *ret_text)
 {
         static const char key[] = "\"files\"";

@@ -1,4 +1,4 @@
-// State, requests and the panels' frame. The token stands behind '#' in the address that `nebula studio` prints: no server sees it there.
+// State, requests and the panels' frame. The token stands after '#' in the address that `nebula studio` prints: no server sees it there.
 import { element, shown, clock } from '/grid.js';
 import { panels } from '/panels.js';
 

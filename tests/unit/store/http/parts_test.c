@@ -77,7 +77,7 @@ static void encoding_goes_back_to_the_same_bytes(void)
         buf_done(&plain);
 }
 
-/* All beginnings and ends, as "<Name" and "Name=text>"; "!" behind them when the text was refused. */
+/* All beginnings and ends, as "<Name" and "Name=text>"; "!" after them when the text was refused. */
 static const char *read_all(const char *text)
 {
         static char told[1024];

@@ -95,7 +95,7 @@ static void one_part_in_a_hundred_costs_less_than_two(void)
                         text[i] = (i + 1ull) * CHUNK > begin && i * (uint64_t)CHUNK < begin + (10u << 20) ? 'x' : '=';
                 text[CHUNKS_MAX] = 0;
                 check_parts(text, CHUNK, 5u << 20, 8u << 20, &sent);
-                CHECK(sent <= 20u << 20); /* of 1 GiB less than 2 %; this object has 256 MiB, which are the same behind it */
+                CHECK(sent <= 20u << 20); /* of 1 GiB less than 2 %; this object has 256 MiB, which are the same after it */
         }
 }
 

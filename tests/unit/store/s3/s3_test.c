@@ -523,7 +523,7 @@ static void a_refusal_says_what_to_do(void)
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_NOT_FOUND);
         REQUIRE(store->ops->list(store, "", true, NULL, &page, &error) == NEBULA_OK);
         CHECK(!page.count && !page.next && store_remove_one(store, "x", &error) == NEBULA_OK);
-        said = (struct said){ 404, "x-amz-delete-marker: true\r\n", "NoSuchKey" }; /* a bucket with versions, behind a removal */
+        said = (struct said){ 404, "x-amz-delete-marker: true\r\n", "NoSuchKey" }; /* a bucket with versions, after a removal */
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_NOT_FOUND && store_remove_one(store, "x", &error) == NEBULA_OK);
         said = (struct said){ 403, "", "AccessDenied" }; /* object lock, or a right that is missing: S3 says the same of both */
         CHECK(store_remove_one(store, "x", &error) == NEBULA_STORAGE && strstr(error.message, "s3:DeleteObject") && strstr(error.message, "object lock"));
