@@ -12,7 +12,7 @@ flock 9
 if [[ ! -f $place/.ready || $(<"$place/.ready") != "$(<"$list")" ]]; then
         echo "setup: installing what makes the documentation" >&2
         "${PYTHON:-python3}" -m venv --clear "$place"
-        "$place/bin/pip" install -q --no-compile --disable-pip-version-check -r "$list" >&2
+        "$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
         cp "$list" "$place/.ready"
 fi
 "$place/bin/python" scripts/docs.py

@@ -15,7 +15,7 @@ environment=.envs/$name
 
 # A line "# python: 3.12" names another Python than that of .venv. Its environment has a torch and a build of nebulaml of its own.
 own=$(sed -n 's/^# python: //p' "$list")
-install() { "$environment/bin/pip" install -q --no-compile --disable-pip-version-check "$@"; }
+install() { "$environment/bin/pip" install -q --disable-pip-version-check "$@"; }
 nebulaml() { install --no-build-isolation --no-deps --force-reinstall -Cbuild-dir="build/python-$own" -Csetup-args=-Dwerror=false .; }
 
 if [[ -f $environment/.ready && $environment/.ready -nt $list ]]; then

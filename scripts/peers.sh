@@ -23,7 +23,7 @@ environment() {
         .venv/bin/python -m venv --clear "$where"
         # Packages of .venv come after the environment's own, and pip counts them as installed.
         printf '%s\n' "$base" >"$("$where/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-        "$where/bin/pip" install -q --no-compile --disable-pip-version-check --no-build-isolation \
+        "$where/bin/pip" install -q --disable-pip-version-check --no-build-isolation \
                 -c requirements/torch.txt -r "requirements/peers/$name.txt"
         want "$name" >"$stamp"
 }

@@ -6,8 +6,6 @@
 #
 # Does nothing, in a few milliseconds, if nothing has changed since the last run. System packages are
 # installed when this runs as root; otherwise it prints the command to type and stops.
-#
-# pip compiles no module here, nor in the other scripts: Python compiles each when it is first imported, and most never are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -101,11 +99,11 @@ environment() {
         if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#*==}')" 2>/dev/null; then
                 say "installing $torch"
                 # CPU builds have this suffix on an index that has them. Other indexes have only one build.
-                "$venv/bin/pip" install -q --no-compile --disable-pip-version-check "$torch+cpu" 2>/dev/null ||
-                        "$venv/bin/pip" install -q --no-compile --disable-pip-version-check "$torch"
+                "$venv/bin/pip" install -q --disable-pip-version-check "$torch+cpu" 2>/dev/null ||
+                        "$venv/bin/pip" install -q --disable-pip-version-check "$torch"
         fi
         say "installing the tools of requirements/tools.txt"
-        "$venv/bin/pip" install -q --no-compile --disable-pip-version-check -r requirements/tools.txt
+        "$venv/bin/pip" install -q --disable-pip-version-check -r requirements/tools.txt
 }
 
 wanted=$(want)

@@ -18,7 +18,7 @@ if [[ ! -f $environment/.ready || $list -nt $environment/.ready ]]; then
         shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
         .venv/bin/python -m venv "$environment"
         printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-        "$environment/bin/pip" install -q --no-compile --disable-pip-version-check -r "$list"
+        "$environment/bin/pip" install -q --disable-pip-version-check -r "$list"
         touch "$environment/.ready"
 fi
 [[ ${1:-} == browser ]] || exit 0

@@ -10,5 +10,5 @@ flock 9
 [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && exit
 echo "setup: installing the packages of $list" >&2
 "${PYTHON:-python3}" -m venv --clear "$place"
-"$place/bin/pip" install -q --no-compile --disable-pip-version-check -r "$list" >&2
+"$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
 cp "$list" "$place/.ready"
