@@ -96,6 +96,16 @@ static void cloud_begin(void)
         setenv("http_proxy", "http://127.0.0.1:9", 1); /* a proxy has another machine's metadata */
 }
 
+/* Threads of this process, not a process of its own: a fork would copy the locks that the server's threads hold. */
+static struct agent *agent_in_threads(void)
+{
+        struct agent *agent;
+
+        if (agent_start(&place.place, true, &agent, NULL))
+                abort();
+        return agent;
+}
+
 static nebula_session *enter(void)
 {
         struct nebula_error error = { 0 };
@@ -159,11 +169,11 @@ static void a_watch_hears_the_notice_of_each_cloud(void)
                 nebula_session *session;
                 nebula_watch *first, *second;
                 struct nebula_event event;
-                pid_t agent;
+                struct agent *agent;
 
                 place_init(&place);
                 cloud_begin();
-                agent = agent_fork(&place);
+                agent = agent_in_threads();
                 session = enter();
                 REQUIRE(session && (first = watch(session, cases[i].cloud)));
                 CHECK(hears_nothing(first, 2));
@@ -175,7 +185,7 @@ static void a_watch_hears_the_notice_of_each_cloud(void)
                 nebula_watch_close(second);
                 nebula_watch_close(first);
                 nebula_session_close(session);
-                agent_end(agent, SIGTERM);
+                agent_stop(agent, true);
                 server_stop(cloud.server);
                 place_done(&place);
         }
@@ -185,11 +195,11 @@ static void events_of_other_machines_and_those_that_end_nothing_are_no_notice(vo
 {
         nebula_session *session;
         nebula_watch *azure;
-        pid_t agent;
+        struct agent *agent;
 
         place_init(&place);
         cloud_begin();
-        agent = agent_fork(&place);
+        agent = agent_in_threads();
         session = enter();
         REQUIRE(session && (azure = watch(session, NEBULA_CLOUD_AZURE)));
         atomic_store(&cloud.state, FOREIGN);
@@ -198,7 +208,7 @@ static void events_of_other_machines_and_those_that_end_nothing_are_no_notice(vo
         CHECK(hears_nothing(azure, 2));
         nebula_watch_close(azure);
         nebula_session_close(session);
-        agent_end(agent, SIGTERM);
+        agent_stop(agent, true);
         server_stop(cloud.server);
         place_done(&place);
 }
@@ -223,11 +233,11 @@ static void watches_of_one_node_share_a_question_per_second_and_no_watch_no_ques
         struct waiter_thread waiters[4] = { 0 };
         nebula_session *session;
         unsigned asked;
-        pid_t agent;
+        struct agent *agent;
 
         place_init(&place);
         cloud_begin();
-        agent = agent_fork(&place);
+        agent = agent_in_threads();
         session = enter();
         REQUIRE(session);
         for (size_t i = 0; i < 4; i++) {
@@ -244,32 +254,32 @@ static void watches_of_one_node_share_a_question_per_second_and_no_watch_no_ques
         usleep(1500000);
         CHECK(atomic_load(&cloud.asked) == asked);
         nebula_session_close(session);
-        agent_end(agent, SIGTERM);
+        agent_stop(agent, true);
         server_stop(cloud.server);
         place_done(&place);
 }
 
-static void watching_goes_on_with_the_agent_that_follows_a_killed_one(void)
+static void watching_goes_on_with_the_next_agent(void)
 {
         nebula_session *session;
         nebula_watch *aws;
         struct nebula_event event;
-        pid_t agent;
+        struct agent *agent;
 
         place_init(&place);
         cloud_begin();
-        agent = agent_fork(&place);
+        agent = agent_in_threads();
         session = enter();
         REQUIRE(session && (aws = watch(session, NEBULA_CLOUD_AWS)));
         CHECK(hears_nothing(aws, 1));
-        agent_end(agent, SIGKILL);
-        agent = agent_fork(&place);
+        agent_stop(agent, false);
+        agent = agent_in_threads();
         CHECK(nebula_watch_next(aws, 5000, &event, NULL) == NEBULA_UNAVAILABLE);
         atomic_store(&cloud.state, LEAVES);
         CHECK(hears(aws, "AWS's spot notice terminate", 80, 100));
         nebula_watch_close(aws);
         nebula_session_close(session);
-        agent_end(agent, SIGTERM);
+        agent_stop(agent, true);
         server_stop(cloud.server);
         place_done(&place);
 }
@@ -322,12 +332,12 @@ static void a_watch_of_no_cloud_or_with_an_agent_that_cannot_ask_is_refused(void
         nebula_watch *none, *gce;
         struct nebula_event event;
         struct nebula_error error = { 0 };
-        pid_t agent;
+        struct agent *agent;
 
         place_init(&place);
         cloud_begin();
         notice_offer(NULL);
-        agent = agent_fork(&place);
+        agent = agent_in_threads();
         session = enter();
         REQUIRE(session && (none = watch(session, (enum nebula_cloud)3)) && (gce = watch(session, NEBULA_CLOUD_GCE)));
         CHECK(nebula_watch_next(none, 1000, &event, &error) == NEBULA_INVALID);
@@ -335,7 +345,7 @@ static void a_watch_of_no_cloud_or_with_an_agent_that_cannot_ask_is_refused(void
         nebula_watch_close(gce);
         nebula_watch_close(none);
         nebula_session_close(session);
-        agent_end(agent, SIGTERM);
+        agent_stop(agent, true);
         server_stop(cloud.server);
         place_done(&place);
 }
@@ -343,6 +353,6 @@ static void a_watch_of_no_cloud_or_with_an_agent_that_cannot_ask_is_refused(void
 TAP_MAIN(TEST(a_watch_hears_the_notice_of_each_cloud),
          TEST(events_of_other_machines_and_those_that_end_nothing_are_no_notice),
          TEST(watches_of_one_node_share_a_question_per_second_and_no_watch_no_question),
-         TEST(watching_goes_on_with_the_agent_that_follows_a_killed_one),
+         TEST(watching_goes_on_with_the_next_agent),
          TEST(thirty_failures_in_a_row_are_an_event_and_the_next_answer_counts),
          TEST(a_watch_of_no_cloud_or_with_an_agent_that_cannot_ask_is_refused))
