@@ -24,6 +24,9 @@ settings.register_profile("suite", derandomize=True)
 if not os.environ.get("NEBULA_TEST_NIGHTLY"):
     settings.load_profile("suite")
 
+# A shell that starts the suite in the background has it ignore SIGINT, and the trainers would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def agent_pids(runtime: Path) -> list[int]:
     """Returns the agents with this runtime directory."""
