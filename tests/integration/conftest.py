@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ from store_servers import Servers  # noqa: E402
 from test_object_stores import STORES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in tests/python/conftest.py, for the commands that a test interrupts
 
 
 def find_built(name: str, variable: str) -> pathlib.Path:
