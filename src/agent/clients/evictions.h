@@ -10,7 +10,7 @@
 
 struct catalogue;
 
-/* What the service of one cloud has answered. Guarded by the catalogue's lock, except `kept`, which belongs to the asking thread. */
+/* The answers of one cloud's service. The catalogue's lock guards them, except `kept`: that belongs to the asking thread. */
 struct evictions {
         bool is_being_asked;
         int64_t due_ns; /* of the next question */

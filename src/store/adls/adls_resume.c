@@ -56,7 +56,7 @@ static bool is_end_of_part(const struct object_upload *object, uint64_t size)
         return size == object->size || (size < object->size && size % object->part_bytes == 0);
 }
 
-/* What the renamed file has. *ret_sent: its size is 0 if the file is not that of the write, or of no use. */
+/* Asks the service how much of the object the renamed file has. *ret_sent: its size is 0 if another write made the file, or the file is of no use. */
 static enum nebula_status look(struct object_store *store, const struct object_upload *object, const struct former *former,
                                struct adls_sent *ret_sent, struct nebula_error *error)
 {

@@ -20,6 +20,8 @@ static struct cloud {
 } cloud;
 
 static struct test_place place;
+static struct agent *agent;
+static nebula_session *session;
 
 static void serve_azure(struct server_call *call)
 {
@@ -83,11 +85,11 @@ static void serve(struct server_call *call, void *argument)
         }
 }
 
-static void cloud_begin(void)
+static void cloud_begin(notice_ask *function)
 {
         char url[64];
 
-        notice_offer(metadata_ask);
+        notice_offer(function);
         atomic_store(&cloud.state, QUIET);
         atomic_store(&cloud.asked, 0);
         cloud.server = server_start(serve, NULL, false);
@@ -97,30 +99,37 @@ static void cloud_begin(void)
 }
 
 /* Threads of this process, not a process of its own: a fork would copy the locks that the server's threads hold. */
-static struct agent *agent_in_threads(void)
+static void agent_begin(void)
 {
-        struct agent *agent;
-
         if (agent_start(&place.place, true, &agent, NULL))
                 abort();
-        return agent;
 }
 
-static nebula_session *enter(void)
+static void node_begin(notice_ask *function)
 {
         struct nebula_error error = { 0 };
         struct nebula_options options;
-        nebula_session *session = NULL;
 
+        place_init(&place);
+        cloud_begin(function);
         setenv("NEBULA_RUNTIME_DIR", place.place.directory, 1);
         setenv("NEBULA_MEMORY_DIR", place.place.memory, 1);
+        agent_begin();
         nebula_options_init(&options);
+        session = NULL;
         if (nebula_session_open(&options, &session, &error))
                 printf("# %s\n", error.message);
-        return session;
 }
 
-static nebula_watch *watch(nebula_session *session, enum nebula_cloud of)
+static void node_end(void)
+{
+        nebula_session_close(session);
+        agent_stop(agent, true);
+        server_stop(cloud.server);
+        place_done(&place);
+}
+
+static nebula_watch *watch(enum nebula_cloud of)
 {
         nebula_watch *opened = NULL;
 
@@ -166,51 +175,35 @@ static void a_watch_hears_the_notice_of_each_cloud(void)
         };
 
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-                nebula_session *session;
                 nebula_watch *first, *second;
                 struct nebula_event event;
-                struct agent *agent;
 
-                place_init(&place);
-                cloud_begin();
-                agent = agent_in_threads();
-                session = enter();
-                REQUIRE(session && (first = watch(session, cases[i].cloud)));
+                node_begin(metadata_ask);
+                REQUIRE(session && (first = watch(cases[i].cloud)));
                 CHECK(hears_nothing(first, 2));
                 atomic_store(&cloud.state, LEAVES);
                 CHECK(hears(first, cases[i].text, cases[i].least, cases[i].most));
                 CHECK(nebula_watch_next(first, 1200, &event, NULL) == NEBULA_TIMEOUT); /* the event comes once */
-                second = watch(session, cases[i].cloud);
+                second = watch(cases[i].cloud);
                 CHECK(hears(second, cases[i].text, cases[i].least, cases[i].most)); /* and to a program that begins later */
                 nebula_watch_close(second);
                 nebula_watch_close(first);
-                nebula_session_close(session);
-                agent_stop(agent, true);
-                server_stop(cloud.server);
-                place_done(&place);
+                node_end();
         }
 }
 
 static void events_of_other_machines_and_those_that_end_nothing_are_no_notice(void)
 {
-        nebula_session *session;
         nebula_watch *azure;
-        struct agent *agent;
 
-        place_init(&place);
-        cloud_begin();
-        agent = agent_in_threads();
-        session = enter();
-        REQUIRE(session && (azure = watch(session, NEBULA_CLOUD_AZURE)));
+        node_begin(metadata_ask);
+        REQUIRE(session && (azure = watch(NEBULA_CLOUD_AZURE)));
         atomic_store(&cloud.state, FOREIGN);
         CHECK(hears_nothing(azure, 2));
         atomic_store(&cloud.state, PAUSES);
         CHECK(hears_nothing(azure, 2));
         nebula_watch_close(azure);
-        nebula_session_close(session);
-        agent_stop(agent, true);
-        server_stop(cloud.server);
-        place_done(&place);
+        node_end();
 }
 
 struct waiter_thread {
@@ -231,17 +224,12 @@ static void *wait_for_notice(void *argument)
 static void watches_of_one_node_share_a_question_per_second_and_no_watch_no_question(void)
 {
         struct waiter_thread waiters[4] = { 0 };
-        nebula_session *session;
         unsigned asked;
-        struct agent *agent;
 
-        place_init(&place);
-        cloud_begin();
-        agent = agent_in_threads();
-        session = enter();
+        node_begin(metadata_ask);
         REQUIRE(session);
         for (size_t i = 0; i < 4; i++) {
-                REQUIRE((waiters[i].watch = watch(session, NEBULA_CLOUD_GCE)));
+                REQUIRE((waiters[i].watch = watch(NEBULA_CLOUD_GCE)));
                 pthread_create(&waiters[i].thread, NULL, wait_for_notice, &waiters[i]);
         }
         for (size_t i = 0; i < 4; i++) {
@@ -253,35 +241,24 @@ static void watches_of_one_node_share_a_question_per_second_and_no_watch_no_ques
         CHECK(asked >= 1 && asked <= 5); /* four in 3.5 s; each watch may begin somewhat later than the first */
         usleep(1500000);
         CHECK(atomic_load(&cloud.asked) == asked);
-        nebula_session_close(session);
-        agent_stop(agent, true);
-        server_stop(cloud.server);
-        place_done(&place);
+        node_end();
 }
 
 static void watching_goes_on_with_the_next_agent(void)
 {
-        nebula_session *session;
         nebula_watch *aws;
         struct nebula_event event;
-        struct agent *agent;
 
-        place_init(&place);
-        cloud_begin();
-        agent = agent_in_threads();
-        session = enter();
-        REQUIRE(session && (aws = watch(session, NEBULA_CLOUD_AWS)));
+        node_begin(metadata_ask);
+        REQUIRE(session && (aws = watch(NEBULA_CLOUD_AWS)));
         CHECK(hears_nothing(aws, 1));
         agent_stop(agent, false);
-        agent = agent_in_threads();
+        agent_begin();
         CHECK(nebula_watch_next(aws, 5000, &event, NULL) == NEBULA_UNAVAILABLE);
         atomic_store(&cloud.state, LEAVES);
         CHECK(hears(aws, "AWS's spot notice terminate", 80, 100));
         nebula_watch_close(aws);
-        nebula_session_close(session);
-        agent_stop(agent, true);
-        server_stop(cloud.server);
-        place_done(&place);
+        node_end();
 }
 
 static void ask_now(struct catalogue *catalogue, unsigned times)
@@ -299,7 +276,7 @@ static void thirty_failures_in_a_row_are_an_event_and_the_next_answer_counts(voi
         struct ipc_event event = { 0 };
         unsigned tokens;
 
-        cloud_begin();
+        cloud_begin(metadata_ask);
         catalogue_init(&catalogue);
         catalogue_lock(&catalogue);
         ask_now(&catalogue, 1);
@@ -328,26 +305,17 @@ static void thirty_failures_in_a_row_are_an_event_and_the_next_answer_counts(voi
 
 static void a_watch_of_no_cloud_or_with_an_agent_that_cannot_ask_is_refused(void)
 {
-        nebula_session *session;
         nebula_watch *none, *gce;
         struct nebula_event event;
         struct nebula_error error = { 0 };
-        struct agent *agent;
 
-        place_init(&place);
-        cloud_begin();
-        notice_offer(NULL);
-        agent = agent_in_threads();
-        session = enter();
-        REQUIRE(session && (none = watch(session, (enum nebula_cloud)3)) && (gce = watch(session, NEBULA_CLOUD_GCE)));
+        node_begin(NULL);
+        REQUIRE(session && (none = watch((enum nebula_cloud)3)) && (gce = watch(NEBULA_CLOUD_GCE)));
         CHECK(nebula_watch_next(none, 1000, &event, &error) == NEBULA_INVALID);
         CHECK(nebula_watch_next(gce, 1000, &event, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_AGENT=inline"));
         nebula_watch_close(gce);
         nebula_watch_close(none);
-        nebula_session_close(session);
-        agent_stop(agent, true);
-        server_stop(cloud.server);
-        place_done(&place);
+        node_end();
 }
 
 TAP_MAIN(TEST(a_watch_hears_the_notice_of_each_cloud),

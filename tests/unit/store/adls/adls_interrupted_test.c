@@ -188,7 +188,7 @@ static void properties_ahead_of_the_file_do_no_harm(void)
         begin();
         interrupt(&writer, 4);
         strcpy(former, told);
-        /* What the file has, by a look that takes it over. */
+        /* Another upload takes the file over. `found`: how much of the object the file has. */
         object = (struct object_upload){ .id = "0123456789abcdef", .key = object.key, .place = (char *)(uintptr_t)STORE_TEMP_TOP "0123456789abcdef-0",
                                          .size = SIZE, .part_bytes = PART, .part_count = PARTS, .resume = &resume };
         REQUIRE(adls_resume(driver(), &object, &found, &error) == NEBULA_OK && found.size == 4 * (uint64_t)PART);
