@@ -114,3 +114,19 @@ void text_make_printable(char *text)
 {
         text_replace_hidden(text, '?');
 }
+
+bool text_is_formula(const char *cell)
+{
+        static const char *const starts[] = { "=", "+", "-", "@", "\xef\xbc\x9d", "\xef\xbc\x8b", "\xef\xbc\x8d", "\xef\xbc\xa0" };
+
+        cell += strspn(cell, "' ");
+        for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+                if (!strncmp(cell, starts[i], strlen(starts[i])))
+                        return true;
+        return false;
+}
+
+const char *text_cell_content(const char *cell)
+{
+        return *cell == '\'' && text_is_formula(cell) ? cell + 1 : cell;
+}

@@ -15,5 +15,13 @@ void text_make_utf8(char *text);
 void text_replace_hidden(char *text, char by);
 /* The same with '?': for terminals, logs and JSON. */
 void text_make_printable(char *text);
+/*
+ * Whether a table of text needs one more apostrophe before this cell. A spreadsheet takes a cell for a formula if its first character is
+ * one of = + - @ or of their full-width forms. Spaces and apostrophes before that character do not count, so that whoever reads the table
+ * can tell an apostrophe of the cell from one that was added: text_cell_content().
+ */
+bool text_is_formula(const char *cell);
+/* The cell without the apostrophe that was added. */
+const char *text_cell_content(const char *cell);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/conf.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/target.h"
 #include "os/os.h"
 #include "store/manifest.h"
@@ -105,7 +106,7 @@ static bool read_row(char *line, const int places[COLUMNS], struct history_row *
                 .read_step = (int64_t)number_in(fields, count, places[READ_STEP]),
                 .read_tier = tier_in(fields, count, places[READ_TIER]),
         };
-        snprintf(row->tag, sizeof row->tag, "%s", fields[places[TAG]]);
+        snprintf(row->tag, sizeof row->tag, "%s", text_cell_content(fields[places[TAG]]));
         if (places[RESULT] >= 0 && (size_t)places[RESULT] < count)
                 snprintf(row->result, sizeof row->result, "%s", fields[places[RESULT]]);
         return row->begun > 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ import nebulaml
 import pytest
 import torch
 from nebulaml._session import locate
+from nebulaml.studio import snapshot
+from nebulaml.studio.source import Source
 from waiting import until
 
 KEY = ("tag", "generation")
@@ -171,6 +174,26 @@ def test_a_hostile_tag_is_one_field_of_one_line_and_turns_nothing_around(place):
     until(lambda: len(file.read_text().splitlines()) == 4)
     assert [row["tag"] for row in csv.DictReader(file.open())] == [" gpj.exe", 'esc [31m 2J,"quoted" next', tags[2]]
     assert sorted(version["tag"] for version in told(place, "list")["versions"]) == sorted(tags)
+
+
+FORMULAS = ["=1+1", "+1", "-1+1", "@SUM(1)", "\t=2+1", "\r=3+1", " =1+1", "\uff1d1+1", "'=1+1", "' -1", "=HYPERLINK(\"http://x\",\"y\")"]
+PLAIN = ["'quoted'", "a=1+1", "1-1", "' a"]
+
+
+def test_a_spreadsheet_takes_no_tag_for_a_formula_and_the_readers_find_the_same_tag(place):
+    nebulaml.init(str(place.storage), 0)
+    for tag in [*FORMULAS, *PLAIN]:
+        save(tag).wait("durable", 30)
+    rows = recorded(place, len(FORMULAS) + len(PLAIN))
+    cells = [row["tag"] for row in rows]
+    assert cells == ["'" + re.sub(r"\s", " ", tag) for tag in FORMULAS] + PLAIN
+    assert {row["step"] for row in rows} == {"-1", "1"}, "numbers stay numbers"
+    source = Source(str(place.storage), str(place.root / "output"))
+    assert [row["tag"] for row in source.history()] == [re.sub(r"\s", " ", tag) for tag in [*FORMULAS, *PLAIN]]
+    told = snapshot.build(source.status() | {"history": []}, source.history(), [], None, snapshot.Watch(), time.time())
+    assert sorted(one["tag"] for one in told["rows"].values()) == sorted([*FORMULAS, *PLAIN])
+    assert all(one["state"] == "durable" and one["blocked_ms"] > 0 for one in told["rows"].values())
+    source.close()
 
 
 def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import subprocess
 from typing import Any
@@ -23,6 +24,7 @@ WORK_S = 3600.0  # for commands that read every byte
 HISTORY = "checkpointHistories.csv"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
 ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
+_GUARDED = re.compile("'[' ]*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 class Source:
@@ -204,7 +206,7 @@ class Source:
 def _row(line: dict[str, str]) -> dict[str, Any] | None:
     try:
         row: dict[str, Any] = {name: float(line[name]) for name in NUMBERS}
-        row |= {"tag": line["tag"], "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
+        row |= {"tag": _content(line["tag"]), "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
     except (KeyError, TypeError, ValueError):
         return None  # another program has written the line, or its end is not written yet
     extra = line.get(None) or []  # an older agent's header names no column for them
@@ -214,7 +216,12 @@ def _row(line: dict[str, str]) -> dict[str, Any] | None:
             row[name] = float(line.get(name) or 0)
         except ValueError:
             row[name] = 0.0
-    return row | {"read_tier": line.get("read_tier") or "", "result": line.get("result") or "", "error": line.get("error") or ""}
+    return row | {"read_tier": line.get("read_tier") or "", "result": line.get("result") or "", "error": _content(line.get("error") or "")}
+
+
+def _content(cell: str) -> str:
+    """Returns a text of the history without the apostrophe that keeps a spreadsheet from taking it for a formula (src/base/text.h)."""
+    return cell[1:] if _GUARDED.match(cell) else cell
 
 
 def shell_word(text: str) -> str:

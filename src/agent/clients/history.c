@@ -84,7 +84,8 @@ json_t *history_json(const struct version *version)
         return row;
 }
 
-/* Puts a field in quotes, doubles its quotes, and replaces newlines and other hidden characters by spaces: one version is one line. */
+/* Puts a field in quotes, doubles its quotes, and replaces newlines and other hidden characters by spaces: one version is one line.
+ * A spreadsheet takes no field for a formula. */
 static void quote(const char *field, char *ret_text, size_t size)
 {
         char shown[LINE_BYTES];
@@ -93,6 +94,8 @@ static void quote(const char *field, char *ret_text, size_t size)
         snprintf(shown, sizeof shown, "%s", field);
         text_replace_hidden(shown, ' ');
         ret_text[used++] = '"';
+        if (text_is_formula(shown))
+                ret_text[used++] = '\'';
         for (const char *text = shown; *text && used + 4 < size; text++) {
                 if (*text == '"')
                         ret_text[used++] = '"';
@@ -105,7 +108,7 @@ static void quote(const char *field, char *ret_text, size_t size)
 static void format_row(const struct version *version, char line[LINE_BYTES])
 {
         struct capture_sums sums = sum_parts(version);
-        char tag[2 * IPC_NAME_MAX], error[1100] = "";
+        char tag[2 * IPC_NAME_MAX + 4], error[1100] = "";
 
         quote(version->tag, tag, sizeof tag);
         if (version->error.message[0])

@@ -179,6 +179,21 @@ static void an_unprintable_character_becomes_a_question_mark(void)
         CHECK(text_is_utf8(text, strlen(text)) && !text_is_utf8("\xc3", 1) && text_is_utf8("\xf0\x9f\x98\x80", 4));
 }
 
+static void a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off(void)
+{
+        static const char *const formulas[] = { "=1", "+1", "-1", "@a", " =1", "'=1", "' '-1", "\xef\xbc\x9d" "1", "\xef\xbc\x8b", "\xef\xbc\x8d", "\xef\xbc\xa0" };
+        static const char *const plain[] = { "", "'", " ", "a=1", "'a", "' a=", "1-1", "\xef\xbc", "\xef\xbc\x9e" };
+        char cell[32];
+
+        for (size_t i = 0; i < sizeof formulas / sizeof *formulas; i++) {
+                CHECK(text_is_formula(formulas[i]));
+                snprintf(cell, sizeof cell, "'%s", formulas[i]);
+                CHECK(strcmp(text_cell_content(cell), formulas[i]) == 0);
+        }
+        for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+                CHECK(!text_is_formula(plain[i]) && text_cell_content(plain[i]) == plain[i]);
+}
+
 static char written[2048];
 static size_t written_size, write_calls;
 
@@ -262,6 +277,6 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
-         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark),
+         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
          TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names),
          TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))
