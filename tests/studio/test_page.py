@@ -238,6 +238,41 @@ def test_no_panel_is_wider_than_the_window(place, start, page, width):
     assert page.locator("svg text").all_text_contents()[:2] == ["step", "7"]
 
 
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, start, page, width):
+    tags = [LONG[:200], "W" * 200, "global_step7"]
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for tag in sys.argv[2:]:
+            checkpoint = nm.Checkpoint(tag, metrics={"a_metric_with_a_long_name": 1.0, "val_loss": 2.0})
+            checkpoint.save("f" * 150 + ".pt", {"k" * 180: torch.ones(10)})
+            assert checkpoint.commit()
+            checkpoint.wait("durable")
+        """,
+        place.storage,
+        *tags,
+    )
+    pins.add(str(place.storage), tags[0], "a long reason " * 10)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(start(place.storage).address)
+    open_tab(page, "checkpoints")
+    expect(page.locator("tbody")).to_contain_text("pinned")
+    assert page.locator(".grid").evaluate("(grid) => grid.scrollWidth <= grid.clientWidth"), "a column is out of view"
+    assert page.locator("th").last.inner_text() == "Pin"
+    is_cut = "(one) => one.scrollWidth > one.clientWidth && getComputedStyle(one).textOverflow === 'ellipsis'"
+    for tag in tags:
+        shown = page.locator("button.tag").and_(page.get_by_title(tag, exact=True))
+        assert shown.evaluate(is_cut) == (len(tag) > 100)
+    assert page.locator("td").and_(page.get_by_title("a_metric_with_a_long_name 1, val_loss 2")).count() == len(tags)
+    page.get_by_title(tags[0], exact=True).click()
+    expect(page.locator("dl")).to_contain_text(tags[0])
+    assert page.locator("td").and_(page.get_by_title("f" * 150 + ".pt", exact=True)).evaluate(is_cut)
+    page.get_by_role("button", name="tensors of").first.click()
+    assert page.locator("td").and_(page.get_by_title("k" * 180, exact=True)).evaluate(is_cut)
+    assert page.evaluate("[...document.querySelectorAll('.grid')].every((grid) => grid.scrollWidth <= grid.clientWidth)")
+
+
 def test_a_time_of_another_day_has_its_date(place, start, save, page):
     save(1)
     page.goto(start(place.storage).address)

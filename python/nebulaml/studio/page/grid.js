@@ -57,9 +57,11 @@ export const number = (value) => (value === null || value === undefined ? '-' : 
 
 const ROW = 30;
 const AHEAD = 12;
+const MAY_BE_CUT = 8; // a cell with more characters shows its whole text when the pointer rests on it
 
-// columns: {name, label, number, brief, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
-// brief: a long text is cut earlier than others. fit: the table is as wide as its content, not as the page.
+// columns: {name, label, number, width, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
+// width: 'name' or 'brief' cuts a long text earlier than others, so that all columns of a wide table are in view. fit: the table is as wide as
+// its content, not as the page.
 export class Grid {
   constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false, fit = false } = {}) {
     Object.assign(this, { columns, sort, descending, select, selected });
@@ -120,7 +122,8 @@ export class Grid {
       'aria-rowindex': first + i + 2, 'data-key': row.key, 'aria-selected': this.select ? String(this.selected(row)) : null,
     }, this.columns.map((column) => {
       const cell = column.cell(row);
-      return element('td', { class: column.number ? 'num' : column.brief ? 'brief' : null, title: typeof cell === 'string' && cell.length > 24 ? cell : null }, cell);
+      const text = cell?.textContent ?? cell;
+      return element('td', { class: column.number ? 'num' : column.width, title: text.length > MAY_BE_CUT && !cell.title ? text : null }, cell);
     })));
     this.body.replaceChildren(...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : []));
     if (focused && field && this.node.isConnected)

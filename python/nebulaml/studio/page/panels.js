@@ -109,9 +109,9 @@ const checkpoints = {
     });
     const columns = [
       { name: 'pick', label: 'Compare', cell: pick },
-      { name: 'tag', label: 'Tag', brief: true, value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
+      { name: 'tag', label: 'Tag', width: 'name', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
       { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
-      { name: 'state', label: 'State', brief: true, value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
+      { name: 'state', label: 'State', width: 'brief', value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
       { name: 'at', label: 'When', number: true, value: begun, cell: (row) => clock(begun(row)) },
       { name: 'where', label: 'Where', value: places, cell: places },
       { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
@@ -120,8 +120,8 @@ const checkpoints = {
       { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => milliseconds(row.blocked_ms) },
       { name: 'committed', label: 'Committed', number: true, value: (row) => (row.committed ? row.committed - row.begun : null), cell: (row) => (row.committed ? `+${seconds(row.committed - row.begun)}` : '-') },
       { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? `+${seconds(row.durable - row.begun)}` : '-') },
-      { name: 'metrics', label: 'Metrics', brief: true, value: metricText, cell: metricText },
-      { name: 'pin', label: 'Pin', brief: true, value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
+      { name: 'metrics', label: 'Metrics', width: 'brief', value: metricText, cell: metricText },
+      { name: 'pin', label: 'Pin', width: 'brief', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
     ];
     this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: Math.max(360, innerHeight - 170) });
     this.count = element('span', { class: 'faint', role: 'status' });
