@@ -281,7 +281,9 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
         (["--params", "0"], "number of parameters"),
         (["--params", "7B", "--nodes", "0"], "whole number"),
         (["--params", "7B", "--gpu-memory", "eighty"], "--gpu-memory"),
-        (["--params", "7B", "--copy", "0"], "more than 0"),
+        (["--params", "7B", "--copy", "0"], "--copy '0' is too small: give bytes per second, 1 or more"),
+        (["--params", "-7B"], "--params '-7B' is negative: give a number of parameters from 1 to 1000T"),
+        (["--params", "--json"], "--params: expected one argument"),
         (["--params", "7B", "--survives", "1.5"], "from 0 to 1"),
         (["--params", "7B", "--mtbf", "-1"], "mtbf"),
         (["--params", "7B", "--replicas", "1"], "no peer"),
@@ -303,6 +305,70 @@ def test_an_invalid_command_line_is_refused_with_one_sentence(arguments, why):
     result = subprocess.run([sys.executable, "-m", "nebulaml", "plan", *arguments], capture_output=True, text=True)
     assert result.returncode == (3 if "does not exist" in result.stderr else 2), result.stderr
     assert why in result.stderr and result.stderr.count("\n") == 1 and result.stderr.strip().isprintable(), result.stderr
+
+
+NUMBERS = {
+    "a number of parameters from 1 to 1000T, such as 350M, 7B or 6738415616": ["params", "largest-layer"],
+    "a whole number from 1 to 1000000": ["nodes", "gpus", "keep-last"],
+    "a whole number from 0 to 8": ["replicas"],
+    "a whole number from 0 to 3": ["stage"],
+    "a size of 1 byte or more, such as 512M, 80G or 1T": ["gpu-memory", "host-memory", "storage-space"],
+    "a size of 0 or more, such as 512M or 16G": ["activations"],
+    "bytes per second, 1 or more, such as 500M or 4G": ["copy", "storage-write", "storage-read", "storage-total"],
+    "Mbit/s, 0.001 or more, such as 100000": ["network"],
+    "azure, s3, gcs, none, or dollars of a GB and month, 0 or more, such as 0.02": ["storage-price"],
+    "a number from 0 to 1, such as 0.02": ["slowdown", "survives", "survives-with-replica"],
+    "a time of 0.001ms or more, such as 250ms, 100 or 15m": ["mtbf", "step-time"],
+    "a time of 0 or more, such as 250ms, 100 or 15m": ["blocked", "detect", "restart"],
+}
+FAULTS = {
+    "": "is empty", "  ": "is empty", "-7": "is negative", "-1e400": "is negative", "nan": "is not finite", "-nan": "is not finite", "inf": "is not finite",
+    "-Infinity": "is not finite", "1e400": "is too large", "1e300": "is too large", "seven": "is not a number", "7 7": "is not a number", ".": "is not a number",
+    "0x10": "is not a number", "1_0": "is not a number", "\u0663": "is not a number", "--7": "is not a number", "-": "is not a number", "1,5": "is not a number",
+}  # fmt: skip
+
+
+def refusal(option, value):
+    with pytest.raises(NebulaConfigError) as told:
+        command.main([*([] if option == "params" else ["--params", "7B"]), f"--{option}", value])
+    return str(told.value)
+
+
+@pytest.mark.parametrize(("accepted", "option"), [(accepted, one) for accepted, options in NUMBERS.items() for one in options])
+def test_a_wrong_number_is_refused_with_its_fault_and_what_is_accepted(accepted, option):
+    faults = dict(FAULTS)
+    if "parameters" in accepted:
+        faults = {value: fault for value, fault in faults.items() if value not in ("1_0", "1,5")} | {"K": "is a unit without a number", "7Q": "has the unknown unit 'Q'"}
+    if "size" in accepted or "bytes" in accepted:
+        faults |= {"GiB": "is a unit without a number", "1 iB": "has the unknown unit 'IB'", "7days": "has the unknown unit 'DAYS'"}
+    if "time" in accepted:
+        faults |= {"ms": "is a unit without a number", "7G": "has the unknown unit 'G'"}
+    if "whole" in accepted:
+        faults |= {"1.5": "is not a whole number", "1M": "has a unit", "1000001": "is too large"}
+    if "0 or more" not in accepted and "from 0" not in accepted:
+        faults |= {"0": "is too small"}
+    for value, fault in faults.items():
+        name = value.replace(",", "").replace("_", "") if "parameters" in accepted else value
+        assert refusal(option, value) == f"--{option} {name!r} {fault}: give {accepted}"
+    assert len(refusal(option, "9" * 100_000)) < 200
+
+
+def test_the_least_and_the_largest_numbers_have_a_plan_of_finite_numbers(capsys):
+    ends = {
+        "params": ["1", "1000T"], "nodes": ["1", "1000000"], "gpus": ["1", "1000000"], "keep-last": ["1", "1000000"], "gpu-memory": ["1", "1e9T"], "host-memory": ["1", "1e9T"],
+        "storage-space": ["1", "1e9T"], "activations": ["0", "1e9T"], "copy": ["1", "1e9T"], "storage-write": ["1", "1e9T"], "storage-read": ["1", "1e9T"],
+        "storage-total": ["1", "1e9T"], "network": ["0.001", "1e15"], "storage-price": ["0", "1e9"], "slowdown": ["0", "1"], "survives": ["0", "1"],
+        "survives-with-replica": ["1"], "mtbf": ["0.001ms", "1e12"], "step-time": ["0.001ms", "1e12"], "blocked": ["0", "1e12"], "detect": ["0", "1e12"], "restart": ["0", "1e12"],
+    }  # fmt: skip
+    for option, values in ends.items():
+        for value in values:
+            arguments = {"params": "7B", "nodes": "4", option: value}
+            assert command.main([*(word for name, one in arguments.items() for word in ("--" + name, one)), "--json"]) in (0, 1)
+            told = capsys.readouterr().out
+            json.loads(told, parse_constant=lambda constant, given=arguments: pytest.fail(f"{given}: {constant}"))
+            assert command.main([word for name, one in arguments.items() for word in ("--" + name, one)]) in (0, 1)
+            shown = capsys.readouterr().out
+            assert " nan" not in shown and " inf" not in shown, (arguments, shown)
 
 
 def test_the_configuration_is_written_once(capsys, tmp_path):
@@ -336,12 +402,15 @@ def test_limits_of_a_machine_are_measured_and_taken(capsys, tmp_path):
     saved.write_text(json.dumps({"limits": {"copy_bytes_per_s": 5e9, "write_bytes_per_s": None, "free_memory_bytes": 64 << 30}}))
     code, plan = told(capsys, "--params", "125M", "--gpus", 1, "--limits", saved)
     assert code == 0 and plan["inputs"]["copy_rate"]["value"] == 5e9 and plan["inputs"]["write_rate"]["source"] == "assumed"
+    saved.write_text('{"limits": {"copy_bytes_per_s": 1e400, "write_bytes_per_s": -5}}')
+    with pytest.raises(NebulaConfigError, match=r"copy_bytes_per_s, measured \(.*\), 'inf' is not finite: give bytes per second"):
+        command.main(["--params", "7B", "--limits", str(saved)])
     saved.write_text("[]")
     with pytest.raises(NebulaConfigError, match="no limits"):
         command.main(["--params", "7B", "--limits", str(saved)])
 
 
-@pytest.mark.parametrize(("text", "number"), [("7B", 7e9), ("1.3b", 1.3e9), ("350M", 350e6), ("6_738_415_616", 6738415616), ("1T", 1e12)])
+@pytest.mark.parametrize(("text", "number"), [("7B", 7e9), ("1.3b", 1.3e9), ("350M", 350e6), ("6_738_415_616", 6738415616), ("1T", 1e12), ("7e9", 7e9), (" .5 k", 500), ("+1,000", 1000)])
 def test_numbers_of_parameters(text, number):
     assert model.from_count(text).parameters == number
 

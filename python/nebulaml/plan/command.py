@@ -7,13 +7,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .._session.config import parse_number, parse_seconds
 from ..errors import NebulaConfigError, NebulaStorageError
-from . import deepspeed_config, failures, limits, model, plot, show
+from . import deepspeed_config, failures, limits, model, plot, quantities, show
 from .planning import Figure, Job, document, make
+from .quantities import Quantity
 
 __all__ = ["main"]
 
@@ -31,6 +31,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise NebulaConfigError(f"{message}; see `nebula plan --options`")
 
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parses the arguments. The word after an option is its value even if it begins with a minus, unless it is an option itself."""
+        takes_value = {one.option_strings[0] for one in self._actions if one.nargs is None}
+        words: list[str] = []
+        for word in arguments:
+            if words and words[-1] in takes_value and word.split("=", 1)[0] not in self._option_string_actions:
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return self.parse_args(words)
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
@@ -42,12 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--params", metavar="N", help="number of parameters: 350M, 7B")
     add("--config", metavar="FILE", help="config.json of a Hugging Face model, counted with transformers")
     add("--largest-layer", metavar="N", help="parameters of the largest layer, for ZeRO 3")
-    add("--nodes", type=_whole, default=1, metavar="N", help="nodes (1)")
-    add("--gpus", type=_whole, default=8, metavar="N", help="GPUs of a node (8)")
+    add("--nodes", default="1", metavar="N", help="nodes (1)")
+    add("--gpus", default="8", metavar="N", help="GPUs of a node (8)")
     add("--gpu-memory", metavar="SIZE", help="memory of a GPU (80G)")
     add("--host-memory", metavar="SIZE", help="memory of a node for checkpoints and offload (1T; with --measure what is free)")
     add("--activations", metavar="SIZE", help="activations per GPU (a fifth of its memory)")
-    add("--stage", type=int, choices=range(4), help="use this ZeRO stage")
+    add("--stage", metavar="N", help="use this ZeRO stage")
     add("--step-time", metavar="TIME", help="time of a training step: intervals are also shown in steps")
     add("--measure", action="store_true", help="measure this machine and --path with `nebula doctor --measure`")
     add("--limits", metavar="FILE", help="the output of `nebula doctor --measure --json`, of this machine or another one")
@@ -59,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--storage-total", metavar="RATE", help="most that the storage takes from, or gives to, all nodes together")
     add("--storage-space", metavar="SIZE", help="space in the storage")
     add("--storage-price", metavar="PRICE", help="azure, s3, gcs (list prices), or dollars of a GB a month (azure)")
-    add("--keep-last", type=_whole, default=3, metavar="N", help="durable versions that are kept (3)")
-    add("--replicas", type=_whole_or_none, metavar="N", help="copies of each version on peers (1 on several nodes)")
+    add("--keep-last", default="3", metavar="N", help="durable versions that are kept (3)")
+    add("--replicas", metavar="N", help="copies of each version on peers (1 on several nodes)")
     add("--blocked", metavar="TIME", help="time that a save blocks training (that of the copy)")
     add("--overlap", action="store_true", help="saves with overlap=True: they block for 2 ms")
     add("--slowdown", metavar="SHARE", help="training time that a persist costs, as a share of its duration (0.02)")
@@ -77,47 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 1 <= number <= 10**6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to a million")
-    return number
-
-
-def _whole_or_none(text: str) -> int:
-    if text == "0":
-        return 0
-    if _whole(text) > 8:
-        raise argparse.ArgumentTypeError("at most 8 copies")
-    return int(text)
-
-
-def _share(name: str, text: Any) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise NebulaConfigError(f"{name} {text}: a share is a number from 0 to 1")
-    return value
-
-
-def _positive(parse: Callable[[str, Any], float]) -> Callable[[str, Any], float]:
-    def parsed(name: str, text: Any) -> float:
-        value = parse(name, text)
-        if value <= 0:
-            raise NebulaConfigError(f"{name} {text}: must be more than 0")
-        return value
-
-    return parsed
-
-
-_size, _seconds = _positive(parse_number), _positive(parse_seconds)
-
-
 class _Inputs:
     """Takes each number from its option, or else from the measurement, or else from an assumption."""
 
@@ -132,39 +102,48 @@ class _Inputs:
             self.measured, self.origin = limits.measure(given.path), "measured (nebula doctor --measure)"
 
     def take(
-        self, option: str, parse: Callable[[str, Any], float], assumed: float, why: str = "assumed", key: str = "", scale: float = 1.0
+        self, option: str, kind: Quantity, assumed: float, why: str = "assumed", key: str = "", scale: float = 1.0
     ) -> Figure:
         text = getattr(self.given, option.replace("-", "_"))
         if text is not None:
-            return Figure(parse("--" + option, text) * scale, "given")
+            return Figure(kind.read("--" + option, text) * scale, "given")
         found = self.measured.get(key) if key else None
-        if isinstance(found, (int, float)) and found > 0:
-            return Figure(float(found), self.origin)
+        if found is not None:
+            return Figure(kind.read(f"{key}, {self.origin},", str(found)), self.origin)
         return Figure(assumed, why)
 
 
 def _price(text: str | None) -> Figure:
-    name = text or "azure"
+    name = "azure" if text is None else text
     if name in PRICES:
         return Figure(PRICES[name], f"list price of {name}, hot, one region, 2026: without requests and traffic" if PRICES[name] else "given")
-    return Figure(parse_number("--storage-price", name), "given")
+    return Figure(quantities.PRICE.read("--storage-price", name), "given")
 
 
 def _mtbf(given: argparse.Namespace) -> tuple[Figure, failures.Failures]:
     preset = failures.PRESETS[given.failures]
     if given.mtbf is not None:
-        return Figure(_seconds("--mtbf", given.mtbf), "given"), preset
+        return Figure(quantities.TIME.read("--mtbf", given.mtbf), "given"), preset
     return Figure(failures.job_mtbf_s(preset, given.nodes), preset.source), preset
 
 
 def _survives(inputs: _Inputs, preset: failures.Failures) -> tuple[Figure, Figure]:
     """Returns the share of the failures after which memory has the newest version: without copies on peers, and with them."""
-    local = inputs.take("survives", _share, preset.local, "causes of Llama 3's failures" if preset.local else "assumed")
+    local = inputs.take("survives", quantities.SHARE, preset.local, "causes of Llama 3's failures" if preset.local else "assumed")
     least = max(preset.with_replica, local.value)
-    copies = inputs.take("survives-with-replica", _share, least, "assumed: all but those that take both nodes")
+    copies = inputs.take("survives-with-replica", quantities.SHARE, least, "assumed: all but those that take both nodes")
     if copies.value < local.value:
         raise NebulaConfigError(f"--survives-with-replica {copies.value:g}: less than --survives {local.value:g}, and copies lose nothing")
     return local, copies
+
+
+def _whole(given: argparse.Namespace) -> None:
+    """Replaces the texts of the whole numbers by the numbers."""
+    counts = dict.fromkeys(("nodes", "gpus", "keep_last"), quantities.WHOLE)
+    for name, kind in {**counts, "replicas": quantities.COPIES, "stage": quantities.STAGE}.items():
+        text = getattr(given, name)
+        if text is not None:
+            setattr(given, name, int(kind.read("--" + name.replace("_", "-"), text)))
 
 
 def _replicas(given: argparse.Namespace) -> int:
@@ -182,12 +161,13 @@ def _job(given: argparse.Namespace) -> Job:
         raise NebulaConfigError("give the model: --params N, or --config FILE; see `nebula plan --options`")
     if given.config is not None and given.largest_layer is not None:
         raise NebulaConfigError("--largest-layer belongs to --params: with --config it is counted")
+    _whole(given)
     described = model.from_count(given.params, given.largest_layer) if given.params is not None else model.from_config(given.config)
     inputs = _Inputs(given)
     mtbf, preset = _mtbf(given)
     local, copies = _survives(inputs, preset)
-    gpu_memory = inputs.take("gpu-memory", _size, 80 * (1 << 30))
-    blocked = inputs.take("blocked", parse_seconds, math.nan)
+    gpu_memory = inputs.take("gpu-memory", quantities.SIZE, 80 * (1 << 30))
+    blocked = inputs.take("blocked", quantities.TIME_OR_NONE, math.nan)
     if math.isnan(blocked.value):
         blocked = Figure(ASSUMED_OVERLAP_S, "assumed for overlap=True") if given.overlap else None  # type: ignore[assignment]
     return Job(
@@ -195,17 +175,17 @@ def _job(given: argparse.Namespace) -> Job:
         nodes=given.nodes,
         gpus_per_node=given.gpus,
         gpu_memory=gpu_memory,
-        host_memory=inputs.take("host-memory", _size, 1 << 40, key="free_memory_bytes"),
-        activations=inputs.take("activations", parse_number, gpu_memory.value / 5, "assumed: a fifth of the GPU's memory"),
-        copy_rate=inputs.take("copy", _size, ASSUMED_COPY, key="copy_bytes_per_s"),
-        network_rate=inputs.take("network", _size, 1e5 * MEGABIT, scale=MEGABIT),
-        write_rate=inputs.take("storage-write", _size, ASSUMED_WRITE, key="write_bytes_per_s"),
-        read_rate=inputs.take("storage-read", _size, ASSUMED_READ, key="read_bytes_per_s"),
-        storage_rate=inputs.take("storage-total", _size, math.inf, "not limited"),
-        storage_space=inputs.take("storage-space", _size, math.inf, "not limited"),
-        detect_s=inputs.take("detect", parse_seconds, 60.0),
-        restart_s=inputs.take("restart", parse_seconds, 300.0),
-        slowdown=inputs.take("slowdown", _share, 0.02),
+        host_memory=inputs.take("host-memory", quantities.SIZE, 1 << 40, key="free_memory_bytes"),
+        activations=inputs.take("activations", quantities.SIZE_OR_NONE, gpu_memory.value / 5, "assumed: a fifth of the GPU's memory"),
+        copy_rate=inputs.take("copy", quantities.RATE, ASSUMED_COPY, key="copy_bytes_per_s"),
+        network_rate=inputs.take("network", quantities.SPEED_MBIT, 1e5 * MEGABIT, scale=MEGABIT),
+        write_rate=inputs.take("storage-write", quantities.RATE, ASSUMED_WRITE, key="write_bytes_per_s"),
+        read_rate=inputs.take("storage-read", quantities.RATE, ASSUMED_READ, key="read_bytes_per_s"),
+        storage_rate=inputs.take("storage-total", quantities.RATE, math.inf, "not limited"),
+        storage_space=inputs.take("storage-space", quantities.SIZE, math.inf, "not limited"),
+        detect_s=inputs.take("detect", quantities.TIME_OR_NONE, 60.0),
+        restart_s=inputs.take("restart", quantities.TIME_OR_NONE, 300.0),
+        slowdown=inputs.take("slowdown", quantities.SHARE, 0.02),
         price=_price(given.storage_price),
         mtbf_s=mtbf,
         survives_local=local,
@@ -214,7 +194,7 @@ def _job(given: argparse.Namespace) -> Job:
         replicas=_replicas(given),
         overlap=given.overlap,
         blocked_s=blocked,
-        step_s=_seconds("--step-time", given.step_time) if given.step_time is not None else 0.0,
+        step_s=quantities.TIME.read("--step-time", given.step_time) if given.step_time is not None else 0.0,
         stage=given.stage,
     )
 
@@ -231,7 +211,7 @@ def _write(file: str, content: str, force: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command. Returns 0 if the job fits, 1 if a number is short."""
-    given = _parser().parse_args(arguments)
+    given = _parser().parse(arguments)
     plan = make(_job(given))
     if given.plot is not None:
         plot.draw(plan, given.plot)

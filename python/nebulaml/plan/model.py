@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from typing import Any
 
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+from . import quantities
 
 __all__ = ["Model", "from_config", "from_count"]
 
 MOST_REASON = 200  # characters of an error of transformers
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +78,4 @@ def from_config(path: str) -> Model:
 
 
 def _count(name: str, text: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMBT]?)\s*", text.replace("_", "").replace(",", "").upper())
-    number = round(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if not 1 <= number <= 10**15:
-        raise NebulaConfigError(f"{name} {text}: give a number of parameters, such as 350M, 7B or 6738415616")
-    return number
+    return round(quantities.PARAMETERS.read(name, text.replace("_", "").replace(",", "")))
