@@ -20,7 +20,7 @@ class NebulaPrepared(Nebula):
         until = time.monotonic() + PREPARED_S
         while json.loads(self.command("status", "--json").stdout)["agent"]["memory_used"] < 2 * size and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(1)  # the agent counts an image before it has made all its pages
+        time.sleep(2)  # the agent counts an image before it has made all its pages; then this process maps and registers it
 
 
 PEER = NebulaPrepared

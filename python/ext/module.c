@@ -170,7 +170,7 @@ static PyMethodDef functions[] = {
         { "step_of", step_of, METH_O, "The step in a tag; -1: it has none." },
         { "follows_step", follows_step, METH_O, "Whether versions of this tag are ordered by its step: global_step<n>." },
         { "address_of", address_of, METH_O, "The address of a contiguous buffer." },
-        { "watch_images", session_watch_images, METH_O, "watch_images(f): f(address) is called before an image is unmapped." },
+        { "watch_images", session_watch_images, METH_VARARGS, "watch_images(f, g): f(address, bytes) is called after a spare image was mapped, g(address, 0) before an image is unmapped." },
         { "watch_waits", session_watch_waits, METH_O, "watch_waits(f): f() is called while a save waits for memory, and may raise." },
         { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },
         { "copy_from_device", device_copy, METH_VARARGS, "copy_from_device(stream, pieces, may_batch=True): queues the copies of Ranges.pieces on a CUDA stream." },

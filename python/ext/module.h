@@ -38,8 +38,8 @@ PyObject *signal_would_end(PyObject *module, PyObject *number);
 PyObject *audit_ends(PyObject *module, PyObject *call);
 PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
-/* watch_images(f): f(address) is called before an image leaves this process's memory. */
-PyObject *session_watch_images(PyObject *module, PyObject *watcher);
+/* watch_images(f, g): f(address, bytes) is called after a spare image was mapped, g(address, 0) before an image is unmapped. */
+PyObject *session_watch_images(PyObject *module, PyObject *arguments);
 /* watch_waits(f): f() is called every 200 ms while a save waits for memory; an exception from f ends the save. */
 PyObject *session_watch_waits(PyObject *module, PyObject *watcher);
 /* pickle_is_modest(pickle): False also if the bytes are cut off or not a pickle. */

@@ -29,32 +29,47 @@ nebula_session *session_handle(PyObject *session)
         return ((struct session *)session)->handle;
 }
 
-static PyObject *image_watcher; /* NULL: no watcher. Guarded by the GIL */
-static atomic_bool has_image_watcher;
+static PyObject *mapped_watcher, *unmapping_watcher; /* NULL: no watcher. Guarded by the GIL */
+static atomic_bool has_image_watchers;
 
-PyObject *session_watch_images(PyObject *module, PyObject *watcher)
+PyObject *session_watch_images(PyObject *module, PyObject *arguments)
 {
-        Py_XSETREF(image_watcher, Py_NewRef(watcher));
-        atomic_store(&has_image_watcher, true);
+        PyObject *mapped, *unmapping;
+
+        if (!PyArg_ParseTuple(arguments, "OO", &mapped, &unmapping))
+                return NULL;
+        Py_XSETREF(mapped_watcher, Py_NewRef(mapped));
+        Py_XSETREF(unmapping_watcher, Py_NewRef(unmapping));
+        atomic_store(&has_image_watchers, true);
         Py_RETURN_NONE;
 }
 
-/* Called without the GIL, by any thread that makes a call on a session. */
-static void image_unmapping(void *unused, void *image)
+/* Called without the GIL, by any thread that makes a call on a session, or by a thread of the session. Takes over no reference. */
+static void tell_watcher(PyObject **watcher, void *image, uint64_t size)
 {
         PyObject *type, *value, *trace, *result;
         PyGILState_STATE state;
 
-        if (!atomic_load(&has_image_watcher) || checkpoint_has_left())
+        if (!atomic_load(&has_image_watchers) || checkpoint_has_left())
                 return;
         state = PyGILState_Ensure();
         PyErr_Fetch(&type, &value, &trace); /* a session may be freed while an exception of the program is set */
-        result = PyObject_CallFunction(image_watcher, "N", PyLong_FromVoidPtr(image));
+        result = PyObject_CallFunction(*watcher, "NK", PyLong_FromVoidPtr(image), (unsigned long long)size);
         if (!result)
-                PyErr_WriteUnraisable(image_watcher);
+                PyErr_WriteUnraisable(*watcher);
         Py_XDECREF(result);
         PyErr_Restore(type, value, trace);
         PyGILState_Release(state);
+}
+
+static void image_mapped(void *unused, void *image, uint64_t capacity_bytes)
+{
+        tell_watcher(&mapped_watcher, image, capacity_bytes);
+}
+
+static void image_unmapping(void *unused, void *image)
+{
+        tell_watcher(&unmapping_watcher, image, 0);
 }
 
 static PyObject *wait_watcher; /* NULL: no watcher. Guarded by the GIL */
@@ -123,6 +138,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
         status = nebula_session_open(&options, &handle, &error);
         if (status == NEBULA_OK) {
                 nebula_session_watch_images(handle, image_unmapping, NULL);
+                nebula_session_watch_spares(handle, image_mapped, NULL);
                 nebula_session_watch_waits(handle, is_interrupted, NULL);
         }
         Py_END_ALLOW_THREADS

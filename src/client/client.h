@@ -11,6 +11,8 @@
  *     find.c        handles of complete checkpoints
  *     save.c        layout, image, capture
  *     copies.c      captures that go on after save returned
+ *     prepare.c     foretells files
+ *     spares.c      maps the images that were made for them
  *     map.c         loads files
  *     watch.c       events of the background work
  *     stored.c      files in storage that this process reads itself
@@ -26,9 +28,9 @@
  *
  * Threads: any thread may use a handle. request_lock is held while the agent
  * works on a request and while values are copied. settings_lock, which also
- * guards the kept connection, and copies_lock are held for a few instructions
- * only. Order: request_lock, then settings_lock; copies_lock may be taken while
- * any other is held.
+ * guards the kept connection, copies_lock and spares_lock are held for a few
+ * instructions only. Order: request_lock, then settings_lock; copies_lock and
+ * spares_lock may be taken while any other is held.
  */
 #ifndef NB_CLIENT_CLIENT_H
 #define NB_CLIENT_CLIENT_H
@@ -116,6 +118,19 @@ struct client_copies {
         bool closes_session; /* the release thread closes the session when it ends */
 };
 
+/* The thread that maps spare images (spares.c). */
+struct client_spares {
+        struct lock spares_lock; /* guards all members below */
+        pthread_cond_t moved;
+        pthread_t thread;
+        uint64_t image_id; /* the image that the thread works on; 0: none */
+        bool has_thread;   /* it must be joined */
+        bool is_running;   /* it has not decided to end */
+        bool is_foretold;  /* a file was foretold while the thread ran */
+        bool is_ending;
+        bool closes_session; /* the thread closes the session when it ends */
+};
+
 /* The flushes that have succeeded: if the agent ends later, nothing that they cover is lost. */
 struct client_flushed {
         uint64_t begun;                      /* number of flushes begun */
@@ -134,9 +149,11 @@ struct nebula_session {
 
         struct lock request_lock; /* guards all members below and orders the requests */
         struct client_wire wire;
-        struct capture_pool *pool;        /* NULL until the first save */
+        struct capture_pool *pool;        /* NULL until the first image */
         void (*unmapping)(void *argument, void *image); /* called before an image is unmapped; or NULL */
         void *unmapping_argument;
+        void (*mapped)(void *argument, void *image, uint64_t capacity_bytes); /* called after a spare image was mapped; or NULL */
+        void *mapped_argument;
         int (*is_interrupted)(void *argument); /* asked while a save waits for memory; or NULL */
         void *interrupted_argument;
         bool is_broken;                   /* an invariant failed: all further calls return `failure` */
@@ -149,6 +166,7 @@ struct nebula_session {
         struct client_copy *_Atomic untold;
 
         struct client_copies copies;
+        struct client_spares spares;
 };
 
 struct nebula_checkpoint {
@@ -275,6 +293,22 @@ bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struc
 
 /* find.c: a handle of the version that the agent behind `wire` has found; NULL: an allocation failed. */
 struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct client_wire *wire, const struct ipc_found *found);
+
+/* session.c */
+/* Makes session->pool if it is not there yet. The caller holds request_lock. */
+enum nebula_status session_make_pool(struct nebula_session *session, struct nebula_error *error);
+
+/* spares.c */
+void spares_init(struct nebula_session *session); /* in the child of a fork too: drops the parent's thread */
+/* Maps the images for the files that were foretold, in the background. */
+void spares_start(struct nebula_session *session);
+/* The image that is being made ready, which must stay mapped; 0: none. */
+uint64_t spares_image(struct nebula_session *session);
+/* Returns when no work on that image is in progress. The caller may hold request_lock. */
+void spares_await(struct nebula_session *session, uint64_t image_id);
+/* On this thread: returns true, and the thread closes the session when it ends. */
+bool spares_close_later(struct nebula_session *session);
+void spares_done(struct nebula_session *session);
 
 /* copies.c */
 void copies_init(struct nebula_session *session);

@@ -72,5 +72,7 @@ enum nebula_status nebula_session_prepare(nebula_session *session, size_t pickle
         status = session_call(session, &call, ret_error);
         lock_give(&session->request_lock);
         prepare_ranges(session, ranges, count);
+        if (status == NEBULA_OK)
+                spares_start(session);
         return status;
 }

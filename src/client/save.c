@@ -164,7 +164,7 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         struct nebula_session *session = plan->checkpoint->session;
         struct ipc_image request = { .size = plan->size, .format = plan->format };
         struct client_call call;
-        uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX + 1];
+        uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX + 2];
         const struct client_copy *untold;
         const struct ipc_granted *granted;
         enum nebula_status status;
@@ -184,19 +184,19 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                                      (unsigned long long)granted->capacity_bytes, (unsigned long long)plan->size);
         lent->image_id = granted->image_id;
         lent->capacity_bytes = granted->capacity_bytes;
-        if (!session->pool)
-                status = capture_pool_new(&session->pool, error);
+        status = session_make_pool(session, error);
         if (status != NEBULA_OK)
                 return status;
-        capture_pool_watch(session->pool, session->unmapping, session->unmapping_argument);
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
         live_count = granted->live_count + copies_images(session, live_ids + granted->live_count);
+        live_ids[live_count++] = spares_image(session);
         untold = atomic_load(&session->untold);
         /* A copy is untold because no agent could be reached; this agent may not know its image, which is then the only
          * source of the file. */
         if (untold)
                 live_ids[live_count++] = untold->image_id;
         capture_pool_keep(session->pool, live_ids, live_count);
+        spares_await(session, granted->image_id);
         /* A new agent may give the same id again. A copy may still write to the old mapping, so wait for it before
          * the old mapping is replaced. */
         status = copies_await(session, granted->image_id, -1, error);

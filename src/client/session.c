@@ -52,6 +52,7 @@ static void after_fork_in_child(void)
                 session->untold = NULL; /* the parent tells the agent */
                 session->pool = NULL;
                 copies_fork(session);
+                spares_init(session);
                 session->retry_pause_ms = 0;
         }
         lock_init(&list_lock, LOCK_SESSIONS);
@@ -90,8 +91,18 @@ static bool list_remove(struct nebula_session *session)
         return is_last;
 }
 
+enum nebula_status session_make_pool(struct nebula_session *session, struct nebula_error *error)
+{
+        enum nebula_status status = session->pool ? NEBULA_OK : capture_pool_new(&session->pool, error);
+
+        if (status == NEBULA_OK)
+                capture_pool_watch(session->pool, session->unmapping, session->unmapping_argument);
+        return status;
+}
+
 static void session_free(struct nebula_session *session)
 {
+        spares_done(session);
         copies_done(session);
         client_wire_close(&session->wire);
         client_wire_close(&session->idle_wire);
@@ -117,6 +128,7 @@ enum nebula_status nebula_session_open(const struct nebula_options *options, neb
         lock_init(&session->settings_lock, LOCK_SETTINGS);
         lock_init(&session->request_lock, LOCK_REQUEST);
         copies_init(session);
+        spares_init(session);
         status = client_settings_read(options, &session->settings, ret_error);
         if (status != NEBULA_OK)
                 goto free_session;
@@ -245,7 +257,7 @@ void nebula_session_close(nebula_session *session)
 {
         bool is_last;
 
-        if (!session || copies_close_later(session))
+        if (!session || copies_close_later(session) || spares_close_later(session))
                 return;
         is_last = list_remove(session);
         lock_take(&session->request_lock); /* waits for a running save */
@@ -265,6 +277,17 @@ void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void
         session->unmapping_argument = argument;
         if (session->pool)
                 capture_pool_watch(session->pool, unmapping, argument);
+        lock_give(&session->request_lock);
+}
+
+void nebula_session_watch_spares(nebula_session *session, void (*mapped)(void *argument, void *image, uint64_t capacity_bytes),
+                                 void *argument)
+{
+        if (!session)
+                return;
+        lock_take(&session->request_lock);
+        session->mapped = mapped;
+        session->mapped_argument = argument;
         lock_give(&session->request_lock);
 }
 

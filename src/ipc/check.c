@@ -49,6 +49,7 @@ static const struct {
         [IPC_COPIED] = { sizeof(struct ipc_copied), 0, { { 0, 0 } } },
         [IPC_PREPARE] = { sizeof(struct ipc_prepare), 0, { { 0, 0 } } },
         [IPC_FETCH] = { sizeof(struct ipc_fetch), 0, { { 0, 0 } } },
+        [IPC_SPARE] = { sizeof(struct ipc_spare), sizeof(struct ipc_spare_image), { { 0, 0 } } },
 };
 
 static bool known(unsigned type)
@@ -167,12 +168,17 @@ static bool found_is_sound(const struct ipc_found *found)
         return sound;
 }
 
+static bool wants_fd(const struct ipc_frame *frame, enum ipc_type type)
+{
+        if (type == IPC_SPARE)
+                return frame->header.size >= sizeof(struct ipc_spare_image) && ((const struct ipc_spare_image *)frame->payload)->image_id;
+        return type == IPC_IMAGE || type == IPC_OPEN || (is_text(type) && !frame->header.size);
+}
+
 enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
                                     struct nebula_error *error)
 {
         size_t size = ipc_answer_size(type);
-        bool want_fd = type == IPC_IMAGE || type == IPC_OPEN || (is_text(type) && !frame->header.size);
-
         *ret_broken = true;
         if (frame->header.type != type)
                 return error_set(error, NEBULA_INTERNAL, 0, "the agent answered a request of type %u with type %u",
@@ -190,9 +196,9 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
         if (type == IPC_OPEN && !opened_is_sound(frame))
                 return error_set(error, NEBULA_INTERNAL, 0, "the agent opened a file with %u bytes about its checksums",
                                  frame->header.size);
-        if (frame->header.has_fd != want_fd)
+        if (frame->header.has_fd != wants_fd(frame, type))
                 return error_set(error, NEBULA_INTERNAL, 0, "the answer to type %u came %s a descriptor",
-                                 (unsigned)type, want_fd ? "without" : "with");
+                                 (unsigned)type, frame->header.has_fd ? "with" : "without");
         if (type == IPC_FIND) {
                 const struct ipc_found *found = frame->payload;
 

@@ -60,7 +60,8 @@ enum ipc_type {
         IPC_COPIED,     /* ipc_copied -> empty: the start of an image is final and may be written to storage; more follows */
         IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
         IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
-        IPC_TYPE_LAST = IPC_FETCH,
+        IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a foretold file, which the client may map before its save */
+        IPC_TYPE_LAST = IPC_SPARE,
 };
 
 struct ipc_header {
@@ -137,6 +138,14 @@ struct ipc_copied {
 };
 struct ipc_prepare {
         uint64_t size; /* bytes of the file */
+};
+struct ipc_spare {
+        uint64_t unused;
+};
+struct ipc_spare_image {
+        uint64_t image_id;       /* 0: none is ready, and there is no fd */
+        uint64_t capacity_bytes; /* of the fd: whole pages */
+        uint32_t left_count, unused; /* spare images that will follow for this session */
 };
 struct ipc_abandon {
         uint64_t image_id;

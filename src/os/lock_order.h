@@ -20,6 +20,7 @@
         LOCK(LOCK_WATCH)         /* client/watch.c: the connection on which a watch waits */ \
         LOCK(LOCK_WIRES)         /* client/wire.c: the list of connections; held during a fork */ \
         LOCK(LOCK_COPIES)        /* client.h, copies_lock: running copies of a session */ \
+        LOCK(LOCK_SPARES)        /* client.h, spares_lock: the image that a thread makes ready for a save */ \
         /* capture */ \
         LOCK(LOCK_ENGINE)        /* capture/cow_engine.c: the process's engine; held during a fork */ \
         LOCK(LOCK_START)         /* cow_private.h, start_lock: one start of a capture after the other */ \

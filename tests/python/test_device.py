@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -12,8 +13,11 @@ import time
 import pytest
 import torch
 from fake_device import SGD, Device
+from nebulaml import _nebula
+from nebulaml._session import engine
 from nebulaml.errors import NebulaError, NebulaUnavailable
 from nebulaml.tensors import device
+from waiting import until
 
 LARGE = 3 * (1 << 20) // 4 + 5  # elements: more than SMALL_BYTES
 
@@ -291,6 +295,54 @@ def test_each_image_is_registered_once_and_given_back_before_its_mapping_goes(nm
     nm._shutdown()
     gc.collect()
     assert not fake.registered
+
+
+def registered(fake, count):
+    until(lambda: len(fake.registered) == count, 30)
+    return set(fake.registered)
+
+
+def test_images_of_a_foretold_file_are_registered_before_its_first_save(nm, fake):
+    state = {"t": on(fake, LARGE)}
+    nm.prepare(state)
+    ready = registered(fake, 2)
+    for step in range(2):
+        fake.enqueue(lambda: state["t"].add_(1))
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        assert checkpoint.save("m.pt", state) and checkpoint.commit()
+        assert set(fake.registrations) == ready, "a save registered an image"
+        assert checkpoint.load("m.pt")["t"].eq(step + 2).all()
+    del checkpoint
+    nm._shutdown()
+    gc.collect()
+    assert not fake.registered
+
+
+def test_images_for_host_memory_are_not_registered(nm, fake):
+    nm.prepare({"t": torch.ones(LARGE)})
+    until(lambda: json.loads(engine.session().report(_nebula.REPORT_STATUS, None))["agent"]["memory_used"] >= 2 * 4 * LARGE, 30)
+    time.sleep(0.3)
+    assert not fake.registrations
+
+
+def test_a_save_waits_for_the_registration_of_its_image(nm, fake, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    register = fake.register
+
+    def slowly(*image):
+        begun.set()
+        assert may_end.wait(30)
+        return register(*image)
+
+    monkeypatch.setattr(fake, "register", slowly)
+    state = {"t": on(fake, LARGE)}
+    nm.prepare(state)
+    assert begun.wait(30)
+    threading.Timer(0.2, may_end.set).start()
+    for step in range(2):
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        assert checkpoint.save("m.pt", state) and checkpoint.commit() and checkpoint.load("m.pt")["t"].eq(1).all()
+    assert may_end.is_set() and len(set(fake.registrations)) == len(fake.registrations)
 
 
 def test_a_little_memory_is_enough_if_registering_is_refused_and_the_log_says_so_once(nm, fake, monkeypatch, caplog):

@@ -190,6 +190,7 @@ _lock = threading.RLock()  # guards all below; an RLock, because a signal handle
 _backend: Backend | None = None
 _registered: dict[int, tuple[Backend, int] | None] = {}  # by address of the image: the device that registered it; None: the driver refused
 _refusal_said = False
+_expected: int | None = None  # a device whose tensors foretold files have; None: there is none
 _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
 _watches = False
@@ -200,9 +201,9 @@ _staging: list[tuple[int, Any]] = []
 
 def use(backend: Backend | None) -> None:
     """Sets another backend than CUDA's, for tests. None: the machine's own. Call it only while no save runs."""
-    global _backend, _refusal_said
+    global _backend, _refusal_said, _expected
     with _lock:
-        _backend, _refusal_said = backend, False
+        _backend, _refusal_said, _expected = backend, False, None
         _registered.clear()
     with _staging_lock:
         _staging.clear()
@@ -269,6 +270,15 @@ def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
     backend = _active()
     places = ranges.devices() if backend is not None else []
     return Filler(backend, ranges, places, overlap) if backend is not None and places else None
+
+
+def expect(ranges: _nebula.Ranges) -> None:
+    """Lets spare images be registered before their save if ranges of a foretold file lie on a device."""
+    global _expected
+    places = ranges.devices() if _active() is not None else []
+    if places:
+        _watch_images()
+        _expected = places[0]
 
 
 class Filler:
@@ -373,14 +383,12 @@ class Filler:
 
 
 def _is_registered(backend: Backend, place: int, image: int, size: int) -> bool:
-    """Registers an image at its first use. It stays registered until it is unmapped. Returns False if the driver refused."""
-    global _refusal_said, _watches
+    """Registers an image, unless that was done before. It stays registered until it is unmapped. Returns False if the driver refused."""
+    global _refusal_said
+    _watch_images()
     with _lock:
         if image in _registered:
             return _registered[image] is not None
-        if not _watches:
-            _nebula.watch_images(_unmapping)
-            _watches = True
     registered = backend.register(place, image, size)
     with _lock:
         _registered[image] = (backend, place) if registered else None
@@ -397,7 +405,22 @@ def _is_registered(backend: Backend, place: int, image: int, size: int) -> bool:
     return registered
 
 
-def _unmapping(image: int) -> None:
+def _watch_images() -> None:
+    global _watches
+    with _lock:
+        if not _watches:
+            _nebula.watch_images(_mapped, _unmapping)
+            _watches = True
+
+
+def _mapped(image: int, size: int) -> None:
+    """Registers a spare image, on a thread of C. A save that is lent the image waits for that."""
+    backend = _active()
+    if backend is not None and _expected is not None:
+        _is_registered(backend, _expected, image, size)
+
+
+def _unmapping(image: int, _: int) -> None:
     with _lock:
         found = _registered.pop(image, None)
     if found is not None:
@@ -457,10 +480,11 @@ _hold_pending = _hold_all  # once torch.compile is in use, a version hidden from
 
 def _forget_in_child() -> None:
     """Resets this module in a forked child, which has no device and none of the parent's copies."""
-    global _lock, _staging_lock
+    global _lock, _staging_lock, _expected
     _lock, _staging_lock = threading.RLock(), threading.Lock()
     _pending.clear()
     _registered.clear()
+    _expected = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

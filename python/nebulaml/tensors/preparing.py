@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._session import engine
-from . import pickling
+from . import device, pickling
 
 __all__ = ["prepare", "state_to_come"]
 
@@ -21,6 +21,7 @@ def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
     The tensors of ``state`` move to huge pages. Returns at once. State that an optimizer makes at its first step is counted.
     """
     pickle, found = pickling._dump(state)
+    device.expect(found)
     for size in state_to_come(item):
         found.append(0, size, None)
     owner.session(patient=True).prepare(len(pickle), found)

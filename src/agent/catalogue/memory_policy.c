@@ -405,6 +405,41 @@ static size_t remove_taken(const struct job *job, uint64_t *wanted, size_t count
         return count;
 }
 
+/* The capacities of the spare images that the session has foretold and does not know yet. The caller frees the list. NULL: none, or no memory. */
+static uint64_t *unknown_spares(const struct catalogue *catalogue, const struct session *session, size_t *ret_count)
+{
+        unsigned versions = foretold_versions(session->job);
+        size_t count = (size_t)session->foretold_count * versions;
+        uint64_t *wanted = count ? malloc(count * sizeof *wanted) : NULL;
+
+        *ret_count = 0;
+        if (!wanted)
+                return NULL;
+        for (size_t i = 0; i < count; i++)
+                wanted[i] = session->foretold[i / versions];
+        for (const struct image *image = catalogue->memory.images; image; image = image->next)
+                if (image->owner_nonce == session->nonce)
+                        count = remove_one(wanted, count, image);
+        *ret_count = count;
+        return wanted;
+}
+
+struct image *catalogue_spare_image(const struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count)
+{
+        struct image *image = NULL;
+        uint64_t *wanted;
+        size_t count;
+
+        wanted = unknown_spares(catalogue, session, &count);
+        *ret_left_count = (uint32_t)count;
+        while (count && (image = memory_next_free(&catalogue->memory, image, session->job)))
+                if (!image->owner_nonce && !image->faulting && remove_one(wanted, count, image) < count)
+                        break;
+        *ret_left_count -= image != NULL;
+        free(wanted);
+        return image;
+}
+
 static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes, result = 0, *wanted;

@@ -349,6 +349,27 @@ static enum nebula_status request_prepare(struct connection *connection, const v
         return NEBULA_OK;
 }
 
+static enum nebula_status request_spare(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        struct ipc_spare_image *spare = &answer->body.spare;
+        enum nebula_status status = NEBULA_OK;
+        struct image *image;
+
+        catalogue_lock(connection->catalogue);
+        image = catalogue_spare_image(connection->catalogue, connection->session, &spare->left_count);
+        if (image)
+                status = memory_duplicate(image, &answer->fd, error);
+        if (image && !status) {
+                image->owner_nonce = connection->session->nonce;
+                spare->image_id = image->id;
+                spare->capacity_bytes = image->capacity;
+        }
+        catalogue_unlock(connection->catalogue);
+        answer->size = sizeof *spare;
+        return status;
+}
+
 static enum nebula_status request_abandon(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
@@ -569,7 +590,7 @@ static const struct {
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
         [IPC_WATCH] = { request_watch, false },       [IPC_PREPARE] = { request_prepare, true },
-        [IPC_FETCH] = { request_fetch, false },
+        [IPC_FETCH] = { request_fetch, false },      [IPC_SPARE] = { request_spare, true },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

@@ -47,6 +47,7 @@ struct answer {
                 struct ipc_welcome welcome;
                 struct ipc_begun begun;
                 struct ipc_granted granted;
+                struct ipc_spare_image spare;
                 struct ipc_state state;
                 struct ipc_found found;
                 struct ipc_found_path found_path;

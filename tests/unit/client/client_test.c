@@ -1387,6 +1387,136 @@ static void nothing_is_freed_twice_or_without_need(void)
         CHECK(nebula_map_data(NULL) == NULL && nebula_map_size(NULL) == 0);
 }
 
+/* -- spare images -- */
+
+static struct spare_watch {
+        atomic_int count, returned, unmapped;
+        atomic_bool may_return;
+        _Atomic(void *) image;
+        bool closes;
+} watch;
+
+static void spare_mapped(void *argument, void *image, uint64_t capacity_bytes)
+{
+        struct spare_watch *self = argument;
+
+        atomic_store(&self->image, capacity_bytes == FAKE_SPARE_BYTES && !*(char *)image ? image : NULL);
+        atomic_fetch_add(&self->count, 1);
+        while (!atomic_load(&self->may_return))
+                os->sleep_ms(1);
+        if (self->closes)
+                nebula_session_close(session);
+        atomic_fetch_add(&self->returned, 1);
+}
+
+static void spare_unmapping(void *argument, void *image)
+{
+        struct spare_watch *self = argument;
+
+        atomic_fetch_add(&self->unmapped, 1);
+}
+
+static bool reaches(atomic_int *count, int least)
+{
+        for (int i = 0; i < 20000 && atomic_load(count) < least; i++)
+                os->sleep_ms(1);
+        return atomic_load(count) == least;
+}
+
+static void start_spares(uint32_t count, bool may_return)
+{
+        struct nebula_range range = { NULL, 3 << 20 };
+
+        start();
+        memset(&watch, 0, sizeof watch);
+        watch.may_return = may_return;
+        fake.spare_count = count;
+        nebula_session_watch_spares(session, spare_mapped, &watch);
+        nebula_session_watch_images(session, spare_unmapping, &watch);
+        CHECK(ok(nebula_session_prepare(session, 0, &range, 1, &error)));
+}
+
+static void the_images_of_a_foretold_file_are_mapped_before_its_save(void)
+{
+        static char data[3 << 20];
+
+        start_spares(2, true);
+        CHECK(reaches(&watch.returned, 2) && watch.image);
+        fake.lends_spare = true;
+        memset(data, 7, sizeof data);
+        CHECK(save("t", "f", data, sizeof data) && holds("t", "f", data, sizeof data));
+        CHECK(memcmp(watch.image, data, sizeof data) == 0); /* at the address that the program was told */
+        CHECK(watch.unmapped == 1); /* the agent no longer listed the first image */
+        nebula_session_prepare(session, 0, &(struct nebula_range){ NULL, 1 }, 1, &error);
+        fake.lends_spare = false;
+        end();
+        CHECK(watch.unmapped == 2 && watch.count == 2);
+}
+
+static void *save_spare(void *data)
+{
+        static atomic_bool saved;
+
+        atomic_store(&saved, save("t", "f", data, 3 << 20));
+        return &saved;
+}
+
+static void a_save_waits_until_its_image_is_ready(void)
+{
+        static char data[3 << 20];
+        pthread_t thread;
+        void *saved;
+
+        start_spares(1, false);
+        CHECK(reaches(&watch.count, 1));
+        fake.lends_spare = true;
+        pthread_create(&thread, NULL, save_spare, data);
+        os->sleep_ms(100);
+        CHECK(!watch.returned && !fake_seen(IPC_CAPTURED) && !fake_seen(IPC_COMMIT));
+        atomic_store(&watch.may_return, true);
+        pthread_join(thread, &saved);
+        CHECK(atomic_load((atomic_bool *)saved) && watch.returned == 1 && holds("t", "f", data, sizeof data));
+        fake.lends_spare = false;
+        end();
+}
+
+static void an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved(void)
+{
+        start_spares(1, false);
+        CHECK(reaches(&watch.count, 1));
+        CHECK(save("t", "f", "abc", 3) && holds("t", "f", "abc", 3));
+        CHECK(!watch.unmapped && !*(char *)watch.image);
+        atomic_store(&watch.may_return, true);
+        CHECK(reaches(&watch.returned, 1) && save("u", "f", "abc", 3));
+        CHECK(watch.unmapped >= 1);
+        end();
+}
+
+static void a_session_ends_while_an_image_is_made_ready(void)
+{
+        pid_t pid;
+        int status;
+
+        start_spares(100, false);
+        CHECK(reaches(&watch.count, 1));
+        pid = fork();
+        if (pid == 0) /* the child has no such thread, and must not wait for it */
+                _exit(nebula_session_settle(session, 1000, NULL) == NEBULA_OK ? 0 : 1);
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+        atomic_store(&watch.may_return, true);
+        end();
+        CHECK(watch.returned == watch.count && watch.unmapped == watch.returned);
+
+        start_spares(3, true);
+        end();
+
+        start_spares(1, false); /* `mapped` closes the session */
+        watch.closes = true;
+        atomic_store(&watch.may_return, true);
+        CHECK(reaches(&watch.unmapped, 1));
+        fake_stop();
+}
+
 static const struct tap_test tests[] = {
         TEST(the_agent_is_told_what_was_asked_for),
         TEST(a_file_of_bytes_is_the_ranges_in_order),
@@ -1442,6 +1572,9 @@ static const struct tap_test tests[] = {
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
         TEST(a_missing_checkpoint_or_file_is_not_found),
+        TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
+        TEST(an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved),
+        TEST(a_session_ends_while_an_image_is_made_ready),
         TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */

@@ -21,6 +21,7 @@
 #include "sum/sum.h"
 
 #define FAKE_COUNT_MAX 256
+#define FAKE_SPARE_BYTES (4u << 20)
 #define FAKE_TYPE_COUNT (IPC_TYPE_LAST + 1)
 
 struct fake_image {
@@ -60,6 +61,8 @@ static struct {
         bool forgets; /* the agent that comes after a death knows nothing */
         enum nebula_status refuse[FAKE_TYPE_COUNT];
         bool lends_too_little;
+        uint32_t spare_count; /* so many spare images are still to be lent */
+        bool lends_spare;     /* the next save is lent the newest image again */
         int image_refusals; /* so many requests for one are refused, each after it has begun its version */
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER };
 
@@ -124,19 +127,40 @@ static void fake_lend(int fd, const struct ipc_image *request)
                 fake_refuse(fd, IPC_IMAGE, NEBULA_NO_MEMORY);
                 return;
         }
-        image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
-        *image = (struct fake_image){ .id = ++fake.next_id, .version_id = version_id, .size = request->size,
-                                      .format = request->format, .fd = os->memfd("fake") };
+        if (fake.lends_spare) {
+                image = &fake.images[fake.image_count - 1];
+                image->version_id = version_id;
+                image->size = request->size;
+                image->format = request->format;
+        } else {
+                image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
+                *image = (struct fake_image){ .id = ++fake.next_id, .version_id = version_id, .size = request->size,
+                                              .format = request->format, .fd = os->memfd("fake") };
+        }
         memcpy(image->name, request->name, sizeof image->name);
         memset(&answer, 0, sizeof answer);
         answer.image_id = image->id;
         answer.version_id = version_id;
-        answer.capacity_bytes = (request->size / (2u << 20) + 1) * (2u << 20);
+        answer.capacity_bytes = fake.lends_spare ? FAKE_SPARE_BYTES : (request->size / (2u << 20) + 1) * (2u << 20);
         os->truncate(image->fd, answer.capacity_bytes);
         if (fake.lends_too_little)
                 answer.capacity_bytes = 1;
         answer.live_ids[answer.live_count++] = image->id;
         ipc_send(fd, IPC_IMAGE, NEBULA_OK, &answer, sizeof answer, image->fd, NULL);
+}
+
+static void fake_lend_spare(int fd)
+{
+        struct ipc_spare_image answer = { 0 };
+        struct fake_image *image;
+
+        if (fake.spare_count) {
+                image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
+                *image = (struct fake_image){ .id = ++fake.next_id, .fd = os->memfd("fake") };
+                os->truncate(image->fd, FAKE_SPARE_BYTES);
+                answer = (struct ipc_spare_image){ image->id, FAKE_SPARE_BYTES, --fake.spare_count, 0 };
+        }
+        ipc_send(fd, IPC_SPARE, NEBULA_OK, &answer, sizeof answer, answer.image_id ? fake.images[fake.image_count - 1].fd : -1, NULL);
 }
 
 static void fake_commit(uint64_t version_id)
@@ -293,6 +317,9 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 break;
         case IPC_IMAGE:
                 fake_lend(fd, frame->payload);
+                break;
+        case IPC_SPARE:
+                fake_lend_spare(fd);
                 break;
         case IPC_CAPTURED:
                 fake_captured(fd, frame->payload);

@@ -311,6 +311,20 @@ static void a_descriptor_travels_with_its_frame(void)
         close_ends();
 }
 
+static void a_spare_image_comes_with_its_descriptor_and_no_image_without_one(void)
+{
+        struct ipc_spare_image spare = { 0 };
+        struct ipc_frame answer = { .header = { .type = IPC_SPARE, .size = sizeof spare }, .payload = &spare, .fd = -1 };
+        bool is_broken;
+
+        for (uint64_t id = 0; id < 2; id++)
+                for (uint16_t has_fd = 0; has_fd < 2; has_fd++) {
+                        spare.image_id = id;
+                        answer.header.has_fd = has_fd;
+                        CHECK((ipc_answer_check(&answer, IPC_SPARE, &is_broken, &error) == NEBULA_OK) == (has_fd == id));
+                }
+}
+
 static void a_received_descriptor_that_is_not_taken_is_closed(void)
 {
         struct ipc_version version = { 1 };
@@ -609,7 +623,8 @@ TAP_MAIN(TEST(a_request_that_is_larger_than_any_is_refused_before_its_bytes_come
         TEST(a_greeting_of_another_version_is_told_so),
         TEST(a_request_of_the_wrong_size_is_refused),
         TEST(a_descriptor_travels_with_its_frame),
-        TEST(a_received_descriptor_that_is_not_taken_is_closed),
+        TEST(a_spare_image_comes_with_its_descriptor_and_no_image_without_one),
+                TEST(a_received_descriptor_that_is_not_taken_is_closed),
         TEST(a_descriptor_that_was_taken_stays_open),
         TEST(promised_and_received_descriptors_must_agree),
         TEST(requests_that_come_together_or_in_pieces_are_received_one_by_one),

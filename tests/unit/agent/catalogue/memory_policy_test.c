@@ -471,6 +471,44 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         bench_done(&bench, true);
 }
 
+static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_others(void)
+{
+        const uint64_t size = 9 << 20, capacity = memory_capacity(size);
+        struct image *first, *second;
+        struct session *session;
+        struct bench bench;
+        uint32_t left;
+
+        bench_init(&bench, NULL, "");
+        bench.catalogue.sessions = session = &bench.session;
+        catalogue_lock(&bench.catalogue);
+        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has foretold nothing */
+        catalogue_foretell(&bench.catalogue, session, size);
+        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 2);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, 2 * capacity) && make_spare(&bench, capacity) &&
+                make_spare(&bench, capacity));
+        catalogue_lock(&bench.catalogue);
+        first = catalogue_spare_image(&bench.catalogue, session, &left);
+        REQUIRE(first && first->capacity == capacity && left == 1);
+        first->faulting = true; /* its pages are not made yet */
+        second = catalogue_spare_image(&bench.catalogue, session, &left);
+        REQUIRE(second && second != first && second->capacity == capacity && left == 1);
+        second->owner_nonce = session->nonce;
+        first->owner_nonce = session->nonce + 1; /* another session knows it */
+        first->faulting = false;
+        first = catalogue_spare_image(&bench.catalogue, session, &left);
+        REQUIRE(first && first != second && first->capacity == capacity && left == 0);
+        first->owner_nonce = session->nonce;
+        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
+        second->owner_nonce = 0;
+        bench.job->settings.retention_count = 1; /* the job gives its memory back: one image is enough */
+        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0);
+        catalogue_unlock(&bench.catalogue);
+        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
+        bench_done(&bench, true);
+}
+
 static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(void)
 {
         const uint64_t size = 9 << 20, capacity = memory_capacity(size);
@@ -592,7 +630,8 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
 }
 
 TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
-         TEST(an_image_that_a_foretold_save_has_taken_is_no_reason_for_another),
+         TEST(a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_others),
+                TEST(an_image_that_a_foretold_save_has_taken_is_no_reason_for_another),
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
          TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
