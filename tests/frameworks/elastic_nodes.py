@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from torch.distributed import TCPStore
 
 HERE = Path(__file__).resolve().parent
@@ -61,9 +62,13 @@ class Cluster:
                 continue
         return found
 
+    def worker(self, name):
+        torchrun = self.processes[name].pid
+        (found,) = (child.pid for child in psutil.Process(torchrun).children() if self.command[0] in child.cmdline())
+        return found
+
     def kill_worker(self, name):
-        (worker,) = (pid for pid in self.pids(name, agents=False) if b"torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(worker, signal.SIGKILL)
+        os.kill(self.worker(name), signal.SIGKILL)
 
     def agent(self, name):
         return next(iter(set(self.pids(name)) - set(self.pids(name, agents=False))))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import nebulaml as nm
+import psutil
 import pytest
 from conftest import ROOT, Node, full, interpreter
 from elastic_nodes import Cluster
@@ -180,6 +181,21 @@ def test_workers_an_agent_and_both_nodes_are_killed_and_with_the_world_kept_no_l
 
 
 CLOCK = """
+def test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on(cluster, undisturbed, tmp_path):
+    """With torch's own rendezvous this worker would train on in the old world, and save."""
+    job = cluster("--replicas", 1, "--steps", 30)
+    job.start("node0", "node1", rendezvous=["--rdzv-backend=nebula-store", f"--rdzv-endpoint={tmp_path / 'rendezvous'}"])
+    job.train(10, 2)
+    worker, agent = psutil.Process(job.worker("node0")), job.agent("node0")
+    job.processes["node0"].kill()
+    worker.wait(10)
+    assert job.agent("node0") == agent, "the memory of the node has ended, too"
+    job.train(20, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [10]
+    job.finish(30, 1)
+    close(losses(job), {step: loss for step, loss in undisturbed("ddp").items() if step <= 30})
+
+
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
-from nebulaml.elastic import run
+from nebulaml.elastic import run, worker
 from nebulaml.errors import NebulaConfigError
 
 
@@ -83,9 +84,39 @@ def test_the_account_of_an_azure_ml_workspace_is_taken_if_none_is_named(tmp_path
 
 
 def test_a_worker_does_not_begin_without_its_torchrun():
-    worker = Path(run.__file__).with_name("worker.py")
-    echo = [sys.executable, "-S", "-E", str(worker)]
+    echo = [sys.executable, "-S", "-E", str(worker.__file__)]
     begun = subprocess.run([*echo, str(os.getpid()), "echo", "a b"], capture_output=True, text=True, timeout=30)
     assert (begun.returncode, begun.stdout) == (0, "a b\n")
     orphan = subprocess.run([*echo, str(os.getpid() + 1), "echo", "x"], capture_output=True, text=True, timeout=30)
     assert orphan.returncode == 1 and not orphan.stdout and "torchrun has ended" in orphan.stderr
+
+
+LAUNCHER = """
+import subprocess
+from nebulaml.elastic import worker
+PROGRAM = "import sys, time, nebulaml as nm; nm.init(sys.argv[1]); print('ready', flush=True); time.sleep(100)"
+WORKER = f"import subprocess, sys; own = subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, sys.argv[2]]); print(own.pid, flush=True); {PROGRAM}"
+os.environ[worker.TORCHRUN] = str(os.getpid() if sys.argv[3] == "ours" else os.getppid())
+say(subprocess.Popen([sys.executable, "-c", WORKER, *sys.argv[1:3]]).pid)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("rendezvous", ["ours", "another's"])
+def test_a_worker_ends_with_a_torchrun_of_our_rendezvous_and_a_program_that_it_started_does_not(place, rendezvous):
+    torchrun = place.trainer(LAUNCHER, place.storage, place.root / "other", rendezvous)
+    lines = [torchrun.stdout.readline().strip() for _ in range(4)]
+    both = [psutil.Process(int(line)) for line in lines if line != "ready"]
+    of_worker, program = sorted(both, key=lambda process: process.ppid() != torchrun.pid)
+    try:
+        assert lines.count("ready") == 2 and program.ppid() == of_worker.pid
+        torchrun.kill()
+        torchrun.wait()
+        gone, _ = psutil.wait_procs(both, timeout=2)
+        assert gone == ([of_worker] if rendezvous == "ours" else [])
+    finally:
+        torchrun.kill()
+        torchrun.stdout.close()
+        for process in (program, of_worker):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

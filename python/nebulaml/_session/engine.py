@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _nebula
+from ..elastic import worker
 from ..errors import (
     NebulaConfigError,
     NebulaError,
@@ -159,6 +160,7 @@ class Engine:
 
     def _connect(self, chosen: config.Settings, place: ranks.Place, run: str) -> None:
         if self._session is None:
+            worker.join()
             ending.watch(_before_end)
             self._session = _nebula.Session(**_options(chosen, place, run))
         else:

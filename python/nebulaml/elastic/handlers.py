@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any
 
+from . import worker
+
 __all__ = ["create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
@@ -43,6 +45,7 @@ def _create(params: Any, cells: Any) -> Any:
 
 
 def _prepare(params: Any) -> None:
+    os.environ[worker.TORCHRUN] = str(os.getpid())
     # With a shared TCPStore both agents hang when a node joins (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if params.min_nodes < params.max_nodes and "last_call_timeout" not in params.config:
