@@ -18,6 +18,7 @@ from conftest import ROOT, Node, full, interpreter
 from elastic_nodes import Cluster
 from metadata_server import azure, serving
 from torch.distributed.run import get_args_parser
+from waiting import until
 
 
 @pytest.fixture
@@ -180,7 +181,6 @@ def test_workers_an_agent_and_both_nodes_are_killed_and_with_the_world_kept_no_l
     assert losses(job) == wanted and list(wanted) == list(range(1, 41))
 
 
-CLOCK = """
 def test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on(cluster, undisturbed, tmp_path):
     """With torch's own rendezvous this worker would train on in the old world, and save."""
     job = cluster("--replicas", 1, "--steps", 30)
@@ -196,6 +196,7 @@ def test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on(cluster, u
     close(losses(job), {step: loss for step, loss in undisturbed("ddp").items() if step <= 30})
 
 
+CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -243,7 +244,8 @@ time_t time(time_t *ret_now)
 
 
 def test_nodes_whose_clocks_differ_by_an_hour_lose_nothing(cluster, undisturbed, tmp_path):
-    """The first nodes are an hour ahead of each other. The one that is left is behind, and the next one still more."""
+    """The first nodes are an hour ahead of each other, and the one that is ahead makes the storage. The one that is left is behind, and the
+    next one still more."""
     (tmp_path / "clock.c").write_text(CLOCK)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "clock.so", tmp_path / "clock.c", "-ldl"], check=True)
     rendezvous = ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={tmp_path / 'rendezvous'}"]
@@ -253,6 +255,7 @@ def test_nodes_whose_clocks_differ_by_an_hour_lose_nothing(cluster, undisturbed,
         job.start(name, rendezvous=rendezvous, LD_PRELOAD=str(tmp_path / "clock.so"), CLOCK_AHEAD=str(ahead))
 
     start("node0", 3600)
+    until(lambda: list((tmp_path / "rendezvous").rglob("state/*")))
     start("node1", 0)
     job.train(10, 2)
     first = {one["node"]: one["at"] for one in job.resumes(2)}

@@ -157,6 +157,15 @@ def test_a_list_that_is_behind_the_log_hides_nothing(cells, place):
     reader.close()
 
 
+def test_the_first_node_of_a_job_takes_the_time_of_the_file_system_for_the_storages(cells, place):
+    """Without the directory, `nebula store` answers with the time of its machine."""
+    one = cells()
+    assert not place.storage.exists()
+    assert abs(one.clock() - time.time()) < 2
+    assert place.storage.is_dir() and not list(one.entries())
+    assert [path for path in place.storage.rglob("*") if path.is_file()] == []
+
+
 def test_heartbeats_of_a_machine_whose_clock_is_wrong_are_right(cells, monkeypatch):
     right = Backend("nebula-store", cells(), "job")
     wrong = Backend("nebula-store", cells(), "job")

@@ -198,6 +198,14 @@ class LogCells(_StoreCells):
         self._seen: dict[Cell, tuple[int, float]] = {}  # the newest number, and a time at which it was the newest
         self._texts: dict[Cell, tuple[int, str]] = {}  # an entry that was read or written; entries do not change
 
+    def clock(self) -> float:
+        """Returns the time of the file system. Without a directory the driver would answer with this machine's time, so it makes one first."""
+        key = f"{ROOT}/clock"
+        self._put(key, "")
+        found = super().clock()
+        self.process.ask(do="remove", keys=[key])  # the directory stays
+        return found
+
     def read(self, cell: Cell) -> tuple[str, str] | None:
         found = self._read(cell)
         return found if found is not None and found[0] else None
