@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from nebulaml._session import locate
+from ports import held_port
 from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,9 +95,14 @@ class Node:
 
         nodes: each rank is a node; {rank} in an argument becomes its number.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        with held_port() as held:
+            output, codes = self._run(python, script, args, ranks, timeout, nodes, held.getsockname()[1])
+        result = Result(output, codes)
+        if check and any(result.codes):
+            pytest.fail(f"{script} {args} ended with {result.codes}\n{output[-2000:]}\n{self.logs()}")
+        return result
+
+    def _run(self, python: str, script: str, args: tuple, ranks: int, timeout: float, nodes: bool, port: int) -> tuple[str, list[int]]:
         processes = []
         for rank in range(ranks):
             environment = {
@@ -135,10 +140,7 @@ class Node:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-        result = Result(output, [process.returncode for process in processes])
-        if check and any(result.codes):
-            pytest.fail(f"{script} {args} ended with {result.codes}\n{output[-2000:]}\n{self.logs()}")
-        return result
+        return output, [process.returncode for process in processes]
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))

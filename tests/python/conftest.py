@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 from hypothesis import settings
+from ports import held_port
 from trainers import IMPORTS
 
 # The same examples each time, so that the suite says something of the change and not of its luck; NEBULA_TEST_NIGHTLY=1
@@ -50,6 +52,22 @@ class Place:
     def __init__(self, root: Path, memory: Path) -> None:
         self.root, self.memory = root, memory
         self.runtime, self.storage = root / "run", root / "storage"
+        self._held: socket.socket | None = None
+
+    @property
+    def port(self) -> int:
+        """A port for this test alone, where rank 0 of its trainers can listen."""
+        if self._held is None:
+            self._held = held_port()
+        return int(self._held.getsockname()[1])
+
+    def close(self) -> None:
+        for pid in self.agents():
+            os.kill(pid, signal.SIGKILL)
+        if self._held is not None:
+            self._held.close()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def agents(self) -> list[int]:
         return agent_pids(self.runtime)
@@ -100,10 +118,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         yield here
     finally:
         nebulaml._shutdown()
-        for pid in here.agents():
-            os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(memory, ignore_errors=True)
-        shutil.rmtree(here.root, ignore_errors=True)
+        here.close()
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ class Ranks:
 
     def __init__(self, place, group, run, monkeypatch, timeout="30", storages=None):
         self.processes = []
-        with_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + os.getpid() % 2000)}
+        with_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.port)}
         for rank in (0, 1):
             memory = place.memory / f"node{rank}"
             environment = {

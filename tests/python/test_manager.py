@@ -391,9 +391,9 @@ RANK = """
 """
 
 
-def test_ranks_save_the_same_steps_by_rank_0s_clock_and_after_a_notice_to_any_of_them(place, monkeypatch, free_port):
+def test_ranks_save_the_same_steps_by_rank_0s_clock_and_after_a_notice_to_any_of_them(place, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("MASTER_PORT", str(place.port))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     ranks = []
@@ -407,15 +407,6 @@ def test_ranks_save_the_same_steps_by_rank_0s_clock_and_after_a_notice_to_any_of
     steps = outputs[0].partition("]")[0].partition("[")[2]
     assert outputs == [f"{rank} [{steps}] True {rank} {files}" for rank in (0, 1)]
     assert len(steps.split(",")) >= 2 and int(steps.split(",")[-1]) in (20, 21)
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_thread_may_own_the_manager(place):
