@@ -49,8 +49,8 @@ PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 OLDEST := $(filter torch-%,$(FRAMEWORKS))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf $(OLDEST)
-# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools.
-SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script
+# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools, and each recipe in a short form.
+SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script or short_form
 
 setup:
 	@scripts/setup.sh

@@ -27,14 +27,8 @@ def run(script: str) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    # DeepSpeed's launcher puts its --local_rank between this file and the script.
-    sys.argv[0] = next(argument for argument in sys.argv[1:] if not argument.startswith("-"))
-    del sys.argv[sys.argv.index(sys.argv[0], 1)]
-    gc.set_threshold(100_000)  # with the usual 700 a fifth of the CPU time of importing a framework goes into collections
-    faulthandler.enable()  # a test that has waited long enough asks by SIGABRT where this is
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    code = run(sys.argv[0])
+def end(code: int) -> None:
+    """Ends this process."""
     distributed = sys.modules.get("torch.distributed")
     if code == 0 and distributed is not None and distributed.is_initialized():  # after a failure the other ranks may not reach this point
         distributed.barrier()
@@ -43,3 +37,13 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    # DeepSpeed's launcher puts its --local_rank between this file and the script.
+    sys.argv[0] = next(argument for argument in sys.argv[1:] if not argument.startswith("-"))
+    del sys.argv[sys.argv.index(sys.argv[0], 1)]
+    gc.set_threshold(100_000)  # with the usual 700 a fifth of the CPU time of importing a framework goes into collections
+    faulthandler.enable()  # a test that has waited long enough asks by SIGABRT where this is
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    end(run(sys.argv[0]))

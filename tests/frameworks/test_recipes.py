@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 
+import nebulaml
 import pytest
-from conftest import ENDING, ROOT, interpreter
+from conftest import ENDING, ROOT, full, interpreter
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RECIPES = {
@@ -21,6 +22,75 @@ RECIPES = {
     "bert-lightning": ("lightning", []),
     "fsdp2-dcp": (None, [*TORCHRUN, "2"]),
 }
+
+
+# Of each environment: the slow imports, and its recipes with their options and with what the run that resumes must print.
+SHORT = {
+    "torch": (
+        "nebulaml.dcp,torch._dynamo,torch.distributed.fsdp,torch.distributed.pipelining,torch.distributed.tensor.parallel",
+        {
+            "mnist": ([], ["resumed after step 2"]),
+            "fsdp2-dcp": (["--data", "words"], ["resumed after step 2 on 2 ranks"]),
+            "bloom": (["--data", "words", "--layers", 2, "--pipeline", 1], ["resumed after step 2 on 1 x 1 x 2 ranks"]),
+            "elastic-cifar": (["--global-batch", 8], []),
+        },
+    ),
+    "deepspeed-0.19.8": (
+        "nebulaml.deepspeed,deepspeed.runtime.engine,torch._dynamo,torch._inductor.compile_fx",
+        {
+            "cifar-deepspeed": ([], ["resumed after step 2"]),
+            "autotuning": (["--deepspeed_config", "ds.json"], ["micro batch 8, ZeRO stage 1", "resumed after step 2"]),
+        },
+    ),
+    "hf": (
+        "nebulaml,transformers.trainer,transformers.models.bert.modeling_bert",
+        {"bert": (["--data", "words"], ["resuming from checkpoint-2"])},
+    ),
+    "lightning": (
+        "nebulaml,lightning.pytorch,pytorch_lightning,transformers.models.bert.modeling_bert",
+        {
+            "bert-lightning": (["--data", "words"], ["resumed after step 2"]),
+            "elastic-cifar-lightning": (["--global-batch", 8], []),
+        },
+    ),
+}
+
+
+def write_inputs(folder):
+    """Writes the text that is quicker to read than Python's docstrings, and DeepSpeed's configuration as the autotuner would write it."""
+    words = "".join(f"passage {n} of a text that has more of them, each longer than forty letters\n" for n in range(60))
+    (folder / "words").write_text(words)
+    config = json.loads((ROOT / "examples/autotuning/ds.json").read_text())
+    del config["autotuning"]
+    config["train_micro_batch_size_per_gpu"] = 8
+    config["nebula"]["persistent_storage_path"] = str(folder / "autotuning")
+    (folder / "ds.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("environment", SHORT)
+def test_the_short_form_of_each_recipe_resumes(node, environment):
+    """Two steps and a save, then two more: the least that shows a recipe work. Those that can resume on another number of ranks do so."""
+    python = sys.executable if environment == "torch" else interpreter(environment)
+    modules, recipes = SHORT[environment]
+    write_inputs(node.base)
+    runs = []
+    for name, (options, said) in recipes.items():
+        for steps in (2, 4):
+            more = [*options, "--steps", steps, "--save-every", 2, *([] if name == "autotuning" else ["--path", node.base / name])]
+            ranks = 2 if steps == 4 and any(line.endswith("ranks") for line in said) else 1
+            more += ["--tensor", ranks] if name == "bloom" else []
+            runs.append({"script": str(ROOT / "examples" / name / "train.py"), "ranks": ranks, "arguments": [*map(str, more)]})
+    command = [python, ENDING.with_name("forked.py"), modules, json.dumps(runs)]
+    done = subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
+    *outputs, rest = re.split(r"^-- ended: (\[.*\])\n", done.stdout, flags=re.MULTILINE)
+    assert (done.returncode, rest) == (0, ""), rest + done.stderr[-3000:]
+    assert outputs[1::2] == [str([0] * run["ranks"]) for run in runs], done.stdout + done.stderr[-3000:]
+    for name, first, again in zip(recipes, outputs[0::4], outputs[2::4], strict=True):
+        assert "resum" not in first
+        assert not [line for line in recipes[name][1] if line not in again], again
+        if name.startswith("elastic"):
+            rows = nebulaml.MetricsLog(node.base / name / "metrics.jsonl").read()
+            assert [row["step"] for row in rows] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -98,24 +168,29 @@ def test_bloom_is_killed_and_goes_on_on_another_grid_with_the_losses_of_an_undis
         assert float(loss) == pytest.approx(float(calm[step]), rel=1e-4)
 
 
+@full
+@pytest.mark.timeout(2400)  # each experiment is a process that imports DeepSpeed, and the autotuner looks every 10 s whether it has ended
 def test_the_autotuner_finds_a_micro_batch_and_the_training_with_it_resumes(node):
     python = pathlib.Path(interpreter("deepspeed-0.19.8"))
     environment = node.environment | {"DS_ACCELERATOR": "cpu", "PATH": f"{python.parent}:{os.environ['PATH']}"}
 
     def run(*words):
         command = ["deepspeed", "--num_gpus", "1", *map(str, words)]
-        done = subprocess.run(command, env=environment, cwd=node.base, capture_output=True, text=True, timeout=800)
+        done = subprocess.run(command, env=environment, cwd=node.base, capture_output=True, text=True, timeout=1100)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
     folder = ROOT / "examples/autotuning"
-    said = run("--num_nodes", 1, "--autotuning", "tune", folder / "train.py", "--deepspeed_config", folder / "ds.json")
+    small = json.loads((folder / "ds.json").read_text())  # the recipe's search has twice as many experiments
+    small["autotuning"] |= {"max_train_micro_batch_size_per_gpu": 16, "num_tuning_micro_batch_sizes": 1}
+    (node.base / "ds.json").write_text(json.dumps(small))
+    said = run("--num_nodes", 1, "--autotuning", "tune", folder / "train.py", "--deepspeed_config", node.base / "ds.json")
     assert "| z1 " in said, said[-3000:]
     assert not (node.base / "runs/autotuning").exists(), "an experiment has saved"
     found = node.base / "autotuning_results/ds_config_optimal.json"
     config = json.loads(found.read_text())
-    assert config["nebula"] == json.loads((folder / "ds.json").read_text())["nebula"]
-    assert 8 <= config["train_micro_batch_size_per_gpu"] <= 64
+    assert config["nebula"] == small["nebula"]
+    assert 8 <= config["train_micro_batch_size_per_gpu"] <= 16
     training = folder / "train.py", "--deepspeed_config", found, "--steps"
     assert "resumed" not in run(*training, 20)
     again = run(*training, 40)
