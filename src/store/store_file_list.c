@@ -1,5 +1,5 @@
 /* Lists: reads directories in the order of their keys, one page at a time. A page reads the directories above its first key again, but
- * nothing before that key. */
+ * nothing before that key. Pages behind the first are large: a directory of 100,000 tags is read twice, not a hundred times. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "base/error.h"
 #include "store/store_file_private.h"
 
-#define PAGE_ENTRIES 1000
+#define FIRST_PAGE_ENTRIES 1000
+#define LATER_PAGE_ENTRIES 100000
 
 /* One directory, sorted. */
 struct listed {
@@ -143,7 +144,7 @@ static int add_entry(struct walk *walk, const struct os_stat *found)
 {
         struct store_entry entry = { .key = walk->key };
 
-        if (walk->page.count == PAGE_ENTRIES) {
+        if (walk->page.count == (*walk->from ? LATER_PAGE_ENTRIES : FIRST_PAGE_ENTRIES)) {
                 walk->page.next = strdup(walk->last);
                 return walk->page.next ? 1 : -ENOMEM;
         }

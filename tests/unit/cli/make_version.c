@@ -1,13 +1,13 @@
 /*
  * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
- *      make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--raw NAME]
+ *      make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N] [--raw NAME]
  *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
  * generation) and "b" (3 values). --raw NAME adds a file that is not a zip. --file adds a file with the
  * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over the files that it does
- * not write. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the version before.
+ * not write. --count makes N versions, whose tags are TAG with the numbers 1 to N behind it. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the version before.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,6 +27,7 @@ struct maker {
         char directory[256];
         uint64_t generation;
         uint32_t chunk_bytes; /* small, so that small files have several */
+        unsigned count;       /* 0: one version, whose tag has no number */
         bool waits;
         struct tag_log log;   /* as it was before */
         struct record record;
@@ -167,6 +168,9 @@ static void start(struct maker *maker)
 {
         struct nebula_error error;
 
+        demand(name_encode(maker->tag, maker->directory, &error), &error);
+        memset(maker->files, 0, sizeof maker->files);
+        maker->record.file_count = 0;
         strcpy(maker->record.tag, maker->tag);
         maker->record.files = maker->files;
         maker->record.ranks = &maker->rank;
@@ -207,6 +211,8 @@ static void take_option(struct maker *maker, const char *option, const char *val
                 maker->rank.rank = (uint32_t)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--chunk"))
                 maker->chunk_bytes = (uint32_t)strtoul(value, NULL, 10);
+        else if (!strcmp(option, "--count"))
+                maker->count = (unsigned)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--job"))
                 snprintf(maker->record.job, sizeof maker->record.job, "%s", value);
 }
@@ -247,19 +253,35 @@ static void write_copy(struct maker *maker, const char *description)
         free(data);
 }
 
-int main(int argc, char **argv)
+static void make(struct maker *maker, int argc, char **argv)
 {
         static _Alignas(4096) char raw[] = "a file that is no zip\n";
+
+        start(maker);
+        for (int i = 3; i < argc; i++)
+                if (!strcmp(argv[i], "--file"))
+                        write_copy(maker, argv[++i]);
+                else if (!strcmp(argv[i], "--raw"))
+                        write_file(maker, argv[++i], raw, sizeof raw - 1, false, false);
+                else if (!strncmp(argv[i], "--", 2))
+                        i += strcmp(argv[i], "--waits") != 0;
+                else
+                        write_described(maker, argv[i]);
+        finish(maker);
+}
+
+int main(int argc, char **argv)
+{
+        char tag[256];
         struct maker maker = { .generation = 1, .chunk_bytes = 64u << 10 };
         struct nebula_error error;
 
         if (argc < 4) {
-                fprintf(stderr, "usage: make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--raw NAME] NAME=FLOATS...\n");
+                fprintf(stderr, "usage: make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N] [--raw NAME] NAME=FLOATS...\n");
                 return 2;
         }
         demand(store_open(argv[1], &maker.store, &error), &error);
         maker.tag = argv[2];
-        demand(name_encode(maker.tag, maker.directory, &error), &error);
         for (int i = 3; i < argc; i++)
                 if (!strcmp(argv[i], "--waits"))
                         maker.waits = true;
@@ -267,17 +289,13 @@ int main(int argc, char **argv)
                         take_option(&maker, argv[i], argv[i + 1]);
                         i++;
                 }
-        start(&maker);
-        for (int i = 3; i < argc; i++)
-                if (!strcmp(argv[i], "--file"))
-                        write_copy(&maker, argv[++i]);
-                else if (!strcmp(argv[i], "--raw"))
-                        write_file(&maker, argv[++i], raw, sizeof raw - 1, false, false);
-                else if (!strncmp(argv[i], "--", 2))
-                        i += strcmp(argv[i], "--waits") != 0;
-                else
-                        write_described(&maker, argv[i]);
-        finish(&maker);
+        for (unsigned n = 1; n <= maker.count; n++) {
+                snprintf(tag, sizeof tag, "%s%u", argv[2], n);
+                maker.tag = tag;
+                make(&maker, argc, argv);
+        }
+        if (!maker.count)
+                make(&maker, argc, argv);
         store_close(maker.store);
         return 0;
 }

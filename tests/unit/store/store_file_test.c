@@ -177,6 +177,31 @@ static void many_keys_are_listed_in_pages(void)
         close_file();
 }
 
+static size_t looks;
+
+static int count_look(struct os_dir *open, const char *name, struct os_stat *ret_stat)
+{
+        looks++;
+        return os_linux.stat_entry(open, name, ret_stat);
+}
+
+static void a_large_directory_is_not_read_once_per_thousand_entries(void)
+{
+        struct os_table table = *os;
+        struct store_list list;
+
+        open_file();
+        run_shell("mkdir root && cd root && seq -f t%05g 1 6000 | xargs touch");
+        table.stat_entry = count_look;
+        os = &table;
+        REQUIRE(store_list_all(store, "", false, &list, &error) == NEBULA_OK);
+        os = &os_linux;
+        CHECK(list.count == 6000 && !strcmp(list.entries[0].key, "t00001") && !strcmp(list.entries[5999].key, "t06000"));
+        CHECK(looks <= 2 * list.count);
+        store_list_done(&list);
+        close_file();
+}
+
 static void a_root_that_was_removed_is_made_again(void)
 {
         open_file();
@@ -317,6 +342,7 @@ static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void
 TAP_MAIN(TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself),
          TEST(nothing_below_the_root_leads_out_of_it), TEST(no_temporary_file_stays), TEST(temporary_files_and_links_are_listed_as_such),
          TEST(directories_go_with_their_last_object_and_no_others), TEST(an_obstacle_is_named), TEST(many_keys_are_listed_in_pages),
+         TEST(a_large_directory_is_not_read_once_per_thousand_entries),
          TEST(a_root_that_was_removed_is_made_again), TEST(a_fifo_in_the_place_of_a_text_is_damage_and_blocks_no_caller),
          TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back), TEST(a_root_that_may_not_be_entered_is_no_empty_one),
          TEST(an_object_of_another_user_is_foreign), TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out))

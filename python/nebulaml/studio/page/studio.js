@@ -91,7 +91,7 @@ async function follow() {
       const told = await studio.ask('state', { epoch, since });
       if (told.revision !== since || told.epoch !== epoch) take(told);
       [epoch, since] = [told.epoch, told.revision];
-      studio.say(`live, ${clock(Date.now() / 1000)}`);
+      studio.say(told.revision ? `live, ${clock(Date.now() / 1000)}` : 'reading the storage…');
     } catch (failure) {
       studio.say('not connected');
       $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
