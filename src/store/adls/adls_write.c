@@ -140,14 +140,16 @@ static enum nebula_status make_parent(struct object_store *store, const char *ke
 static char *source_of(const struct azure_store *azure, const char *place)
 {
         struct buf buf = { .is_secret = true };
+        const char *sas;
 
         buf_add_byte(&buf, '/');
         buf_add_text(&buf, azure->address.container);
         buf_add_byte(&buf, '/');
         object_add_name(&buf, &azure->object, place);
-        if (azure->credential.sas) {
+        sas = azure->credential.sas;
+        if (sas) {
                 buf_add_byte(&buf, '?');
-                buf_add_text(&buf, azure->credential.sas);
+                buf_add_text(&buf, sas);
         }
         return object_take(&buf);
 }

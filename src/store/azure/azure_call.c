@@ -17,12 +17,12 @@ static void add_url(struct buf *buf, const struct azure_store *azure, const char
         object_add_name(buf, &azure->object, key);
 }
 
-static void add_sas(struct buf *buf, const struct azure_store *azure, const char *separator)
+static void add_sas(struct buf *buf, const char *sas, const char *separator)
 {
-        if (!azure->credential.sas)
+        if (!sas)
                 return;
         buf_add_text(buf, separator);
-        buf_add_text(buf, azure->credential.sas);
+        buf_add_text(buf, sas);
 }
 
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas)
@@ -31,17 +31,17 @@ char *azure_blob_url(const struct azure_store *azure, const char *key, bool with
 
         add_url(&buf, azure, key);
         if (with_sas)
-                add_sas(&buf, azure, "?");
+                add_sas(&buf, azure->credential.sas, "?");
         return object_take(&buf);
 }
 
-static char *make_url(const struct azure_store *azure, const struct object_call *call)
+static char *make_url(const struct azure_store *azure, const struct object_call *call, const char *sas)
 {
         struct buf buf = { .is_secret = true };
 
         add_url(&buf, azure, call->key);
         object_query(&buf, call);
-        add_sas(&buf, azure, call->param_count ? "&" : "?");
+        add_sas(&buf, sas, call->param_count ? "&" : "?");
         return object_take(&buf);
 }
 
@@ -63,24 +63,52 @@ static bool is_changed(const struct http_response *response)
         return !strcmp(azure_code(response), "Crc64Mismatch");
 }
 
-enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
-                              struct nebula_error *error)
+/* Sends the request with this SAS; NULL: the credential is none. */
+static enum nebula_status send_with(struct azure_store *azure, const struct object_call *call, const char *sas, struct http_response *ret_response,
+                                    struct nebula_error *error)
 {
-        struct azure_store *azure = (struct azure_store *)store;
+        struct object_store *store = &azure->object;
         struct azure_signing signing = { .azure = azure, .call = call };
-        enum nebula_status status = azure_find_credential(azure, error);
-        char *url = status ? NULL : make_url(azure, call), *path = NULL;
+        char *url = make_url(azure, call, sas), *path = NULL;
+        enum nebula_status status;
         struct url parts;
 
-        *ret_response = (struct http_response){ 0 };
-        if (status)
-                return status;
         if (url && url_split(url, &parts))
                 path = strndup(parts.path, parts.path_size);
         signing.path = path;
         status = path ? object_send(store, call, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
         free(path);
         object_forget(url); /* it holds the SAS */
+        return status;
+}
+
+static bool renew(struct azure_store *azure, const char *used)
+{
+        bool is_new;
+
+        lock_take(&azure->lock);
+        is_new = azure_credential_renew(&azure->credential, used);
+        lock_give(&azure->lock);
+        return is_new;
+}
+
+enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                              struct nebula_error *error)
+{
+        struct azure_store *azure = (struct azure_store *)store;
+        enum nebula_status status = azure_find_credential(azure, error);
+        const char *sas;
+
+        *ret_response = (struct http_response){ 0 };
+        if (status)
+                return status;
+        sas = azure->credential.sas;
+        status = send_with(azure, call, sas, ret_response, error);
+        if (!status && (ret_response->status == 403 || ret_response->status == 401) && renew(azure, sas)) {
+                http_response_done(ret_response);
+                *ret_response = (struct http_response){ 0 };
+                status = send_with(azure, call, azure->credential.sas, ret_response, error);
+        }
         return status;
 }
 

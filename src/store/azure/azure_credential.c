@@ -5,6 +5,7 @@
 
 #include "base/conf.h"
 #include "base/error.h"
+#include "os/os.h"
 #include "store/azure/azure_private.h"
 #include "store/http/crypt.h"
 
@@ -17,6 +18,13 @@ static enum nebula_status use_key(const char *text, const char *source, struct a
         return NEBULA_OK;
 }
 
+#define SAS_FILE_MAX (64u << 10)
+
+struct azure_old_sas {
+        struct azure_old_sas *next;
+        char *text;
+};
+
 static enum nebula_status use_sas(const char *text, const char *source, struct azure_credential *credential, struct nebula_error *error)
 {
         text += *text == '?';
@@ -26,6 +34,57 @@ static enum nebula_status use_sas(const char *text, const char *source, struct a
                 return error_set(error, NEBULA_INVALID, 0, "%s: this is not a SAS; a SAS contains \"sig=\" and neither blanks nor '?'", source);
         credential->sas = strdup(text);
         return credential->sas ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
+}
+
+/* Reads the file, without the blanks at its end. */
+static enum nebula_status read_sas(const char *file, char **ret_text, struct nebula_error *error)
+{
+        char *text;
+        size_t size;
+        int result = os_read_file(file, SAS_FILE_MAX, &text, &size);
+
+        if (result)
+                return error_set(error, NEBULA_INVALID, -result, "AZURE_STORAGE_SAS_TOKEN_FILE: cannot read %.300s", file);
+        while (size && strchr(" \t\r\n", text[size - 1]))
+                text[--size] = 0;
+        *ret_text = text;
+        return NEBULA_OK;
+}
+
+static enum nebula_status use_sas_file(const char *file, struct azure_credential *credential, struct nebula_error *error)
+{
+        char *text = NULL;
+        enum nebula_status status = read_sas(file, &text, error);
+
+        if (status)
+                return status;
+        status = use_sas(text, "the SAS of AZURE_STORAGE_SAS_TOKEN_FILE", credential, error);
+        object_forget(text);
+        credential->sas_file = strdup(file);
+        return status || credential->sas_file ? status : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
+}
+
+bool azure_credential_renew(struct azure_credential *credential, const char *used)
+{
+        struct azure_credential found = { 0 };
+        struct azure_old_sas *old;
+
+        if (!credential->sas_file)
+                return false;
+        if (used != credential->sas) /* another thread has read the file since */
+                return true;
+        old = malloc(sizeof *old);
+        if (!old || use_sas_file(credential->sas_file, &found, NULL) || !strcmp(found.sas, used)) {
+                free(old);
+                azure_credential_done(&found);
+                return false;
+        }
+        *old = (struct azure_old_sas){ credential->old, credential->sas };
+        credential->old = old;
+        credential->sas = found.sas;
+        found.sas = NULL;
+        azure_credential_done(&found);
+        return true;
 }
 
 /* Uses the connection string if it is for this account. */
@@ -94,6 +153,8 @@ static enum nebula_status find(const struct azure_address *address, struct azure
                 return use_key(text, "AZUREML_BLOB_ACCOUNT_KEY", credential, error);
         if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT", address->account)))
                 return use_sas(text, "AZURE_STORAGE_SAS_TOKEN", credential, error);
+        if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN_FILE", "AZURE_STORAGE_ACCOUNT", address->account)))
+                return use_sas_file(text, credential, error);
         credential->proof = AZURE_PROOF_TOKEN;
         credential->identity = azure_identity_find(credential->identity_name);
         if (!credential->identity)
@@ -119,6 +180,12 @@ enum nebula_status azure_credential_find(const struct azure_address *address, st
 
 void azure_credential_done(struct azure_credential *credential)
 {
+        for (struct azure_old_sas *old = credential->old, *next; old; old = next) {
+                next = old->next;
+                object_forget(old->text);
+                free(old);
+        }
+        free(credential->sas_file);
         object_forget(credential->sas);
         crypt_forget(credential->key, sizeof credential->key);
         *credential = (struct azure_credential){ 0 };

@@ -17,12 +17,16 @@ static bool is_code(const struct http_response *response, const char *code)
 }
 
 /* Advice about an answer; "": there is none. */
-static const char *advice(const struct azure_store *azure, const struct http_response *response, char *text, size_t size)
+static const char *advice(const struct azure_store *azure, enum object_deed deed, const struct http_response *response, char *text, size_t size)
 {
         const char *source = azure->credential.source;
 
         *text = 0;
         if ((response->status == 403 || response->status == 401) && *object_skew(response, text, size))
+                return text;
+        if ((response->status == 403 || response->status == 401) && azure->credential.proof == AZURE_PROOF_SAS)
+                azure_sas_advice(&azure->credential, deed, text, size);
+        if (*text)
                 return text;
         if (is_code(response, "ContainerNotFound") || is_code(response, "FilesystemNotFound"))
                 snprintf(text, size, "create the container");
@@ -52,6 +56,6 @@ enum nebula_status azure_fail(const struct object_store *store, enum object_deed
                 status = NEBULA_INVALID;
         else if (response->status == 507)
                 status = NEBULA_NO_SPACE;
-        advice(azure, response, text, sizeof text);
+        advice(azure, deed, response, text, sizeof text);
         return object_refused(store, status, deed, key, response, azure_code(response), text, error);
 }

@@ -56,20 +56,24 @@ struct azure_credential {
         enum azure_proof proof;
         uint8_t key[AZURE_KEY_MAX];
         size_t key_size;
-        char *sas; /* without the leading '?' */
+        _Atomic(char *) sas;  /* without the leading '?'; a SAS from a file is replaced when the file has a new one */
+        char *sas_file;       /* the file that it was read from; NULL: it never changes */
+        struct azure_old_sas *old; /* replaced ones, which other threads may still read: kept until the store is closed */
         struct object_token *identity;
         char identity_name[AZURE_SOURCE_MAX];
         const char *source; /* for messages: the variable or identity */
 };
 enum nebula_status azure_credential_find(const struct azure_address *address, struct azure_credential *ret_credential, struct nebula_error *error);
 void azure_credential_done(struct azure_credential *credential);
+/* After an answer that refused `used`: whether there is another SAS now. Reads the file again (lock held). */
+bool azure_credential_renew(struct azure_credential *credential, const char *used);
 
 struct azure_store {
         struct object_store object; /* first */
         struct azure_address address;
         atomic_bool refuses_flushes; /* of ADLS: the service does not flush the first bytes of a file while others are appended */
-        struct lock lock;           /* guards the rest; a credential that was found never changes and is read without the lock. Of ADLS: also
-                                     * the progress of uploads */
+        struct lock lock;           /* guards the rest; a credential that was found is read without the lock, and only its SAS may change. Of
+                                     * ADLS: also the progress of uploads */
         bool has_credential;
         struct azure_credential credential;
 };
@@ -86,6 +90,13 @@ enum nebula_status azure_find_credential(struct azure_store *azure, struct nebul
 
 /* azure.c */
 void azure_close(struct store *store);
+
+/* azure_sas.c: a parameter of a SAS that is not secret, decoded; "": it has none. */
+void azure_sas_param(const char *sas, const char *name, char *ret_text, size_t size);
+/* Whether a SAS that ends at this time, its parameter `se`, has ended. "": it has no end. */
+bool azure_sas_is_past(const char *end);
+/* What is wrong with the SAS for this deed; "": nothing that the SAS itself says. */
+void azure_sas_advice(const struct azure_credential *credential, enum object_deed deed, char *ret_text, size_t size);
 
 /* azure_reach.c */
 enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);

@@ -119,7 +119,7 @@ static void a_sas_proves_what_it_allows(void)
         store_close(store);
         make_sas("rl", 600, query, sizeof query);
         open_store(query);
-        CHECK(put("x", "2") == NEBULA_STORAGE && error.http_status == 403 && strstr(error.message, "may not do this") && !strstr(error.message, "sig="));
+        CHECK(put("x", "2") == NEBULA_STORAGE && error.http_status == 403 && strstr(error.message, "has sp=rl and lacks w") && !strstr(error.message, "sig="));
         printf("# %s\n", error.message);
         REQUIRE(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_OK);
         CHECK(!strcmp(text, "1"));
@@ -130,6 +130,134 @@ static void a_sas_proves_what_it_allows(void)
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && error.http_status == 403);
         printf("# %s\n", error.message);
         store_close(store);
+}
+
+/* Every permission but one. The objects exist, so that a write replaces one, which takes w. */
+static void lacks(const char *permissions, char missing)
+{
+        char query[300], said[80], *text;
+        struct store_page page = { 0 };
+
+        make_sas(permissions, 600, query, sizeof query);
+        open_store(query);
+        snprintf(said, sizeof said, "has sp=%s and lacks %c", permissions, missing);
+        CHECK((put("sas/key", "1") == NEBULA_OK) == (missing != 'w'));
+        CHECK(missing != 'w' || strstr(error.message, said));
+        CHECK((store->ops->list(store, "", false, NULL, &page, &error) == NEBULA_OK) == (missing != 'l'));
+        CHECK(missing != 'l' || strstr(error.message, said));
+        store_page_done(&page);
+        CHECK((store->ops->get(store, "sas/key", 10, &text, NULL, NULL, &error) == NEBULA_OK) == (missing != 'r'));
+        CHECK(missing != 'r' || strstr(error.message, said));
+        if (missing != 'r')
+                free(text);
+        CHECK((store_remove_one(store, "sas/old", &error) == NEBULA_OK) == (missing != 'd'));
+        CHECK(missing != 'd' || (strstr(error.message, said) && !strstr(error.message, "sig=")));
+        store_close(store);
+}
+
+static void a_sas_that_lacks_a_permission_says_which(void)
+{
+        make_container();
+        open_store("");
+        REQUIRE(put("sas/key", "1") == NEBULA_OK && put("sas/old", "0") == NEBULA_OK);
+        store_close(store);
+        lacks("rcwd", 'l');
+        lacks("rcwl", 'd');
+        lacks("cwdl", 'r');
+        lacks("rcdl", 'w');
+}
+
+static void wait_s(int seconds)
+{
+        struct timespec pause = { .tv_sec = seconds };
+
+        nanosleep(&pause, NULL);
+}
+
+#define LIFE_S 4
+
+/* Sends the parts of an upload with a SAS that ends before the upload is published. */
+static struct store_upload *begin_upload(char *data)
+{
+        struct store_object object = { "t/short.pt", data, BIG_BYTES, NULL };
+        struct store_upload *upload;
+
+        azure_limits.part_bytes = 1u << 20;
+        if (store->ops->upload(store, &object, 1, &upload, &error))
+                abort();
+        wait_s(LIFE_S + 1);
+        return upload;
+}
+
+static void an_upload_whose_sas_expires_says_so_and_leaves_nothing_in_the_way(void)
+{
+        char query[300], *data = calloc(1, BIG_BYTES), *back = calloc(1, BIG_BYTES);
+        struct store_object object = { "t/short.pt", data, BIG_BYTES, NULL };
+        struct store_upload *upload;
+        struct store_entry entry;
+
+        make_container();
+        data[BIG_BYTES - 1] = 'x';
+        make_sas("rcwdl", LIFE_S, query, sizeof query);
+        open_store(query);
+        upload = begin_upload(data);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_STORAGE);
+        CHECK(strstr(error.message, "the SAS of the storage path has expired, at 20") && strstr(error.message, "AZURE_STORAGE_SAS_TOKEN_FILE") && !strstr(error.message, "sig="));
+        printf("# %s\n", error.message);
+        store_close(store);
+        make_sas("rcwdl", 600, query, sizeof query);
+        open_store(query);
+        CHECK(store->ops->stat(store, "t/short.pt", &entry, NULL) == NEBULA_NOT_FOUND);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && store->ops->publish(store, upload, &error) == NEBULA_OK);
+        CHECK(store->ops->read_bulk(store, "t/short.pt", back, BIG_BYTES, 1u << 20, NULL, NULL, &error) == NEBULA_OK && !memcmp(data, back, BIG_BYTES));
+        CHECK(store_remove_one(store, "t/short.pt", &error) == NEBULA_OK);
+        store_close(store);
+        free(data);
+        free(back);
+}
+
+static void write_sas(const char *file, int seconds)
+{
+        char query[300];
+        int fd = os->open(file, OS_WRITE | OS_CREATE | OS_TRUNCATE);
+
+        make_sas("rcwdl", seconds, query, sizeof query);
+        strcat(query, "\n");
+        if (fd < 0 || os->write(fd, query + 1, strlen(query + 1)) < 0)
+                abort();
+        os->close(fd);
+}
+
+static void an_upload_goes_on_with_the_new_sas_of_the_file(void)
+{
+        char *real = strdup(getenv("AZURE_STORAGE_CONNECTION_STRING")), file[] = "/tmp/nebula-sas-XXXXXX";
+        char *data = calloc(1, BIG_BYTES), *back = calloc(1, BIG_BYTES);
+        struct store_upload *upload;
+
+        make_container();
+        REQUIRE(mkstemp(file) >= 0);
+        data[BIG_BYTES - 1] = 'y';
+        write_sas(file, LIFE_S);
+        setenv("AZURE_STORAGE_SAS_TOKEN_FILE", file, 1);
+        unsetenv("AZURE_STORAGE_CONNECTION_STRING");
+        open_store("");
+        upload = begin_upload(data);
+        CHECK(put("x", "1") == NEBULA_STORAGE && strstr(error.message, "has expired") && strstr(error.message, "write a new one into that file"));
+        printf("# %s\n", error.message);
+        write_sas(file, 600);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
+        CHECK(store->ops->read_bulk(store, "t/short.pt", back, BIG_BYTES, 1u << 20, NULL, NULL, &error) == NEBULA_OK && !memcmp(data, back, BIG_BYTES));
+        CHECK(put("x", "1") == NEBULA_OK && store_remove_one(store, "t/short.pt", &error) == NEBULA_OK);
+        store_close(store);
+        os->unlink(file);
+        open_store("");
+        CHECK(put("x", "1") == NEBULA_INVALID && strstr(error.message, file));
+        store_close(store);
+        unsetenv("AZURE_STORAGE_SAS_TOKEN_FILE");
+        setenv("AZURE_STORAGE_CONNECTION_STRING", real, 1);
+        free(real);
+        free(data);
+        free(back);
 }
 
 static void add_part(struct buf *token, const char *json)
@@ -181,7 +309,8 @@ static void the_machines_identity_proves_by_a_token(void)
         free(real);
 }
 
-static const struct tap_test tests[] = { TEST(a_key_proves_over_tls), TEST(a_wrong_key_is_refused_and_not_shown), TEST(a_sas_proves_what_it_allows),
+static const struct tap_test tests[] = { TEST(a_key_proves_over_tls), TEST(a_wrong_key_is_refused_and_not_shown), TEST(a_sas_proves_what_it_allows), TEST(a_sas_that_lacks_a_permission_says_which),
+                                         TEST(an_upload_whose_sas_expires_says_so_and_leaves_nothing_in_the_way), TEST(an_upload_goes_on_with_the_new_sas_of_the_file),
                                          TEST(the_machines_identity_proves_by_a_token) };
 
 int main(void)
