@@ -18,8 +18,9 @@ import nebulaml
 import pytest
 import torch
 from nebulaml import _nebula
-from nebulaml._session import engine, ranks
+from nebulaml._session import config, engine, notices, ranks
 from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
+from nebulaml.integrations import stand_in
 from nebulaml.tensors import pickling
 from waiting import until
 
@@ -773,3 +774,21 @@ def test_without_an_agent_resuming_fails_loudly(no_agent, place):
 def test_without_an_agent_raise_raises(no_agent, place):
     with pytest.raises(NebulaUnavailable):
         nebulaml.init(str(place.storage), on_error="raise")
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "shown"),
+    [
+        ("/a/run?7", "/a/run?7/t/m.pt", "/a/run?7"),
+        ("file:///a/run?7", "file:///a/run?7/t/m.pt", "file:///a/run?7"),
+        ("s3://bucket/run/", "s3://bucket/run/t/m.pt", "s3://bucket/run/"),
+        ("az://account/container/run?sig=secret", "az://account/container/run/t/m.pt?sig=secret", "az://account/container/run"),
+    ],
+)
+def test_the_signature_of_a_url_stays_behind_the_path_of_a_file_and_is_shown_to_nobody(path, file, shown):
+    assert config.below(path, "t", "m.pt") == file
+    assert config.shown(path) == shown
+    assert shown in stand_in.text_for("t", "m.pt", path) and "secret" not in stand_in.text_for("t", "m.pt", path)
+    with pytest.raises(nebulaml.NebulaConfigError) as refused:
+        notices.ask_to_save("az://account/container/run?sig=secret")
+    assert "secret" not in str(refused.value)

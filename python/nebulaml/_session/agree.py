@@ -240,7 +240,7 @@ def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]
     folder = root.removeprefix("file://")
     if "://" in folder:
         raise NebulaConfigError(
-            f"the ranks can agree through {root} only with a process group: call this after "
+            f"the ranks can agree through {config.shown(root)} only with a process group: call this after "
             "torch.distributed.init_process_group()"
         )
     return _through_documents(engine, root, os.path.join(folder, ".nebula"), turn, own)

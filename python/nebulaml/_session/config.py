@@ -127,6 +127,18 @@ def _absolute(path: str) -> str:
         raise NebulaConfigError(f"{path!r} is relative, and the working directory is gone: give an absolute path") from None
 
 
+def below(path: str, *names: str) -> str:
+    """Returns the path of something in a storage path. The query of a URL, which can be a signature, stays at its end."""
+    place, question, query = path.partition("?") if "://" in path.removeprefix("file://") else (path, "", "")
+    return "/".join([place.rstrip("/"), *names]) + question + query
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Returns a path as others may see it: without the query of a URL, which can be a secret."""
+    text = os.fspath(path)
+    return text.partition("?")[0] if "://" in text.removeprefix("file://") else text
+
+
 def local_path(what: str, path: Any) -> str:
     """Returns the absolute path of a file or directory. Raises for "", which would mean the working directory."""
     given = os.fspath(path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaStorageError, NebulaUnavailable
-from . import ranks
+from . import config, ranks
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -81,7 +81,8 @@ def ask_to_save(persist_path: str | None) -> None:
     """Makes a job that saves with a Manager save at its next step. Raises NebulaConfigError without a storage directory."""
     path = _wish(persist_path)
     if path is None:
-        raise NebulaConfigError(f"a job gets a request to save through its storage directory, and this job has {persist_path or 'memory only'}")
+        place = config.shown(persist_path or "memory only")
+        raise NebulaConfigError(f"a job gets a request to save through its storage directory, and this job has {place}")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{os.getpid()}.tmp"

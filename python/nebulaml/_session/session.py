@@ -50,7 +50,7 @@ class Session:
         if self._engine.is_closed:
             return "<nebulaml.Session, closed>"
         chosen = self._engine.outlook()
-        return f"<nebulaml.Session {chosen.persist_path or 'in memory'}{f' job={chosen.job!r}' if chosen.job else ''}>"
+        return f"<nebulaml.Session {config.shown(chosen.persist_path or 'in memory')}{f' job={chosen.job!r}' if chosen.job else ''}>"
 
     def __enter__(self) -> Session:
         return self
@@ -211,8 +211,7 @@ class Session:
             return None
         if latest._state() != "durable":
             latest.wait("durable")
-        folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
-        return os.path.join(folder, _nebula.encode_name(name))
+        return config.below(root.removeprefix("file://"), _nebula.encode_name(latest.tag), _nebula.encode_name(name))
 
     def prepare(self, *objects: Any) -> None:
         """Makes memory for the first saves of these objects, in the background.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _nebula, api
+from .._session import config
 from .._session.session import Session, default
 from ..errors import NebulaConfigError, NebulaNotFound
 from ..tensors import pickling
@@ -57,8 +58,7 @@ def split(path: Any) -> tuple[str, str]:
 
 def join(persist: str, tag: str) -> str:
     """(<persist>, <tag>) -> <persist>/<tag>, with the signature of a URL after it: what split() takes apart."""
-    place, question, signature = persist.partition("?") if "://" in persist else (persist, "", "")
-    return f"{place.rstrip('/')}/{tag}{question}{signature}"
+    return config.below(persist, tag)
 
 
 def session_for(persist: str) -> Session:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
 from .. import _nebula
+from .._session import config
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 from .places import METADATA, frame, is_place, is_stock, reading_session, split
 
@@ -152,7 +153,7 @@ class NebulaStorageReader(StorageReader):
             elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
                 self._files = _PlainFiles(folder)
             else:
-                raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
+                raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {config.shown(persist)}")
         return self._files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

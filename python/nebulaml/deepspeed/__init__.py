@@ -29,6 +29,7 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from .. import api
+from .._session import config
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..integrations import guards, stand_in
 from . import universal
@@ -197,7 +198,7 @@ def _wrap_save(original: Any) -> Any:
         engine = self.checkpoint_engine
         if isinstance(engine, NebulaDeepSpeedEngine) and "://" in str(save_dir):
             raise NebulaConfigError(
-                f"save_checkpoint({_without_signature(save_dir)!r}): give a directory of this machine, where DeepSpeed writes small files; "
+                f"save_checkpoint({config.shown(str(save_dir))!r}): give a directory of this machine, where DeepSpeed writes small files; "
                 'the object store is the "persistent_storage_path"'
             )
         result = original(self, save_dir, *args, **kwargs)
@@ -224,7 +225,7 @@ def _wrap_load(original: Any) -> Any:
         if "://" in str(load_dir):
             with _directory_for(engine, str(load_dir)) as directory:
                 path, state = load_checkpoint(self, directory, tag, *args, **kwargs)
-            return path and path.replace(directory, _without_signature(load_dir).rstrip("/")), state
+            return path and path.replace(directory, config.shown(str(load_dir)).rstrip("/")), state
         engine.forget()
         wanted = tag if tag is not None else _read_latest(load_dir)
         found = engine.resolve(wanted) if wanted is not None else None
@@ -244,11 +245,6 @@ def _wrap_load(original: Any) -> Any:
             engine.forget()
 
     return load_checkpoint
-
-
-def _without_signature(url: Any) -> str:
-    return str(url).partition("?")[0]
-
 
 @contextlib.contextmanager
 def _directory_for(engine: NebulaDeepSpeedEngine, url: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from .._session import config
 from ..errors import NebulaNotFound
 
 __all__ = ["StandIn", "text_for"]
@@ -27,6 +28,6 @@ def text_for(tag: str, name: str, persist_path: str | None) -> str:
             "nebulaml.init a persistent_storage_path, and read that directory"
         )
     return (
-        f"this file is only a placeholder for {name!r} of checkpoint {tag!r}: its values are under {persist_path}, from the moment when the "
-        f"checkpoint is durable (nebulaml.flush_persistence waits for that). Read that directory instead, with tag={tag!r}"
+        f"this file is only a placeholder for {name!r} of checkpoint {tag!r}: its values are under {config.shown(persist_path)}, from the "
+        f"moment when the checkpoint is durable (nebulaml.flush_persistence waits for that). Read that directory instead, with tag={tag!r}"
     )

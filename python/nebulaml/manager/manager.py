@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from .._session import about, agree, engine, notices
+from .._session import about, agree, config, engine, notices
 from .._session.rows import Rows
 from .._session.session import Session
 from .._session.waits import patiently
@@ -111,7 +111,7 @@ class Manager:
         self._engine.listeners.append(_keeper(self))
 
     def __repr__(self) -> str:
-        return f"<nebulaml.Manager {self._session.persist_path or 'in memory'}>"
+        return f"<nebulaml.Manager {config.shown(self._session.persist_path or 'in memory')}>"
 
     def __enter__(self) -> Manager:
         return self

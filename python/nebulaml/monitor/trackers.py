@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from .._session import ranks, session
+from .. import _nebula
+from .._session import config, ranks, session
 from ..errors import NebulaConfigError, NebulaError
 from ..events import Event
 from .metrics import MetricsLog, plain
@@ -143,7 +144,7 @@ class Tracker:
         facts = {
             "tag": event.tag,
             "state": "durable" if event.kind == "durable" else "failed",
-            "path": f"{path}/{event.tag}" if path else None,
+            "path": config.below(config.shown(path), _nebula.encode_name(event.tag)) if path else None,
             "size_bytes": int(row.get("size_bytes", event.size)),
             "error": event.text if event.kind == "lost" else "",
         }

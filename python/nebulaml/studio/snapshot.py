@@ -10,6 +10,7 @@ import os
 import statistics
 from typing import Any
 
+from .._session import config
 from ..plan import interval
 
 __all__ = ["Watch", "build"]
@@ -210,10 +211,9 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
             {"name": "memory directory", "value": agent["memory_directory"] or "memfds", "origin": "the agent"},
         ]
     for name, default in SETTINGS.items():
-        # A URL can hold a secret.
         value = os.environ.get(name)
-        shown = value.split("?", 1)[0] if value and "://" in value else value
-        values.append({"name": name, "value": shown or default or "-", "origin": "environment of the studio" if value else "default"})
+        text = config.shown(value or "") or default or "-"
+        values.append({"name": name, "value": text, "origin": "environment of the studio" if value else "default"})
     return values
 
 

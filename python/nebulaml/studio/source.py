@@ -11,7 +11,7 @@ import subprocess
 from typing import Any
 
 from .. import _nebula
-from .._session import about, locate, notices
+from .._session import about, config, locate, notices
 from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
@@ -47,7 +47,7 @@ class Source:
     @property
     def shown_path(self) -> str:
         """The path without the query of a URL, which can be a secret."""
-        return self.path.split("?", 1)[0] if "://" in self.path else self.path
+        return config.shown(self.path)
 
     def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
         """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. If the answer is an error, raises it."""
