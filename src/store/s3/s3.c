@@ -33,6 +33,7 @@ static void add_object(const struct object_store *store, struct object_call *cal
                 return;
         s3_crc64_text(object_body_sum(call), sum);
         object_header(call, "x-amz-checksum-crc64nvme", sum);
+        object_header(call, "x-amz-sdk-checksum-algorithm", "CRC64NVME"); /* a bucket with object lock takes no object without it */
 }
 
 static void add_removal(struct object_call *call)

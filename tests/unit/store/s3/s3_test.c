@@ -116,10 +116,10 @@ static void each_operation_is_the_request_of_the_reference(void)
         begin(NULL, NULL);
         /* The check value of CRC-64/NVME is AE8B14860A799888; S3 wants its highest byte first. */
         CHECK(store->ops->put(store, "t/a b", "123456789", 9, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "e1"));
-        CHECK(ASKED("PUT /data/run/t/a%20b", "x-amz-checksum-crc64nvme: rosUhgp5mIg=", "If-None-Match: *", "Content-Length: 9",
+        CHECK(ASKED("PUT /data/run/t/a%20b", "x-amz-checksum-crc64nvme: rosUhgp5mIg=", "x-amz-sdk-checksum-algorithm: CRC64NVME", "If-None-Match: *", "Content-Length: 9",
                     "x-amz-content-sha256: 15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"));
         CHECK(strstr(fake.last_head, "\r\nAuthorization: AWS4-HMAC-SHA256 Credential=AKID/") && strstr(fake.last_head, "/eu-west-1/s3/aws4_request,SignedHeaders=host;if-none-match;x-amz-checksum-crc64nvme;"
-                                                                                                                     "x-amz-content-sha256;x-amz-date;x-amz-meta-nebula,Signature=") && !strstr(fake.last_head, "SECRET"));
+                                                                                                                     "x-amz-content-sha256;x-amz-date;x-amz-meta-nebula;x-amz-sdk-checksum-algorithm,Signature=") && !strstr(fake.last_head, "SECRET"));
         CHECK(store->ops->put(store, "t/a b", "x", 1, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && ASKED("PUT /data/run/t/a%20b", "If-Match: \"e1\""));
         CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && !strstr(fake.last_head, "Match"));
         REQUIRE(store->ops->get(store, "t/x", 10, &text, NULL, &stamp, &error) == NEBULA_OK);
