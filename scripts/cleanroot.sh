@@ -11,6 +11,9 @@ top=$PWD
 kept=$top/build-wheels
 mirror=${NEBULA_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 torch=$(<requirements/torch.txt)
+# pip takes each platform literally: manylinux_2_28 does not include the older ones.
+platforms=(--platform manylinux2014_x86_64)
+for minor in {17..28}; do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
 
 say() { printf '%s\n' "cleanroot: $*" >&2; }
 [[ $EUID -eq 0 ]] || { say "needs root"; exit 1; }
@@ -41,8 +44,7 @@ for release in "${@:-bookworm}"; do
         mkdir -p "$kept/deps-$version" "$root/wheels"
         for choice in "$torch+cpu" "$torch"; do
                 .venv/bin/pip download -q --disable-pip-version-check --only-binary :all: --python-version "$version" --implementation cp \
-                        --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
-                        -d "$kept/deps-$version" "$choice" numpy >"$kept/roots/$release.log" 2>&1 && break
+                        "${platforms[@]}" -d "$kept/deps-$version" "$choice" numpy >"$kept/roots/$release.log" 2>&1 && break
         done
         compgen -G "$kept/deps-$version/torch-*.whl" >/dev/null ||
                 { grep ERROR "$kept/roots/$release.log" >&2 || true; say "$release: the index has no $torch for Python $version"; exit 1; }
