@@ -2,7 +2,9 @@
 
     from nebulaml.integrations.megatron import NebulaSaveStrategy, use
     use()                                                             # Megatron-LM then saves with Nebula's strategy
-    dist_checkpointing.save(state, folder, NebulaSaveStrategy(), async_sharded_save=True)      # or give the strategy
+    dist_checkpointing.save(                                          # or give the strategy; up to 0.16 without async_strategy
+        state, folder, NebulaSaveStrategy(), async_sharded_save=True, async_strategy="mcore"
+    )
 
 The folder gets the files of ``torch_dist``, and Megatron's own load reads them. When the files of all ranks are durable, Megatron's own
 finalization writes ``metadata.json`` and the tracker of Megatron-LM.
