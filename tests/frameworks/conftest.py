@@ -34,10 +34,10 @@ LIMIT_S = 600 if FULL else 240  # less than pytest's own, so that a job says whe
 
 def interpreter(environment: str) -> str:
     """Returns the Python of .envs/<environment>. If `make test-frameworks` has not made it, the test is skipped."""
-    python = ROOT / ".envs" / environment / "bin" / "python"
-    if not python.exists():
+    place = ROOT / ".envs" / environment
+    if not (place / ".ready").exists():
         pytest.skip(f"no environment {environment}: make .envs/{environment}/.ready")
-    return str(python)
+    return str(place / "bin" / "python")
 
 
 class Url(str):

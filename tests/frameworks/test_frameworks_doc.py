@@ -1,13 +1,18 @@
-"""The examples of docs/frameworks.md run as printed, each with its framework. `...` in them stands for the reader's own settings."""
+"""The examples of docs/frameworks.md run as printed, each with its framework. `...` in them stands for the reader's own settings.
+
+An example that is not Python, such as settings, is the variable `example` of the code after it.
+"""
 
 import re
 import subprocess
+import textwrap
 
 import pytest
 from conftest import LIMIT_S, ROOT, full, interpreter
 
 PAGE = (ROOT / "docs/frameworks.md").read_text()
-EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+EXAMPLE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+SECTION = re.compile(r"^#+ ([^\n]+)\n((?:(?!^#+ ).)*)", re.M | re.S)
 
 MODEL = "model = torch.nn.Linear(3, 2)\n"
 ONE_RANK = """
@@ -46,6 +51,95 @@ DATA = """
 from torchdata.stateful_dataloader import StatefulDataLoader
 loader, step = StatefulDataLoader(list(range(8)), batch_size=4), 1
 """
+TRL = """
+from pathlib import Path
+import datasets
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+words = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<pad>": 2, "<end>": 3, "<unk>": 4}, "<unk>"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+settings = {
+    "model": GPT2LMHeadModel(GPT2Config(vocab_size=5, n_positions=8, n_embd=8, n_layer=1, n_head=2, eos_token_id=3, pad_token_id=2)),
+    "args": SFTConfig(output_dir="out", max_steps=2, save_steps=1, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=8),
+    "train_dataset": datasets.Dataset.from_dict({"text": ["one two one"] * 16}),
+    "processing_class": PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>"),
+}
+"""
+# The example is that of a second start: the first ends after one step.
+FIRST_START = """
+first = SFTTrainer(**settings)
+nm.attach(first)
+first.args.max_steps = 1
+first.train()
+"""
+CHECK_TRL = """
+assert trainer.state.global_step == 2
+nm.flush_persistence()
+assert {path.parent.name for path in Path("out").glob("*/.nebula.json")} == {"checkpoint-1", "checkpoint-2"}
+"""
+AXOLOTL = """
+import yaml
+from axolotl.integrations.base import PluginManager
+from axolotl.utils.dict import DictDefault
+"""
+CHECK_AXOLOTL = """
+config = DictDefault(yaml.safe_load(example))
+for name in config.plugins:  # as axolotl's own prepare_plugins does
+    PluginManager.get_instance().register(name)
+from nebulaml.integrations.axolotl import NebulaArgs
+assert "nebulaml.integrations.axolotl.NebulaArgs" in PluginManager.get_instance().get_input_args()
+assert NebulaArgs(**config).nebula["replicas"] == 1
+trainer = SFTTrainer(**settings)
+PluginManager.get_instance().post_trainer_create(config, trainer)
+trainer.train()
+nm.flush_persistence()
+assert Path("out/checkpoint-2/.nebula.json").exists()
+"""
+MEGATRON = """
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from pathlib import Path
+folder = Path("<path>", "iter_0000001")
+folder.mkdir(parents=True)
+state = {"weight": ShardedTensor.from_rank_offsets("weight", torch.randn(8, 16))}
+"""
+# verl's trainer has its settings from hydra.
+VERL = """
+import os, shlex
+"""
+CHECK_VERL = """
+export, *overrides = [shlex.split(line, comments=True) for line in example.splitlines()]
+assert export[0] == "export"
+os.environ.update(dict([export[1].split("=")]), VERL_ENGINE_DEVICE="cpu")
+import verl
+from hydra import compose, initialize_config_dir
+with initialize_config_dir(os.path.dirname(verl.__file__) + "/trainer/config", version_base=None):
+    config = compose("ppo_trainer", [one for (one,) in overrides])
+from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
+from verl.workers.engine.base import EngineRegistry
+assert config.actor_rollout_ref.actor.checkpoint.async_save is True
+assert type(build_checkpoint_callback(config)).__name__ == "NebulaCheckpointCallback"
+assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__ == "NebulaFSDPEngineWithLMHead"
+"""
+RAY = """
+import os
+os.environ["HOME"] = os.getcwd()  # Ray keeps a token there
+for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    del os.environ[name]
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+def train():
+    step, rank, loss, state = 1, 0, 0.5, {"step": 1}
+    """
+CHECK_RAY = """
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
+run = RunConfig(name="run", storage_path="<path>")
+result = TorchTrainer(train, torch_config=TorchConfig(backend="gloo"), scaling_config=ScalingConfig(num_workers=1), run_config=run).fit()
+assert torch.load(result.checkpoint.path + "/rank-0.pt") == {"step": 1}
+ray.shutdown()
+"""
 # For the examples under each heading, in their order: the environment, code before the example, and after it.
 AROUND = {
     "Lightning": [("lightning-deepspeed", "import lightning\n" + TRAINER, "")],
@@ -59,26 +153,50 @@ AROUND = {
     "torchtitan": [
         ("torchtitan", "class config: pass\n", "assert config.checkpoint.enable"),
     ],
+    "TRL and axolotl": [
+        ("trl", TRL + FIRST_START, CHECK_TRL),
+        ("axolotl", TRL + AXOLOTL, CHECK_AXOLOTL),
+    ],
+    "Megatron-Core": [("megatron", ONE_RANK + MEGATRON, "nm.flush_persistence(); assert (folder / '.metadata').exists()")],
+    "verl": [("verl", VERL, CHECK_VERL)],
+    "Ray Train": [("ray", RAY, CHECK_RAY)],
     "Data": [("torchdata", MODEL + DATA, 'assert manager.restore({"data": loader}).step == 1')],
 }
 
 
+SETTINGS_OF = {"{..., ": "{" + SETTINGS + ", ", "{...}": "{" + SETTINGS + "}", "(...)": "(**settings)"}
+
+
 def examples(heading):
-    return EXAMPLE.findall(re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#)", PAGE, re.M | re.S)[1])
+    """Returns language and text of each example under a heading."""
+    return EXAMPLE.findall(dict(SECTION.findall(PAGE))[heading])
+
+
+def test_each_heading_with_an_example_is_run():
+    prose = EXAMPLE.sub("", PAGE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.M)
+    assert len(headings) == len(set(headings)) > len(AROUND)
+    assert {heading for heading in headings if examples(heading)} == set(AROUND)
+    assert sum(len(examples(heading)) for heading in headings) == PAGE.count("```") // 2
 
 
 @full
-@pytest.mark.parametrize("heading", AROUND)
-def test_the_examples_run_as_printed(node, this_python, heading):
+@pytest.mark.parametrize(("heading", "number"), [(heading, number) for heading in AROUND for number in range(len(AROUND[heading]))])
+def test_the_examples_run_as_printed(node, this_python, heading, number):
     found = examples(heading)
     assert len(found) == len(AROUND[heading])
-    for example, (environment, before, after) in zip(found, AROUND[heading], strict=True):
-        own = example.replace("{..., ", "{" + SETTINGS + ", ").replace("{...}", "{" + SETTINGS + "}")
-        for path, real in (("/scratch/run7", node.persist), ("<path>/<tag>", node.persist / "step1")):
-            own = own.replace(path, str(real))
-        code = f"import torch\nimport nebulaml as nm\n{before}\n{own}\n{after}\nnm.flush_persistence()\n"
-        python = interpreter(environment) if environment else this_python
-        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        command = [python, "-W", "ignore", "-c", code]
-        done = subprocess.run(command, env=node.environment | variables, cwd=node.base, capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stderr[-3000:]
+    (language, own), (environment, before, after) = found[number], AROUND[heading][number]
+    if language == "python":
+        for printed, given in SETTINGS_OF.items():
+            own = own.replace(printed, given)
+        own = textwrap.indent(own, re.search(r" *$", before)[0]).lstrip()  # an example in a function has its indentation
+    else:
+        own = f"example = {own!r}"
+    code = f"import torch\nimport nebulaml as nm\n{before}{own}\n{after}\nnm.flush_persistence()\n"
+    for path, real in (("/scratch/run7", node.persist), ("<path>/<tag>", node.persist / "step1"), ("<path>", node.persist)):
+        code = code.replace(path, str(real))
+    python = interpreter(environment) if environment else this_python
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [python, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, env=node.environment | variables, cwd=node.base, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
