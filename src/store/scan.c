@@ -1,5 +1,7 @@
 /* All versions of a storage path. */
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +9,11 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "os/thread.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
+#define LOADS_AT_ONCE 32
 #define SCAN_ROUNDS 20 /* if versions come and go faster than a scan reads them */
 
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
@@ -169,45 +173,117 @@ bool manifest_is_bare(struct store *store, const char *tag, struct manifest_brok
         return true;
 }
 
-/* *ret_has_open: some tags were neither complete nor another program's. */
+/* The manifests of all tags of a listing. Each takes two requests, one after the other, so a service over the network is asked for many at
+ * once. */
+struct loading {
+        struct store *store;
+        const struct store_list *list;
+        struct manifest *manifests;     /* one per tag */
+        struct nebula_error **failures; /* one per tag; NULL: its manifest was read */
+        atomic_size_t next;
+        atomic_bool stops; /* the scan has failed: no more is read */
+};
+
+/* Whether the failure says something about the storage, and nothing about that checkpoint. */
+static bool ends_scan(const struct nebula_error *failure)
+{
+        return failure->status == NEBULA_NO_MEMORY || (failure->status != NEBULA_NOT_FOUND && store_class(failure) == STORE_AGAIN);
+}
+
+/* In the place of a failure that cannot be copied. */
+static struct nebula_error no_memory_left = { .status = NEBULA_NO_MEMORY, .message = "no memory to list the checkpoints" };
+
+static void *load_some(void *argument)
+{
+        struct loading *loading = argument;
+        struct nebula_error failure;
+        char tag[256];
+        size_t i;
+
+        while (!atomic_load(&loading->stops) && (i = atomic_fetch_add(&loading->next, 1)) < loading->list->count) {
+                if (!manifest_tag_of(&loading->list->entries[i], tag) || !manifest_load(loading->store, tag, &loading->manifests[i], &failure))
+                        continue;
+                loading->failures[i] = malloc(sizeof failure);
+                if (loading->failures[i])
+                        *loading->failures[i] = failure;
+                else
+                        loading->failures[i] = &no_memory_left;
+                if (ends_scan(loading->failures[i]))
+                        atomic_store(&loading->stops, true);
+        }
+        return NULL;
+}
+
+static void load_all(struct loading *loading)
+{
+        pthread_t threads[LOADS_AT_ONCE];
+        size_t count = 0;
+
+        while (loading->store->ops->reach && count + 1 < LOADS_AT_ONCE && count + 1 < loading->list->count &&
+               !os_thread_start(&threads[count], load_some, loading, false))
+                count++;
+        load_some(loading);
+        for (size_t i = 0; i < count; i++)
+                pthread_join(threads[i], NULL);
+}
+
+/* Takes over the manifests into the scan, in the order of the listing. *ret_has_open: some tags were neither complete nor another program's. */
+static enum nebula_status take_loaded(struct loading *loading, struct manifest_scan *scan, bool *ret_has_open, struct nebula_error *error)
+{
+        const struct store_list *list = loading->list;
+        char tag[256];
+
+        for (size_t i = 0; i < list->count; i++)
+                if (loading->failures[i] && ends_scan(loading->failures[i])) {
+                        if (error)
+                                *error = *loading->failures[i];
+                        return loading->failures[i]->status;
+                }
+        for (size_t i = 0; i < list->count; i++) {
+                const struct nebula_error *failure = loading->failures[i];
+
+                if (!manifest_tag_of(&list->entries[i], tag))
+                        continue;
+                if (!failure) {
+                        scan->manifests[scan->count] = loading->manifests[i];
+                        if (scan->count++ != i)
+                                loading->manifests[i] = (struct manifest){ 0 };
+                } else if (failure->status == NEBULA_NOT_FOUND) { /* another program's, incomplete, or gone */
+                        *ret_has_open = *ret_has_open || is_open(loading->store, list->entries[i].key);
+                        note_bare(scan, tag);
+                } else {
+                        note_broken(scan, tag, failure);
+                }
+        }
+        return NEBULA_OK;
+}
+
 static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
                                       bool *ret_has_open, struct nebula_error *error)
 {
-        struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
-        struct nebula_error failure;
-        char tag[256];
-        enum nebula_status status = NEBULA_OK;
+        struct loading loading = { .store = store, .list = list };
+        struct manifest_scan scan = { 0 };
+        enum nebula_status status;
 
         *ret_has_open = false;
-        if (!scan.manifests)
+        loading.failures = calloc(list->count + 1, sizeof *loading.failures);
+        loading.manifests = scan.manifests = calloc(list->count + 1, sizeof *scan.manifests);
+        if (!loading.failures || !scan.manifests) {
+                free(loading.failures);
+                free(scan.manifests);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list->count);
-        for (size_t i = 0; i < list->count && !status; i++) {
-                if (!manifest_tag_of(&list->entries[i], tag))
-                        continue;
-                switch (manifest_load(store, tag, &scan.manifests[scan.count], &failure)) {
-                case NEBULA_OK:
-                        scan.count++;
-                        break;
-                case NEBULA_NOT_FOUND: /* another program's, incomplete, or gone */
-                        *ret_has_open = *ret_has_open || is_open(store, list->entries[i].key);
-                        note_bare(&scan, tag);
-                        break;
-                case NEBULA_NO_MEMORY:
-                        status = failure.status;
-                        break;
-                default:
-                        if (store_class(&failure) == STORE_AGAIN) /* this says nothing about the checkpoint */
-                                status = failure.status;
-                        else
-                                note_broken(&scan, tag, &failure);
-                }
         }
+        load_all(&loading);
+        status = take_loaded(&loading, &scan, ret_has_open, error);
+        for (size_t i = 0; i < list->count; i++)
+                if (loading.failures[i] != &no_memory_left)
+                        free(loading.failures[i]);
+        free(loading.failures);
         if (!status) {
                 *ret_scan = scan;
                 return NEBULA_OK;
         }
-        if (error)
-                *error = failure;
+        scan.count = list->count; /* the rest is zeroed */
         manifest_scan_done(&scan);
         return status;
 }

@@ -73,7 +73,8 @@ class Source:
 
     def status(self) -> dict[str, Any]:
         """Returns the agent, its jobs, sessions, queue and history, and the versions in memory and storage."""
-        answer: dict[str, Any] = self.ask("status", "--json")[1]
+        limit_s = ASK_S if self.is_local else WORK_S  # it reads one manifest per version: minutes for a bucket with 100,000
+        answer: dict[str, Any] = self.ask("status", "--json", limit_s=limit_s)[1]
         return answer
 
     def inspect(self, tag: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 /* Scans of a storage path while versions come and go, and entries that are not versions. */
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "store/manifest_private.h"
@@ -282,9 +283,74 @@ ON_EACH_STORE(a_scan_that_meets_a_failure_of_storage_tells_it)
         }
 }
 
+static const struct store_ops *quick_ops;
+static atomic_int running, most_running;
+static const char *failing; /* the tag whose manifest cannot be read now */
+
+static enum nebula_status slow_get(struct store *from, const char *key, size_t limit, char **ret_text, size_t *ret_size, struct store_stamp *ret_stamp,
+                                   struct nebula_error *ret_error)
+{
+        int now = atomic_fetch_add(&running, 1) + 1, most = atomic_load(&most_running);
+        enum nebula_status status;
+
+        while (now > most && !atomic_compare_exchange_weak(&most_running, &most, now))
+                continue;
+        usleep(20000);
+        if (failing && !strncmp(key, failing, strlen(failing)))
+                status = error_set(ret_error, NEBULA_STORAGE, 0, "the service is busy");
+        else
+                status = quick_ops->get(from, key, limit, ret_text, ret_size, ret_stamp, ret_error);
+        if (status == NEBULA_STORAGE && ret_error)
+                ret_error->http_status = 503;
+        atomic_fetch_sub(&running, 1);
+        return status;
+}
+
+static enum nebula_status reach_nothing(struct store *from, struct store_reach *ret_reach, struct nebula_error *ret_error)
+{
+        (void)from;
+        (void)ret_reach;
+        return error_set(ret_error, NEBULA_UNAVAILABLE, 0, "no service");
+}
+
+static void a_service_over_the_network_is_asked_for_many_manifests_at_once(void)
+{
+        struct manifest_scan scan;
+        struct store_ops ops;
+        char tag[32];
+
+        store = begin_mem();
+        for (unsigned i = 0; i < 60; i++) {
+                snprintf(tag, sizeof tag, "tag%02u", i * 7 % 60);
+                save(tag, 100 + i);
+        }
+        CHECK(!remove_version("tag07"));
+        flip("tag14/.nebula/manifest-1.json", 30);
+        quick_ops = store->ops;
+        ops = *quick_ops;
+        ops.get = slow_get;
+        ops.reach = reach_nothing;
+        store->ops = &ops;
+        REQUIRE(manifest_scan(store, &scan, &error) == NEBULA_OK);
+        CHECK(scan.count == 58 && scan.broken_count == 1 && strstr(scan.broken, "tag14") && most_running >= 8 && most_running <= 32);
+        for (size_t i = 0; i < scan.count; i++) {
+                unsigned saved = (unsigned)scan.manifests[i].sequence - 100;
+
+                snprintf(tag, sizeof tag, "tag%02u", saved * 7 % 60);
+                CHECK(!strcmp(scan.manifests[i].tag, tag) && (!i || scan.manifests[i - 1].sequence < scan.manifests[i].sequence));
+        }
+        manifest_scan_done(&scan);
+        failing = "tag30";
+        CHECK(manifest_scan(store, &scan, &error) == NEBULA_STORAGE && strstr(error.message, "the service is busy"));
+        failing = NULL;
+        store->ops = quick_ops;
+        store_close(store);
+        end_mem();
+}
+
 TAP_MAIN(TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken), TEST(a_scan_of_nothing_is_empty), TEST(a_directory_of_format_1_counts_as_broken),
          TEST(tags_without_a_version_are_told_from_the_largest_step_on), TEST(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_not),
          TEST(links_beside_the_tags_are_counted_and_not_followed), TEST(lost_and_found_of_another_user_is_no_checkpoint), TEST(a_directory_that_no_tag_is_encoded_as_is_no_tag),
          TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed), TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),
          TEST(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed),
-         TEST(a_scan_of_what_stands_still_reads_each_manifest_once), TEST(a_scan_that_meets_a_failure_of_storage_tells_it))
+         TEST(a_scan_of_what_stands_still_reads_each_manifest_once), TEST(a_scan_that_meets_a_failure_of_storage_tells_it), TEST(a_service_over_the_network_is_asked_for_many_manifests_at_once))
