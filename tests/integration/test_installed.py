@@ -104,6 +104,42 @@ def test_two_ranks_of_an_mpi_job_survive_sigkill_of_one(prefix, environment, tmp
     )
 
 
+INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "
+OVERLAYS = """
+mount -t tmpfs tmpfs "$1"
+for place in usr/local etc; do
+        mkdir -p "$1/$place/upper" "$1/$place/work"
+        mount -t overlay overlay -o "lowerdir=/$place,upperdir=$1/$place/upper,workdir=$1/$place/work" "/$place"
+done
+"""
+
+
+@pytest.mark.parametrize(("example", "step"), [("heat", 700), ("walk", 200), ("fortran", 200), ("mpi", 200)])
+def test_the_commands_of_an_examples_readme_work_as_printed(environment, tmp_path, example, step):
+    """Types them in a mount namespace, so that nothing stays in /usr/local. The install takes the build that the tests use."""
+    needs("gfortran"), needs("mpicc")
+    command = ["unshare", "-m", "bash", "-ec", OVERLAYS, "", tmp_path]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("needs root and overlayfs")
+    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "examples" / example / "README.md").read_text(), re.M | re.S)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ") or "\n$ " not in "\n" + block]
+    assert lines[0].startswith(INSTALL)
+    install = f"env -u PKG_CONFIG_PATH meson install -C '{BUILD}' --no-rebuild --quiet --destdir / && "
+    script = "\n".join([lines[0].replace(INSTALL, install), *lines[1:]]).replace("/scratch", f"{tmp_path}/scratch")
+    prepare = f"{OVERLAYS}ln -s '{ROOT}/examples' \"$1/examples\"\ncd \"$1\"\nset +e\n"
+    own = {key: value for key, value in environment.items() if key not in ("LD_LIBRARY_PATH", "PKG_CONFIG_PATH")}
+    own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    own["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    typed = ["unshare", "-m", "bash", "-ec", prepare + script + "\nnebula stop --now --yes >&2\n", "", tmp_path]
+    ran = subprocess.run(typed, env=own, capture_output=True, text=True, timeout=120)
+    said = ran.stdout.splitlines()
+    assert f"resuming from step {step}" in said and "starting from step 0" in said, ran
+    assert "error" not in ran.stderr, ran.stderr
+    if example == "heat":  # its commands also make a run that is not killed
+        ends = [line for line in said if line.startswith("step 1000")]
+        assert len(ends) == 2 and ends[0] == ends[1]
+
+
 @pytest.fixture(scope="module")
 def debian(prefix, tmp_path_factory):
     """Makes a root directory into which dpkg has installed both packages, and nothing else."""
