@@ -115,6 +115,25 @@ void text_make_printable(char *text)
         text_replace_hidden(text, '?');
 }
 
+bool text_find_hidden(const char *text, size_t size, size_t *ret_at, size_t *ret_length, uint32_t *ret_character)
+{
+        for (size_t k = 0, length; k < size; k += length) {
+                uint32_t character;
+
+                length = character_size((const uint8_t *)text + k, size - k);
+                if (!length)
+                        return false;
+                character = character_at((const uint8_t *)text + k, length);
+                if (character >= 0x7f && is_hidden(character)) {
+                        *ret_at = k;
+                        *ret_length = length;
+                        *ret_character = character;
+                        return true;
+                }
+        }
+        return false;
+}
+
 bool text_is_formula(const char *cell)
 {
         static const char *const starts[] = { "=", "+", "-", "@", "\xef\xbc\x9d", "\xef\xbc\x8b", "\xef\xbc\x8d", "\xef\xbc\xa0" };

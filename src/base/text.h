@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Whether the text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
 bool text_is_utf8(const char *text, size_t size);
@@ -15,6 +16,9 @@ void text_make_utf8(char *text);
 void text_replace_hidden(char *text, char by);
 /* The same with '?': for terminals, logs and JSON. */
 void text_make_printable(char *text);
+/* The first character that the functions above replace and that is no ASCII control character below DEL. False: there is none. The text is
+ * well-formed UTF-8. */
+bool text_find_hidden(const char *text, size_t size, size_t *ret_at, size_t *ret_length, uint32_t *ret_character);
 /*
  * Whether a table of text needs one more apostrophe before this cell. A spreadsheet takes a cell for a formula if its first character is
  * one of = + - @ or of their full-width forms. Spaces and apostrophes before that character do not count, so that whoever reads the table

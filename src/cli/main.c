@@ -240,9 +240,25 @@ enum cli_exit cli_exit_of(enum nebula_status status)
         }
 }
 
+/* Writes a piece of JSON. Characters on which a terminal acts, or which show nothing, are written as escapes: such a character is part of a
+ * string. */
+static int write_piece(const char *text, size_t size, void *stream)
+{
+        uint32_t character;
+        size_t at, length;
+
+        while (text_find_hidden(text, size, &at, &length, &character)) {
+                if (fwrite(text, 1, at, stream) != at || fprintf(stream, "\\u%04x", character) < 0)
+                        return -1;
+                text += at + length;
+                size -= at + length;
+        }
+        return fwrite(text, 1, size, stream) == size ? 0 : -1;
+}
+
 static int print_json(json_t *value, size_t flags, int code)
 {
-        if (!value || json_dumpf(value, stdout, flags | JSON_REAL_PRECISION(17)) || fputc('\n', stdout) == EOF || fflush(stdout)) {
+        if (!value || json_dump_callback(value, write_piece, stdout, flags | JSON_REAL_PRECISION(17)) || fputc('\n', stdout) == EOF || fflush(stdout)) {
                 cli_complain("cannot print the answer");
                 code = CLI_UNREACHABLE;
         }

@@ -194,6 +194,18 @@ static void a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_c
                 CHECK(!text_is_formula(plain[i]) && text_cell_content(plain[i]) == plain[i]);
 }
 
+static void the_first_hidden_character_is_found(void)
+{
+        uint32_t character;
+        size_t at, length;
+
+        CHECK(!text_find_hidden("plain\n\x1b gr\xc3\xb6\xc3\x9f" "e \xf0\x9f\x98\x80", 19, &at, &length, &character));
+        CHECK(text_find_hidden("ab\xe2\x80\xae" "c\x7f", 7, &at, &length, &character) && at == 2 && length == 3 && character == 0x202e);
+        CHECK(text_find_hidden("a\xc2\x9b", 3, &at, &length, &character) && at == 1 && length == 2 && character == 0x9b);
+        CHECK(text_find_hidden("\x7f", 1, &at, &length, &character) && !at && length == 1 && character == 0x7f);
+        CHECK(!text_find_hidden("", 0, &at, &length, &character));
+}
+
 static char written[2048];
 static size_t written_size, write_calls;
 
@@ -277,6 +289,6 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
-         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
+         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(the_first_hidden_character_is_found), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
          TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names),
          TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))
