@@ -1,7 +1,7 @@
 """Each test has its own agent, memory directory and storage; jobs are real processes of a framework's own environment.
 
-If NEBULA_TEST_STORAGE is s3, azure, adls or gs, the storage is an object store on a server of this machine, in place of a directory. A test
-that looks at files of its storage is skipped then.
+If NEBULA_TEST_STORAGE is s3, azure, adls or gs, the storage is an object store on a server of this machine, in place of a directory. Jobs that
+name no storage path use it, too. A test of a feature that needs a directory is skipped then (directory_only).
 """
 
 import json
@@ -29,6 +29,13 @@ from store_servers import Servers  # noqa: E402
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
 full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
+
+
+def directory_only(reason: str) -> pytest.MarkDecorator:
+    """Marks a test whose storage must be a directory, and says why. docs/storage.md lists the features."""
+    return pytest.mark.skipif(bool(STORAGE), reason=f"needs a directory as its storage: {reason}")
+
+
 LIMIT_S = 600 if FULL else 240  # less than pytest's own, so that a job says where it hangs
 
 
@@ -41,17 +48,12 @@ def interpreter(environment: str) -> str:
 
 
 class Url(str):
-    """A storage path in an object store, in place of the Path of a directory. A test that uses it as a directory is skipped."""
+    """A storage path in an object store, in place of the Path of a directory."""
 
     __slots__ = ()
 
     def __truediv__(self, name: str) -> "Url":
         return Url(f"{self}/{name}")
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        pytest.skip(f"needs a directory as its storage ({name})")
 
 
 class Node:
@@ -75,9 +77,12 @@ class Node:
         }
 
     def use(self, servers: Servers, store: str) -> None:
-        """Takes an object store as the storage, in place of the directory."""
-        self.environment |= servers.variables(store)
+        """Takes an object store as the storage, in place of the directory, also for jobs that name none."""
         self.persist = Url(servers.new_path(store))
+        secret = self.base / "secret"  # of the agents of several nodes, for which a directory has a place
+        secret.touch(0o600)
+        secret.write_bytes(os.urandom(32))
+        self.environment |= servers.variables(store) | {"NEBULA_PERSISTENT_STORAGE_PATH": self.persist, "NEBULA_SECRET_FILE": str(secret)}
 
     def of_rank(self, rank: int) -> dict[str, str]:
         """Returns the node of a rank, if each rank is a node with its own agent and memory."""
@@ -160,11 +165,19 @@ class Node:
 
     def stored(self) -> list[str]:
         """Returns the tags in storage, as an agent finds them that has nothing in memory."""
+        return [version["tag"] for version in self._ask("list").get("versions", [])]
+
+    def inspect(self, tag: str) -> dict:
+        """Returns the files and ranks of a version in storage."""
+        return self._ask("inspect", tag)
+
+    def _ask(self, *words: str) -> dict:
         said = subprocess.run(
-            [locate.agent_path(), "list", "--json", "--path", self.persist],
+            [locate.agent_path(), *words, "--json", "--path", self.persist],
             env=self.environment | {"NEBULA_RUNTIME_DIR": str(self.base / "no agent")}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        return [version["tag"] for version in json.loads(said.stdout or '{"versions": []}')["versions"]]
+        assert said.returncode in (0, 3), said.stderr  # 3: there is none
+        return json.loads(said.stdout)
 
     def wait_durable(self, tag: str, timeout: float = 30) -> None:
         """Waits until the manifest of a tag exists. The agent still writes after the job has ended."""

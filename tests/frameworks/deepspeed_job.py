@@ -153,6 +153,14 @@ def main() -> int:
                 engine.save_16bit_model(os.path.join(args.save_dir, f"global_step{step}"))
             blocked.append(time.perf_counter() - start)
         if step == args.kill_at:
+            if args.replicas:
+                import nebulaml
+
+                newest = nebulaml.Checkpoint(f"global_step{step // args.save_every * args.save_every}")
+                newest.wait("replicated", timeout=60)
+                if rank == 0:
+                    print(json.dumps({"state": newest.state}), flush=True)
+                torch.distributed.barrier()
             if args.lose_node == rank:
                 kill_agent()
             elif args.lose_node >= 0:

@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import files_below, full, interpreter
+from conftest import directory_only, files_below, full, interpreter
 from waiting import until
 
 ENV = "hf"
@@ -86,6 +86,7 @@ def attached(**options):
     return done.stderr
 
 
+@directory_only("the adapter's own place for its storage is a directory")
 def test_an_init_that_names_no_path_or_a_question_before_leaves_the_path_to_the_adapter(node):
     program(node, """
 assert nm.persist_path() is None and not nm.is_initialized()

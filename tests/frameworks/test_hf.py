@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import files_below, full, interpreter
+from conftest import Url, directory_only, files_below, full, interpreter
 from waiting import until
 
 ENV = "hf"
@@ -24,6 +24,13 @@ def job(node, *more, directory="run", **options):
 
 def stock(node, *more, **options):
     return job(node, "--way", "stock", *more, directory="stock", **options)
+
+
+def stored(node):
+    """Returns the checkpoints in the storage of a job that names none: the object store, or the adapter's own directory."""
+    if isinstance(node.persist, Url):
+        return sorted(node.stored())
+    return sorted(name for name in os.listdir(node.base / ".nebula" / "run") if name.startswith("checkpoint"))
 
 
 @pytest.mark.parametrize("way", ["attach", pytest.param("mixin", marks=full), "subclass"])
@@ -50,6 +57,7 @@ def test_the_directory_is_stocks_and_stock_resumes_from_it(node):
     assert again.losses == whole.losses_after(4)
 
 
+@directory_only("a file in place of the directory makes storage fail")
 def test_a_directory_appears_only_whole(node):
     node.persist.write_text("storage is not there")
     job(node, "--persist", node.persist, "--kill-at", 5, check=False)
@@ -63,10 +71,7 @@ def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
     whole = stock(node, "--limit", 2)
     result = job(node, "--limit", 2)
     assert result.end["names"] == whole.end["names"] == ["checkpoint-6", "checkpoint-8"]
-    stored = node.base / ".nebula" / "run"
-    until(
-        lambda: sorted(n for n in os.listdir(stored) if n.startswith("checkpoint")) == ["checkpoint-6", "checkpoint-8"]
-    )
+    until(lambda: stored(node) == ["checkpoint-6", "checkpoint-8"])
     reading = "import sys, torch, transformers; print(torch.load(sys.argv[1], weights_only=False).save_total_limit)"
     arguments = node.base / "run" / "checkpoint-8" / "training_args.bin"
     done = subprocess.run([interpreter(ENV), "-c", reading, arguments], env=node.environment, capture_output=True, text=True)
@@ -78,6 +83,7 @@ def test_save_total_limit_removes_nothing_for_a_checkpoint_that_failed(node):
     assert job(node, "--limit", 2, "--steps", 6, "--lose", 4, directory="more").end["names"] == ["checkpoint-2", "checkpoint-6"]
 
 
+@directory_only("the adapter's own place for its storage is a directory")
 def test_the_output_directory_has_the_entries_of_stock_and_nothing_is_left_where_nothing_is_stored(node):
     stock(node, "--steps", 4)
     job(node, "--steps", 4)
@@ -129,8 +135,7 @@ def test_the_directories_at_the_end_are_those_of_stock_also_where_storage_is_slo
     assert result.end["names"] == whole.end["names"]
     assert (result.end["best"] or "").replace("run", "stock") == (whole.end["best"] or "")
     assert result.end["weights"] == whole.end["weights"]
-    stored = node.base / ".nebula" / "run"
-    until(lambda: sorted(name for name in os.listdir(stored) if name.startswith("checkpoint")) == result.end["names"])
+    until(lambda: stored(node) == result.end["names"])
 
 
 def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves_as_stock_does(node):
@@ -145,6 +150,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves_as_stoc
     assert again.losses == whole.losses
 
 
+@directory_only("a file in place of the directory makes storage fail")
 def test_a_run_whose_storage_has_failed_ends_all_the_same(node):
     node.persist.write_text("storage is not there")
     node.environment["NEBULA_PERSIST_GIVE_UP"] = "2"

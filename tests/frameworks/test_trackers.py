@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HERE, interpreter
+from conftest import HERE, Url, interpreter
 
 SIZE_MIN = 4000  # of a checkpoint of 1,000 floats
 
@@ -55,8 +55,9 @@ def test_wandbs_newest_part_has_each_step_once_and_references_to_versions(node, 
     found = read(node, "wandb", node.base)
     check(node, found, tags=["global_step9"])
     (version,) = found["versions"]
-    assert f"file://{node.persist}/global_step9/model.pt" in version["refs"]
-    assert all(ref.startswith(f"file://{node.persist}/global_step9/") for ref in version["refs"])
+    place = node.persist if isinstance(node.persist, Url) else f"file://{node.persist}"
+    assert f"{place}/global_step9/model.pt" in version["refs"]
+    assert all(ref.startswith(f"{place}/global_step9/") for ref in version["refs"])
     assert found["uploads"] == 0
 
 
