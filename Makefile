@@ -171,7 +171,7 @@ check: setup-test
 # Those with another Python than .venv's have a build of their own.
 $(patsubst requirements/frameworks/%.txt,.envs/%/.ready,$(shell grep -l '^# python: ' requirements/frameworks/*.txt)): $(NATIVE_FILES)
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
-	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
+	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks tests/integration/test_elastic_nodes.py $(ARGS)
 
 test-localstack: package setup-test
 	@scripts/localstack.sh install

@@ -24,7 +24,7 @@ def stock(node, *more, **options):
     return job(node, "--way", "stock", *more, directory="stock", **options)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=full)])
 def test_load_state_after_sigkill_equals_uninterrupted_training(node, ranks):
     whole = stock(node, ranks=ranks)
     job(node, "--kill-at", 5, ranks=ranks, check=False)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ENDING, Url, directory_only
+from conftest import ENDING, Url, directory_only, full
 
 
 def job(node, *more, **options):
@@ -31,7 +31,7 @@ def whole(tmp_path_factory):
         node.close()
 
 
-@pytest.mark.parametrize("way", ["save", "nebula-async", "stock-async"])
+@pytest.mark.parametrize("way", [pytest.param("save", marks=full), "nebula-async", pytest.param("stock-async", marks=full)])
 def test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it(node, way, whole):
     job(node, "--way", way, "--kill-at", 3, ranks=2, check=False)
     assert job(node, "--load", 3, ranks=2).losses == {step: loss for step, loss in whole.items() if step > 3}

@@ -33,7 +33,7 @@ def stored(node):
     return sorted(name for name in os.listdir(node.base / ".nebula" / "run") if name.startswith("checkpoint"))
 
 
-@pytest.mark.parametrize("way", ["attach", pytest.param("mixin", marks=full), "subclass"])
+@pytest.mark.parametrize("way", ["attach", pytest.param("mixin", marks=full), pytest.param("subclass", marks=full)])
 def test_resume_after_sigkill_equals_uninterrupted_training(node, way):
     whole = stock(node)
     job(node, "--way", way, "--kill-at", 5, check=False)

@@ -55,7 +55,7 @@ def test_fsdp2_resumes_after_sigkill_from_an_object_store(node):
     assert again.losses[4] == killed.losses[4] and sorted(again.losses) == [4, 5, 6]
 
 
-@pytest.mark.parametrize("lost", [(1,), (0, 1)])
+@pytest.mark.parametrize("lost", [(1,), pytest.param((0, 1), marks=full)])
 def test_two_nodes_resume_from_an_object_store_though_nodes_are_replaced(node, lost):
     def job(*more, **options):
         return node.run(sys.executable, "dcp_job.py", "--path", node.persist, *more, ranks=2, nodes=True, **options)

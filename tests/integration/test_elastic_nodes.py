@@ -25,6 +25,7 @@ from torchrun_nodes import Job, Node, counted, counting
 
 SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
 REQUESTS_MAX = 20  # of a node in a round
+FULL = pytest.mark.skipif(os.environ.get("NEBULA_TEST_FRAMEWORKS") != "all", reason="one of the long ones: make test-frameworks")
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ class Table(Storage):
         return table_cells.open_cells(None)
 
 
-@pytest.fixture(params=["directory", "blobs", "table"])
+@pytest.fixture(params=["directory", pytest.param("blobs", marks=FULL), "table"])
 def storage(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     monkeypatch.setenv("NEBULA_AGENT_PATH", nebula)
     if request.param == "directory":
