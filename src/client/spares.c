@@ -106,6 +106,7 @@ static void pause_for(struct nebula_session *session, int64_t pause_ms)
         lock_take(&spares->spares_lock);
         if (!spares->is_ending && !spares->is_foretold)
                 lock_wait_for(&spares->spares_lock, &spares->moved, pause_ms);
+        spares->is_foretold = false; /* the next request asks for that file, too */
         lock_give(&spares->spares_lock);
 }
 

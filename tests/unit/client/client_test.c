@@ -1492,6 +1492,20 @@ static void an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved
         end();
 }
 
+static void an_agent_that_has_no_image_yet_is_asked_now_and_then(void)
+{
+        struct nebula_range range = { NULL, 3 << 20 };
+
+        start_spares(0, true);
+        fake.spares_follow = true;
+        for (int i = 0; i < 3; i++)
+                CHECK(ok(nebula_session_prepare(session, 0, &range, 1, &error)));
+        os->sleep_ms(300);
+        CHECK(fake_seen(IPC_SPARE) >= 2 && fake_seen(IPC_SPARE) < 30);
+        fake.spares_follow = false;
+        end();
+}
+
 static void a_session_ends_while_an_image_is_made_ready(void)
 {
         pid_t pid;
@@ -1574,7 +1588,7 @@ static const struct tap_test tests[] = {
         TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
         TEST(an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved),
-        TEST(a_session_ends_while_an_image_is_made_ready),
+        TEST(an_agent_that_has_no_image_yet_is_asked_now_and_then), TEST(a_session_ends_while_an_image_is_made_ready),
         TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */

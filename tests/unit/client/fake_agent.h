@@ -62,6 +62,7 @@ static struct {
         enum nebula_status refuse[FAKE_TYPE_COUNT];
         bool lends_too_little;
         uint32_t spare_count; /* so many spare images are still to be lent */
+        bool spares_follow;   /* none is ready, and one will follow */
         bool lends_spare;     /* the next save is lent the newest image again */
         int image_refusals; /* so many requests for one are refused, each after it has begun its version */
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER };
@@ -151,7 +152,7 @@ static void fake_lend(int fd, const struct ipc_image *request)
 
 static void fake_lend_spare(int fd)
 {
-        struct ipc_spare_image answer = { 0 };
+        struct ipc_spare_image answer = { .left_count = fake.spares_follow };
         struct fake_image *image;
 
         if (fake.spare_count) {
