@@ -181,7 +181,7 @@ static void an_unprintable_character_becomes_a_question_mark(void)
 
 static void a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off(void)
 {
-        static const char *const formulas[] = { "=1", "+1", "-1", "@a", " =1", "'=1", "' '-1", "\xef\xbc\x9d" "1", "\xef\xbc\x8b", "\xef\xbc\x8d", "\xef\xbc\xa0" };
+        static const char *const formulas[] = { "=1", "+1", "-1", "@a", " =1", "'=1", "' '-1", ("\xef\xbc\x9d" "1"), "\xef\xbc\x8b", "\xef\xbc\x8d", "\xef\xbc\xa0" };
         static const char *const plain[] = { "", "'", " ", "a=1", "'a", "' a=", "1-1", "\xef\xbc", "\xef\xbc\x9e" };
         char cell[32];
 
