@@ -340,9 +340,9 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
 bool catalogue_drop_restored(struct catalogue *catalogue);
 /* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
 void catalogue_foretell(struct catalogue *catalogue, struct session *session, uint64_t size);
-/* A finished spare image that was made for a file which this session has foretold, and that no session knows. NULL: none.
+/* A finished free image for a file which this session has foretold. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
-struct image *catalogue_spare_image(const struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
+struct image *catalogue_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
 /* Versions of the job tell now how much memory it needs. */
 void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *job);
 /* Size of the next spare image to make for the job; 0: none. */

@@ -424,7 +424,15 @@ static uint64_t *unknown_spares(const struct catalogue *catalogue, const struct 
         return wanted;
 }
 
-struct image *catalogue_spare_image(const struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count)
+/* Whether a process that lives may have the image mapped. */
+static bool is_known(struct catalogue *catalogue, const struct image *image)
+{
+        const struct session *owner = image->owner_nonce ? catalogue_session(catalogue, image->owner_nonce) : NULL;
+
+        return owner && owner->connection_count;
+}
+
+struct image *catalogue_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count)
 {
         struct image *image = NULL;
         uint64_t *wanted;
@@ -433,7 +441,7 @@ struct image *catalogue_spare_image(const struct catalogue *catalogue, const str
         wanted = unknown_spares(catalogue, session, &count);
         *ret_left_count = (uint32_t)count;
         while (count && (image = memory_next_free(&catalogue->memory, image, session->job)))
-                if (!image->owner_nonce && !image->faulting && remove_one(wanted, count, image) < count)
+                if (!is_known(catalogue, image) && !image->faulting && remove_one(wanted, count, image) < count)
                         break;
         *ret_left_count -= image != NULL;
         free(wanted);

@@ -474,8 +474,8 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
 static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_others(void)
 {
         const uint64_t size = 9 << 20, capacity = memory_capacity(size);
-        struct image *first, *second;
-        struct session *session;
+        struct image *first, *second, *third;
+        struct session *session, other;
         struct bench bench;
         uint32_t left;
 
@@ -495,10 +495,17 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         second = catalogue_spare_image(&bench.catalogue, session, &left);
         REQUIRE(second && second != first && second->capacity == capacity && left == 1);
         second->owner_nonce = session->nonce;
-        first->owner_nonce = session->nonce + 1; /* another session knows it */
+        other = (struct session){ .nonce = session->nonce + 1, .connection_count = 1, .job = bench.job };
+        session->next = &other;
+        first->owner_nonce = other.nonce; /* another session knows it */
         first->faulting = false;
-        first = catalogue_spare_image(&bench.catalogue, session, &left);
-        REQUIRE(first && first != second && first->capacity == capacity && left == 0);
+        third = catalogue_spare_image(&bench.catalogue, session, &left);
+        REQUIRE(third && third != first && third != second && third->capacity == capacity && left == 0);
+        other.connection_count = 0; /* its process has ended: the image is as good as a new one */
+        third->faulting = true;
+        CHECK(catalogue_spare_image(&bench.catalogue, session, &left) == first && left == 0);
+        third->faulting = false;
+        session->next = NULL;
         first->owner_nonce = session->nonce;
         CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
         second->owner_nonce = 0;
