@@ -2,7 +2,7 @@
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
 # Three pytest processes run side by side, since most tests wait for a process, a disk or a clock. The output of the first half of tests/python
-# appears while it runs, that of the others when they have ended. The second half runs after the frameworks' tests, which are the fewest. The
+# appears while it runs, that of the others when they have ended. The second half runs after the frameworks' tests, and the studio's after it. The
 # last lines name the tests that failed, and say how many passed in all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,9 +18,9 @@ run() {
         ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
-(bad=; run tests/model tests/frameworks -k "$chosen" "$@" || bad=1; run tests/python/test_[m-z]*.py "$@" || bad=1; [ -z "$bad" ]) >"$log/frameworks" &
+(bad=; run tests/model tests/frameworks -k "$chosen" "$@" || bad=1; run tests/python/test_[m-z]*.py "$@" || bad=1; python=.envs/studio/bin/python run tests/studio "$@" || bad=1; [ -z "$bad" ]) >"$log/frameworks" &
 frameworks=$!
-(bad=; run tests/integration "$@" || bad=1; python=.envs/studio/bin/python run tests/studio "$@" || bad=1; python=$oldest run "${old_tests[@]}" "$@" || bad=1; [ -z "$bad" ]) >"$log/integration" &
+(bad=; run tests/integration "$@" || bad=1; python=$oldest run "${old_tests[@]}" "$@" || bad=1; [ -z "$bad" ]) >"$log/integration" &
 integration=$!
 failed=
 run tests/python --ignore-glob='*/test_[m-z]*.py' "$@" | tee "$log/python" || failed=1
