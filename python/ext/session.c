@@ -44,7 +44,7 @@ PyObject *session_watch_images(PyObject *module, PyObject *arguments)
         Py_RETURN_NONE;
 }
 
-/* Called without the GIL, by any thread that makes a call on a session, or by a thread of the session. Takes over no reference. */
+/* Called without the GIL, by any thread that makes a call on a session, or by a thread of the session. */
 static void tell_watcher(PyObject **watcher, void *image, uint64_t size)
 {
         PyObject *type, *value, *trace, *result;

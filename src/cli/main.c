@@ -240,8 +240,8 @@ enum cli_exit cli_exit_of(enum nebula_status status)
         }
 }
 
-/* Writes a piece of JSON. Characters on which a terminal acts, or which show nothing, are written as escapes: such a character is part of a
- * string. */
+/* Writes a piece of JSON. It escapes characters on which a terminal acts and characters that show nothing. Such a character is always part
+ * of a string. */
 static int write_piece(const char *text, size_t size, void *stream)
 {
         uint32_t character;

@@ -273,7 +273,7 @@ def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
 
 
 def expect(ranges: _nebula.Ranges) -> None:
-    """Lets spare images be registered before their save if ranges of a foretold file lie on a device."""
+    """Makes _mapped() register spare images if ranges of a foretold file lie on a device."""
     global _expected
     places = ranges.devices() if _active() is not None else []
     if places:

@@ -95,7 +95,7 @@ void azure_close(struct store *store);
 void azure_sas_param(const char *sas, const char *name, char *ret_text, size_t size);
 /* Whether a SAS that ends at this time, its parameter `se`, has ended. "": it has no end. */
 bool azure_sas_is_past(const char *end);
-/* What is wrong with the SAS for this deed; "": nothing that the SAS itself says. */
+/* Says why the service refuses this SAS for this deed, as far as the text of the SAS shows it. "": the text shows no reason. */
 void azure_sas_advice(const struct azure_credential *credential, enum object_deed deed, char *ret_text, size_t size);
 
 /* azure_reach.c */

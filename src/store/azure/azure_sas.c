@@ -1,4 +1,4 @@
-/* What a SAS says of itself: when it ends, and what it permits. */
+/* Reads the parameters of a SAS: its end and its permissions. */
 #include <stdio.h>
 #include <string.h>
 
