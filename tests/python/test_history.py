@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import time
-from pathlib import Path
 
 import nebulaml
 import pytest
@@ -18,6 +17,7 @@ from nebulaml.studio import snapshot
 from nebulaml.studio.source import Source
 from waiting import until
 
+HISTORY = "checkpointHistories.csv"
 KEY = ("tag", "generation")
 COLUMNS = [
     *("tag", "step", "generation", "world", "files", "size_bytes", "result"),
@@ -42,9 +42,9 @@ def save(tag, count=1000):
     return checkpoint
 
 
-def recorded(place, count):
-    """Returns the rows of the file when it has so many."""
-    path, deadline = place.root / "output" / "checkpointHistories.csv", time.monotonic() + 20
+def recorded(place, count, file=None):
+    """Returns the rows of the file when it has so many. The file is there before its rows are."""
+    path, deadline = file or place.root / "output" / HISTORY, time.monotonic() + 20
     rows = []
     while len(rows) < count:
         assert time.monotonic() < deadline, rows
@@ -139,9 +139,6 @@ def test_a_save_says_what_it_cost(place, monkeypatch, capture):
     assert capture != "copy" or row["faults"] == 0
 
 
-HISTORY = "checkpointHistories.csv"
-
-
 def files_below(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -158,8 +155,7 @@ def test_the_history_lies_with_azuremls_outputs_or_beside_the_storage_and_the_wo
     save("global_step1").wait("durable", 30)
     beside = place.storage / ".nebula" / HISTORY
     where = work / "outputs" / "nebula" / HISTORY if azure else beside
-    until(where.exists)
-    assert [row["tag"] for row in csv.DictReader(where.open())] == ["global_step1"]
+    assert [row["tag"] for row in recorded(place, 1, where)] == ["global_step1"]
     assert files_below(work) == ([f"outputs/nebula/{HISTORY}"] if azure else [])
     assert beside.exists() != azure
     assert [version["tag"] for version in told(place, "list")["versions"]] == ["global_step1"]
@@ -170,9 +166,7 @@ def test_a_hostile_tag_is_one_field_of_one_line_and_turns_nothing_around(place):
     tags = ["\u202egpj.exe", 'esc\x1b[31m\x9b2J,"quoted"\nnext', "<script>alert(1)</script>"]
     for tag in tags:
         save(tag).wait("durable", 30)
-    file = Path(os.environ["NEBULA_OUTPUT_DIR"]) / HISTORY
-    until(lambda: len(file.read_text().splitlines()) == 4)
-    assert [row["tag"] for row in csv.DictReader(file.open())] == [" gpj.exe", 'esc [31m 2J,"quoted" next', tags[2]]
+    assert [row["tag"] for row in recorded(place, 3)] == [" gpj.exe", 'esc [31m 2J,"quoted" next', tags[2]]
     assert sorted(version["tag"] for version in told(place, "list")["versions"]) == sorted(tags)
 
 
