@@ -8,7 +8,8 @@
  * reads of them return a pattern from the page cache (sendfile). The object .../pattern-BYTES always exists. --mbps: the sink accepts so
  * many MB/s of bodies, over all connections.
  *
- * GET /__counts__ answers with one JSON object: requests, bytes in and out, and the CPU seconds of this process.
+ * GET /__counts__ answers with one JSON object: requests, lists among them, bytes in and out, and the CPU seconds of this process.
+ * GET /__latency__?ms=N delays all later answers by N ms.
  */
 #include "sink.h"
 
@@ -38,7 +39,8 @@ struct link {
         size_t used; /* bytes in head: of the request, and after it */
 };
 
-static atomic_ullong requests, put_count, get_count, in_bytes, out_bytes;
+static atomic_ullong requests, put_count, get_count, list_count, in_bytes, out_bytes;
+static atomic_uint latency_ms;
 static int pattern_fd;
 static double mbps;
 static pthread_mutex_t rate_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -238,8 +240,8 @@ static void tell_counts(struct call *call)
         int size;
 
         getrusage(RUSAGE_SELF, &usage);
-        size = snprintf(text, sizeof text, "{\"requests\": %llu, \"puts\": %llu, \"gets\": %llu, \"in_bytes\": %llu, \"out_bytes\": %llu, \"cpu_s\": %.6f}",
-                        atomic_load(&requests), atomic_load(&put_count), atomic_load(&get_count), atomic_load(&in_bytes), atomic_load(&out_bytes),
+        size = snprintf(text, sizeof text, "{\"requests\": %llu, \"puts\": %llu, \"gets\": %llu, \"lists\": %llu, \"in_bytes\": %llu, \"out_bytes\": %llu, \"cpu_s\": %.6f}",
+                        atomic_load(&requests), atomic_load(&put_count), atomic_load(&get_count), atomic_load(&list_count), atomic_load(&in_bytes), atomic_load(&out_bytes),
                         (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6);
         sink_answer(call, 200, "", text, (uint64_t)size);
 }
@@ -279,8 +281,13 @@ static void serve_one(struct link *link, size_t size)
                 give(link, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0);
         if (!strcmp(call.path, "/__counts__")) {
                 tell_counts(&call);
+        } else if (!strcmp(call.path, "/__latency__")) {
+                atomic_store(&latency_ms, sink_param(&call, "ms", value, sizeof value) ? (unsigned)strtoul(value, NULL, 10) : 0);
+                sink_answer(&call, 200, "", "", 0);
         } else {
+                usleep(atomic_load(&latency_ms) * 1000);
                 atomic_fetch_add(&requests, 1);
+                atomic_fetch_add(&list_count, sink_param(&call, "list-type", value, sizeof value));
                 atomic_fetch_add(!strcmp(call.method, "PUT") ? &put_count : &get_count, !strcmp(call.method, "PUT") || !strcmp(call.method, "GET"));
                 objects_serve(&call);
         }

@@ -5,9 +5,10 @@
 #include <string.h>
 
 #define KEPT_MAX (1u << 20) /* bytes of a body that is kept in any case */
+#define PAGE_MAX 1000       /* entries of a listing */
 
 pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct object *objects;
+static struct object *heads[OBJECT_LEVELS]; /* of the lists in which each object is, sparser with each level: a skip list */
 static unsigned last_etag;
 static bool keeps_all;
 
@@ -25,28 +26,47 @@ void objects_drop(struct bytes *bytes)
         free(bytes);
 }
 
+/* Lock held. *ret_at[level]: the link that leads to the first object of the level with `key` or a later key. */
+static struct object *find_from(const char *key, struct object **ret_at[OBJECT_LEVELS])
+{
+        struct object **at = heads;
+
+        for (int level = OBJECT_LEVELS; level--;) {
+                while (at[level] && strcmp(at[level]->key, key) < 0)
+                        at = at[level]->next;
+                ret_at[level] = &at[level];
+        }
+        return at[0];
+}
+
 struct object *objects_find(const char *key)
 {
-        struct object *object = objects;
+        struct object **at[OBJECT_LEVELS], *object = find_from(key, at);
 
-        while (object && strcmp(object->key, key) < 0)
-                object = object->next;
         return object && !strcmp(object->key, key) ? object : NULL;
+}
+
+static struct object *add(const char *key, struct object **at[OBJECT_LEVELS])
+{
+        struct object *object = calloc(1, sizeof *object);
+
+        object->key = strdup(key);
+        object->levels = 1;
+        while (object->levels < OBJECT_LEVELS && random() % 4 == 0)
+                object->levels++;
+        for (int level = 0; level < object->levels; level++) {
+                object->next[level] = *at[level];
+                *at[level] = object;
+        }
+        return object;
 }
 
 static struct object *set(const char *key, const char *writer, struct bytes *bytes)
 {
-        struct object **at = &objects, *object;
+        struct object **at[OBJECT_LEVELS], *object = find_from(key, at);
 
-        while (*at && strcmp((*at)->key, key) < 0)
-                at = &(*at)->next;
-        object = *at;
-        if (!object || strcmp(object->key, key)) {
-                object = calloc(1, sizeof *object);
-                object->key = strdup(key);
-                object->next = *at;
-                *at = object;
-        }
+        if (!object || strcmp(object->key, key))
+                object = add(key, at);
         objects_drop(object->bytes);
         object->bytes = bytes;
         object->etag = ++last_etag;
@@ -57,14 +77,12 @@ static struct object *set(const char *key, const char *writer, struct bytes *byt
 
 static void forget(const char *key)
 {
-        struct object **at = &objects, *object;
+        struct object **at[OBJECT_LEVELS], *object = find_from(key, at);
 
-        while (*at && strcmp((*at)->key, key) < 0)
-                at = &(*at)->next;
-        object = *at;
         if (!object || strcmp(object->key, key))
                 return;
-        *at = object->next;
+        for (int level = 0; level < object->levels; level++)
+                *at[level] = object->next[level];
         objects_drop(object->bytes);
         free(object->key);
         free(object);
@@ -232,45 +250,98 @@ static void get(struct call *call)
         pthread_mutex_unlock(&objects_lock);
 }
 
+/* A listing that is being made. */
+struct page {
+        FILE *file;
+        size_t most, count; /* entries */
+        const char *prefix, *delimiter;
+        char last[1100]; /* the name or folded prefix of the newest entry */
+};
+
 /* Lock held. One object of a listing, or the prefix that it is folded into. */
-static void list_one(FILE *file, const struct object *object, const char *name, const char *prefix, const char *delimiter, char *folded, size_t size)
+static void list_one(struct page *page, const struct object *object, const char *name)
 {
-        const char *rest = name + strlen(prefix), *cut = *delimiter ? strstr(rest, delimiter) : NULL;
-        char date[64], found[1100];
+        const char *rest = name + strlen(page->prefix), *cut = *page->delimiter ? strstr(rest, page->delimiter) : NULL;
+        char date[64];
         struct tm when;
 
+        page->count++;
+        snprintf(page->last, sizeof page->last, "%.*s", cut ? (int)(cut + 1 - name) : (int)strlen(name), name);
         if (cut) {
-                snprintf(found, sizeof found, "%.*s", (int)(cut + 1 - name), name);
-                if (strcmp(found, folded))
-                        fprintf(file, "<CommonPrefixes><Prefix>%s</Prefix></CommonPrefixes>", found);
-                snprintf(folded, size, "%s", found);
+                fprintf(page->file, "<CommonPrefixes><Prefix>%s</Prefix></CommonPrefixes>", page->last);
                 return;
         }
         strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S.000Z", gmtime_r(&object->time, &when));
-        fprintf(file, "<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;e%u&quot;</ETag><Size>%llu</Size></Contents>", name, date,
+        fprintf(page->file, "<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;e%u&quot;</ETag><Size>%llu</Size></Contents>", name, date,
                 object->etag, (unsigned long long)object->bytes->size);
 }
 
+/* Lock held. The first object whose key is not below `key`; behind all objects of a folded prefix, which ends with '/', if `is_folded`. */
+static struct object *first_from(const char *key, bool is_folded)
+{
+        struct object **at[OBJECT_LEVELS];
+        char text[2400];
+
+        snprintf(text, sizeof text, "%s", key);
+        if (is_folded)
+                text[strlen(text) - 1]++;
+        return find_from(text, at);
+}
+
+/* Lock held. The objects behind `after` ("": all). True: there are more than a page holds. */
+static bool list_page(struct page *page, const char *bucket, const char *after)
+{
+        size_t length = strlen(bucket);
+        char key[2400], whole[2400];
+        bool is_folded = *page->delimiter && *after && after[strlen(after) - 1] == *page->delimiter;
+        struct object *object;
+
+        snprintf(key, sizeof key, "%s%s", bucket, strcmp(after, page->prefix) > 0 ? after : page->prefix);
+        snprintf(whole, sizeof whole, "%s%s", bucket, after);
+        object = first_from(key, is_folded);
+        while (object && !is_folded && *after && strcmp(object->key, whole) <= 0)
+                object = object->next[0];
+        while (object && !strncmp(object->key, bucket, length) && !strncmp(object->key + length, page->prefix, strlen(page->prefix))) {
+                if (page->count == page->most)
+                        return true;
+                list_one(page, object, object->key + length);
+                if (*page->delimiter && page->last[strlen(page->last) - 1] == *page->delimiter) {
+                        snprintf(key, sizeof key, "%s%s", bucket, page->last);
+                        object = first_from(key, true);
+                } else {
+                        object = object->next[0];
+                }
+        }
+        return false;
+}
+
+/* A token is the last name of the page before. */
 static void list(struct call *call)
 {
-        char bucket[1110], prefix[1100] = "", delimiter[8] = "", folded[1100] = "", *text = NULL;
+        char bucket[1110], prefix[1100] = "", delimiter[8] = "", most[16] = "", after[1100] = "", *text = NULL;
+        struct page page = { .most = PAGE_MAX, .prefix = prefix, .delimiter = delimiter };
         size_t size = 0, length;
-        FILE *file = open_memstream(&text, &size);
+        bool has_more;
 
+        page.file = open_memstream(&text, &size);
         snprintf(bucket, sizeof bucket, "%s/", call->path);
         length = strlen(bucket);
         if (length > 1 && bucket[length - 2] == '/')
                 bucket[--length] = 0;
         sink_param(call, "prefix", prefix, sizeof prefix);
         sink_param(call, "delimiter", delimiter, sizeof delimiter);
-        fprintf(file, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult><IsTruncated>false</IsTruncated>");
+        if (!sink_param(call, "continuation-token", after, sizeof after))
+                sink_param(call, "start-after", after, sizeof after);
+        if (sink_param(call, "max-keys", most, sizeof most) && strtoul(most, NULL, 10) < PAGE_MAX)
+                page.most = strtoul(most, NULL, 10);
+        fprintf(page.file, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult>");
         pthread_mutex_lock(&objects_lock);
-        for (struct object *object = objects; object; object = object->next)
-                if (!strncmp(object->key, bucket, length) && !strncmp(object->key + length, prefix, strlen(prefix)))
-                        list_one(file, object, object->key + length, prefix, delimiter, folded, sizeof folded);
+        has_more = list_page(&page, bucket, after);
         pthread_mutex_unlock(&objects_lock);
-        fprintf(file, "</ListBucketResult>");
-        fclose(file);
+        if (has_more)
+                fprintf(page.file, "<NextContinuationToken>%s</NextContinuationToken>", page.last);
+        fprintf(page.file, "<IsTruncated>%s</IsTruncated></ListBucketResult>", has_more ? "true" : "false");
+        fclose(page.file);
         sink_answer(call, 200, "Content-Type: application/xml\r\n", text, size);
         free(text);
 }

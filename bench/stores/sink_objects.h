@@ -19,8 +19,10 @@ struct bytes { /* an object's body; the last owner frees it */
         uint64_t size;
         char *data; /* NULL: the pattern */
 };
+#define OBJECT_LEVELS 10
 struct object {
-        struct object *next; /* by key */
+        struct object *next[OBJECT_LEVELS]; /* by key; of the lists 0 to levels - 1 */
+        int levels;
         char *key;           /* "/bucket/name" */
         struct bytes *bytes;
         unsigned etag;

@@ -1,25 +1,32 @@
 /*
  * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
- *      make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N] [--raw NAME]
+ *      make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N [--threads T]] [--raw NAME]
  *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
  * generation) and "b" (3 values). --raw NAME adds a file that is not a zip. --file adds a file with the
  * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over the files that it does
- * not write. --count makes N versions, whose tags are TAG with the numbers 1 to N behind it. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the version before.
+ * not write. --count makes N versions, whose tags are TAG with the numbers 1 to N behind it, by T threads. They count as committed one
+ * millisecond after each other, the last one now. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the
+ * version before. PATH is a directory or a URL.
  */
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "os/os.h"
+#include "store/cloud.h"
+#include "store/index.h"
 #include "store/manifest.h"
 #include "store/tag_log.h"
 #include "sum/sum.h"
 
 #define FILES_MAX 16
+#define THREADS_MAX 64
 
 struct maker {
         struct store *store;
@@ -28,6 +35,8 @@ struct maker {
         uint64_t generation;
         uint32_t chunk_bytes; /* small, so that small files have several */
         unsigned count;       /* 0: one version, whose tag has no number */
+        unsigned thread_count;
+        uint64_t sequence;
         bool waits;
         struct tag_log log;   /* as it was before */
         struct record record;
@@ -144,7 +153,7 @@ static void fill_manifest(struct maker *maker, struct manifest *manifest, const 
 static void write_manifest(struct maker *maker, const char *record_text, size_t record_size)
 {
         struct manifest manifest = { .generation = maker->generation, .world = maker->record.world, .step = name_step(maker->tag),
-                                     .sequence = (uint64_t)os->wall_ns() };
+                                     .sequence = maker->sequence };
         struct nebula_error error;
         char *text;
         size_t size;
@@ -154,12 +163,11 @@ static void write_manifest(struct maker *maker, const char *record_text, size_t 
         fill_manifest(maker, &manifest, record_text, record_size);
         demand(tag_log_next(maker->store, maker->tag, maker->log.number, &manifest.number, &error), &error);
         demand(manifest_format(&manifest, &text, &size, &error), &error);
+        demand(index_put(maker->store, &manifest, &error), &error);
         demand(tag_log_create(maker->store, maker->tag, manifest.number, text, size, &error), &error);
         free(text);
-        if (!maker->waits) {
+        if (!maker->waits)
                 demand(manifest_publish(maker->store, &manifest, &maker->log.manifest, &error), &error);
-                demand(store_put_text(maker->store, "latest", maker->tag, STORE_ALWAYS, &error), &error);
-        }
         manifest_done(&manifest);
 }
 
@@ -213,6 +221,8 @@ static void take_option(struct maker *maker, const char *option, const char *val
                 maker->chunk_bytes = (uint32_t)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--count"))
                 maker->count = (unsigned)strtoul(value, NULL, 10);
+        else if (!strcmp(option, "--threads"))
+                maker->thread_count = (unsigned)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--job"))
                 snprintf(maker->record.job, sizeof maker->record.job, "%s", value);
 }
@@ -253,33 +263,73 @@ static void write_copy(struct maker *maker, const char *description)
         free(data);
 }
 
-static void make(struct maker *maker, int argc, char **argv)
+static void make(struct maker *maker, char **descriptions)
 {
         static _Alignas(4096) char raw[] = "a file that is no zip\n";
 
         start(maker);
-        for (int i = 3; i < argc; i++)
-                if (!strcmp(argv[i], "--file"))
-                        write_copy(maker, argv[++i]);
-                else if (!strcmp(argv[i], "--raw"))
-                        write_file(maker, argv[++i], raw, sizeof raw - 1, false, false);
-                else if (!strncmp(argv[i], "--", 2))
-                        i += strcmp(argv[i], "--waits") != 0;
+        for (char **one = descriptions; *one; one++)
+                if (!strcmp(*one, "--file"))
+                        write_copy(maker, *++one);
+                else if (!strcmp(*one, "--raw"))
+                        write_file(maker, *++one, raw, sizeof raw - 1, false, false);
+                else if (!strncmp(*one, "--", 2))
+                        one += strcmp(*one, "--waits") != 0;
                 else
-                        write_described(maker, argv[i]);
+                        write_described(maker, *one);
         finish(maker);
+}
+
+struct making {
+        const struct maker *like;
+        char **descriptions;
+        atomic_uint next; /* number of a version */
+        uint64_t begun;   /* the sequence before the first one */
+};
+
+static void *make_some(void *argument)
+{
+        struct making *making = argument;
+        struct maker *maker = malloc(sizeof *maker);
+        char tag[256];
+        unsigned n;
+
+        while ((n = atomic_fetch_add(&making->next, 1)) <= making->like->count) {
+                *maker = *making->like;
+                snprintf(tag, sizeof tag, "%s%u", making->like->tag, n);
+                maker->tag = tag;
+                maker->sequence = making->begun + n * UINT64_C(1000000);
+                make(maker, making->descriptions);
+        }
+        free(maker);
+        return NULL;
+}
+
+static void make_many(const struct maker *like, char **descriptions)
+{
+        struct making making = { .like = like, .descriptions = descriptions, .next = 1, .begun = like->sequence - like->count * UINT64_C(1000000) };
+        pthread_t threads[THREADS_MAX];
+        unsigned count = 0;
+
+        while (count + 1 < like->thread_count && count < THREADS_MAX && !pthread_create(&threads[count], NULL, make_some, &making))
+                count++;
+        make_some(&making);
+        for (unsigned i = 0; i < count; i++)
+                pthread_join(threads[i], NULL);
 }
 
 int main(int argc, char **argv)
 {
-        char tag[256];
-        struct maker maker = { .generation = 1, .chunk_bytes = 64u << 10 };
+        static struct maker maker = { .generation = 1, .chunk_bytes = 64u << 10 };
         struct nebula_error error;
+        char latest[300];
 
         if (argc < 4) {
-                fprintf(stderr, "usage: make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N] [--raw NAME] NAME=FLOATS...\n");
+                fprintf(stderr, "usage: make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N [--threads T]] "
+                                "[--raw NAME] NAME=FLOATS...\n");
                 return 2;
         }
+        cloud_offer();
         demand(store_open(argv[1], &maker.store, &error), &error);
         maker.tag = argv[2];
         for (int i = 3; i < argc; i++)
@@ -289,13 +339,14 @@ int main(int argc, char **argv)
                         take_option(&maker, argv[i], argv[i + 1]);
                         i++;
                 }
-        for (unsigned n = 1; n <= maker.count; n++) {
-                snprintf(tag, sizeof tag, "%s%u", argv[2], n);
-                maker.tag = tag;
-                make(&maker, argc, argv);
-        }
-        if (!maker.count)
-                make(&maker, argc, argv);
+        maker.sequence = (uint64_t)os->wall_ns();
+        if (maker.count)
+                make_many(&maker, argv + 3);
+        else
+                make(&maker, argv + 3);
+        snprintf(latest, sizeof latest, maker.count ? "%.255s%u" : "%.255s", maker.tag, maker.count);
+        if (!maker.waits)
+                demand(store_put_text(maker.store, "latest", latest, STORE_ALWAYS, &error), &error);
         store_close(maker.store);
         return 0;
 }
