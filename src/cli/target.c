@@ -137,12 +137,3 @@ enum nebula_status target_load(struct store *store, const char *tag, struct mani
         manifest_scan_done(&scan);
         return status;
 }
-
-uint64_t manifest_size(const struct manifest *manifest)
-{
-        uint64_t size = 0;
-
-        for (size_t i = 0; i < manifest->file_count; i++)
-                size += manifest->files[i].size;
-        return size;
-}

@@ -21,6 +21,5 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
  * many were skipped, and returns it in ret_passed_over, which may be NULL. */
 enum nebula_status target_load(struct store *store, const char *tag, struct manifest *ret_manifest, size_t *ret_passed_over,
                                struct nebula_error *error);
-uint64_t manifest_size(const struct manifest *manifest); /* bytes of all files */
 
 #endif

@@ -121,6 +121,13 @@ static enum nebula_status list(struct store *store, const char *prefix, bool dee
         return count(kind, STORE_OP_LIST, NULL, 0, kind->driver->list(store, prefix, deep, from, ret_page, error));
 }
 
+static enum nebula_status list_after(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error)
+{
+        struct kind *kind = kind_of(store);
+
+        return count(kind, STORE_OP_LIST, NULL, 0, kind->driver->list_after(store, key, ret_page, error));
+}
+
 static enum nebula_status stat_one(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
 {
         struct kind *kind = kind_of(store);
@@ -163,6 +170,7 @@ static struct store_ops counting(const struct store_ops *driver)
         ops.read_chunks = driver->read_chunks ? read_chunks : NULL;
         ops.open_read = driver->open_read ? open_read : NULL;
         ops.list = driver->list ? list : NULL;
+        ops.list_after = driver->list_after ? list_after : NULL;
         ops.stat = driver->stat ? stat_one : NULL;
         ops.remove = driver->remove ? remove_some : NULL;
         ops.clock = driver->clock ? clock_of : NULL;

@@ -79,6 +79,7 @@ void manifest_done(struct manifest *manifest)
         manifest->files = NULL;
         manifest->records = NULL;
         manifest->file_count = manifest->record_count = 0;
+        manifest->is_brief = false;
 }
 
 /* The bytes of the files that this writing made. */
@@ -92,9 +93,31 @@ static uint64_t own_bytes(const struct manifest *manifest)
         return bytes;
 }
 
+uint64_t manifest_size(const struct manifest *manifest)
+{
+        uint64_t size = 0;
+
+        for (size_t i = 0; !manifest->is_brief && i < manifest->file_count; i++)
+                size += manifest->files[i].size;
+        return manifest->is_brief ? manifest->size : size;
+}
+
 uint64_t manifest_written(const struct manifest *manifest)
 {
-        return own_bytes(manifest) - manifest->referred;
+        return manifest->is_brief ? manifest->written : own_bytes(manifest) - manifest->referred;
+}
+
+void manifest_make_brief(struct manifest *manifest)
+{
+        uint64_t size = manifest_size(manifest), written = manifest_written(manifest);
+        size_t file_count = manifest->file_count, record_count = manifest->record_count;
+
+        manifest_done(manifest);
+        manifest->is_brief = true;
+        manifest->size = size;
+        manifest->written = written;
+        manifest->file_count = file_count;
+        manifest->record_count = record_count;
 }
 
 static enum nebula_status check_numbers(const struct manifest *manifest, struct nebula_error *error)

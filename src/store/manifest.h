@@ -83,6 +83,9 @@ struct manifest {
         struct line line;
         bool is_damaged;   /* its files differ from the manifest; set by a search for the newest version */
         bool is_abandoned; /* by a later line of its job; set by a scan, not stored */
+        bool is_brief;     /* without the lists of files and records (manifest_make_brief) */
+        uint64_t stamp;    /* the checksum of the stamp of its entry, set by a scan (tag_log.h) */
+        uint64_t size, written; /* is_brief: the results of manifest_size and manifest_written */
         struct manifest_file *files;
         size_t file_count;
         struct manifest_record *records;
@@ -98,6 +101,8 @@ void record_file_done(struct record_file *file);
 enum nebula_status manifest_format(const struct manifest *manifest, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status manifest_parse(const char *text, size_t size, struct manifest *ret_manifest, struct nebula_error *error);
 void manifest_done(struct manifest *manifest);
+/* Frees the lists of files and records. Their counts stay, and so do the sums of bytes. */
+void manifest_make_brief(struct manifest *manifest);
 /* Makes room for that many more files and records. NEBULA_NO_MEMORY: the manifest is unchanged. */
 enum nebula_status manifest_reserve(struct manifest *manifest, size_t files, size_t records, struct nebula_error *error);
 /* Adds a copy of `file` and of its name; manifest_reserve has made room. NEBULA_NO_MEMORY. */
@@ -128,6 +133,8 @@ enum nebula_status manifest_file_key(const struct manifest *manifest, const stru
 enum nebula_status manifest_file_path(const struct manifest *manifest, const struct manifest_file *file, char ret_path[MANIFEST_KEY_MAX],
                                       struct nebula_error *error);
 
+/* The bytes of all files. */
+uint64_t manifest_size(const struct manifest *manifest);
 /* The bytes that this writing of the tag has sent to storage. */
 uint64_t manifest_written(const struct manifest *manifest);
 
@@ -213,6 +220,19 @@ struct manifest_scan {
  * of a running writing. Then *ret_broken describes it. */
 bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken);
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
+
+struct manifest_scan_options {
+        bool is_brief; /* the manifests are made brief */
+        /* NULL, or called on the caller's thread about once a second while manifests are read. `newest`: those read so far of the largest
+         * steps, at most MANIFEST_TOLD_MAX, in the order of a scan. `read` of `count` tags were looked at. */
+        void (*tell)(void *argument, const struct manifest_scan *newest, size_t read, size_t count);
+        void *argument;
+};
+#define MANIFEST_TOLD_MAX 5000
+/* Scans a path again. `scan` is the result of the scan before, or zeroed. Takes over the manifests whose entries are still the newest ones
+ * of their logs, without reading them. After a failure `scan` has the manifests that are known so far, for the next call. */
+enum nebula_status manifest_scan_again(struct store *store, const struct manifest_scan_options *options, struct manifest_scan *scan,
+                                       struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);
 /* Marks the versions of each job that its later lines have abandoned. A scan does this; a caller that changes the list calls it again. */
 void manifest_scan_mark(struct manifest_scan *scan);

@@ -1,7 +1,5 @@
 /* All versions of a storage path. */
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +7,10 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
-#include "os/thread.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
+#include "store/scan_private.h"
 
-#define LOADS_AT_ONCE 32
 #define SCAN_ROUNDS 20 /* if versions come and go faster than a scan reads them */
 
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
@@ -54,7 +51,7 @@ static void note_bare(struct manifest_scan *scan, const char *tag)
         snprintf(scan->bare[at], sizeof scan->bare[at], "%s", tag);
 }
 
-static int compare_sequences(const void *a, const void *b)
+int scan_compare(const void *a, const void *b)
 {
         const struct manifest *x = a, *y = b;
 
@@ -173,127 +170,85 @@ bool manifest_is_bare(struct store *store, const char *tag, struct manifest_brok
         return true;
 }
 
-/* The manifests of all tags of a listing. Each takes two requests, one after the other, so a service over the network is asked for many at
- * once. */
-struct loading {
-        struct store *store;
-        const struct store_list *list;
-        struct manifest *manifests;     /* one per tag */
-        struct nebula_error **failures; /* one per tag; NULL: its manifest was read */
-        atomic_size_t next;
-        atomic_bool stops; /* the scan has failed: no more is read */
-};
-
-/* Whether the failure says something about the storage, and nothing about that checkpoint. */
-static bool ends_scan(const struct nebula_error *failure)
-{
-        return failure->status == NEBULA_NO_MEMORY || (failure->status != NEBULA_NOT_FOUND && store_class(failure) == STORE_AGAIN);
-}
-
-/* In the place of a failure that cannot be copied. */
-static struct nebula_error no_memory_left = { .status = NEBULA_NO_MEMORY, .message = "no memory to list the checkpoints" };
-
-static void *load_some(void *argument)
-{
-        struct loading *loading = argument;
-        struct nebula_error failure;
-        char tag[256];
-        size_t i;
-
-        while (!atomic_load(&loading->stops) && (i = atomic_fetch_add(&loading->next, 1)) < loading->list->count) {
-                if (!manifest_tag_of(&loading->list->entries[i], tag) || !manifest_load(loading->store, tag, &loading->manifests[i], &failure))
-                        continue;
-                loading->failures[i] = malloc(sizeof failure);
-                if (loading->failures[i])
-                        *loading->failures[i] = failure;
-                else
-                        loading->failures[i] = &no_memory_left;
-                if (ends_scan(loading->failures[i]))
-                        atomic_store(&loading->stops, true);
-        }
-        return NULL;
-}
-
-static void load_all(struct loading *loading)
-{
-        pthread_t threads[LOADS_AT_ONCE];
-        size_t count = 0;
-
-        while (loading->store->ops->reach && count + 1 < LOADS_AT_ONCE && count + 1 < loading->list->count &&
-               !os_thread_start(&threads[count], load_some, loading, false))
-                count++;
-        load_some(loading);
-        for (size_t i = 0; i < count; i++)
-                pthread_join(threads[i], NULL);
-}
-
-/* Takes over the manifests into the scan, in the order of the listing. *ret_has_open: some tags were neither complete nor another program's. */
-static enum nebula_status take_loaded(struct loading *loading, struct manifest_scan *scan, bool *ret_has_open, struct nebula_error *error)
+/* Takes over the manifests into the scan, in the order of the listing. Returns whether some tags were neither complete nor another
+ * program's. */
+static bool take_loaded(struct loading *loading, struct manifest_scan *scan)
 {
         const struct store_list *list = loading->list;
+        bool has_open = false;
         char tag[256];
 
-        for (size_t i = 0; i < list->count; i++)
-                if (loading->failures[i] && ends_scan(loading->failures[i])) {
-                        if (error)
-                                *error = *loading->failures[i];
-                        return loading->failures[i]->status;
-                }
         for (size_t i = 0; i < list->count; i++) {
                 const struct nebula_error *failure = loading->failures[i];
 
                 if (!manifest_tag_of(&list->entries[i], tag))
                         continue;
                 if (!failure) {
-                        scan->manifests[scan->count] = loading->manifests[i];
-                        if (scan->count++ != i)
-                                loading->manifests[i] = (struct manifest){ 0 };
+                        scan->manifests[scan->count++] = loading->manifests[i];
+                        loading->manifests[i] = (struct manifest){ 0 };
                 } else if (failure->status == NEBULA_NOT_FOUND) { /* another program's, incomplete, or gone */
-                        *ret_has_open = *ret_has_open || is_open(loading->store, list->entries[i].key);
+                        has_open = has_open || is_open(loading->store, list->entries[i].key);
                         note_bare(scan, tag);
                 } else {
                         note_broken(scan, tag, failure);
                 }
         }
-        return NEBULA_OK;
+        return has_open;
 }
 
-static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
-                                      bool *ret_has_open, struct nebula_error *error)
+/* After a failure: adds the manifests that were read, and those that were known and not reached. */
+static void keep_known(struct loading *loading, struct manifest_scan *known, struct manifest_scan *scan)
 {
-        struct loading loading = { .store = store, .list = list };
-        struct manifest_scan scan = { 0 };
-        enum nebula_status status;
+        for (size_t i = 0; i < loading->list->count; i++)
+                if (loading->states[i] == LOAD_HAS_MANIFEST) {
+                        scan->manifests[scan->count++] = loading->manifests[i];
+                        loading->manifests[i] = (struct manifest){ 0 };
+                }
+        for (size_t i = 0; i < known->count; i++)
+                if (*known->manifests[i].tag) {
+                        scan->manifests[scan->count++] = known->manifests[i];
+                        known->manifests[i] = (struct manifest){ 0 };
+                }
+}
 
-        *ret_has_open = false;
-        loading.failures = calloc(list->count + 1, sizeof *loading.failures);
-        loading.manifests = scan.manifests = calloc(list->count + 1, sizeof *scan.manifests);
-        if (!loading.failures || !scan.manifests) {
-                free(loading.failures);
-                free(scan.manifests);
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list->count);
+/* `scan`: the known manifests, and then the result. */
+static enum nebula_status load_listed(struct store *store, const struct store_list *list, const struct manifest_scan_options *options,
+                                      struct manifest_scan *scan, bool *ret_has_open, struct nebula_error *error)
+{
+        struct manifest_scan loaded = { .manifests = calloc(list->count + scan->count + 1, sizeof *loaded.manifests) };
+        const struct nebula_error *failure;
+        struct loading loading;
+        enum nebula_status status = NEBULA_NO_MEMORY;
+
+        if (loaded.manifests)
+                status = loading_init(&loading, store, list, options, scan, error);
+        if (status) {
+                free(loaded.manifests);
+                return loaded.manifests ? status : error_set(error, status, 0, "no memory to list %zu checkpoints", list->count);
         }
-        load_all(&loading);
-        status = take_loaded(&loading, &scan, ret_has_open, error);
-        for (size_t i = 0; i < list->count; i++)
-                if (loading.failures[i] != &no_memory_left)
-                        free(loading.failures[i]);
-        free(loading.failures);
-        if (!status) {
-                *ret_scan = scan;
-                return NEBULA_OK;
+        loading_run(&loading);
+        failure = loading_failure(&loading);
+        if (failure) {
+                status = failure->status;
+                if (error)
+                        *error = *failure;
+                keep_known(&loading, scan, &loaded);
+        } else {
+                *ret_has_open = take_loaded(&loading, &loaded);
         }
-        scan.count = list->count; /* the rest is zeroed */
-        manifest_scan_done(&scan);
+        loading_done(&loading);
+        manifest_scan_done(scan);
+        *scan = loaded;
         return status;
 }
 
 /* Versions come and go during a scan. The newest of the listing may be removed before it is read, and its successor may be in no listing
  * of this scan. So the root is listed again afterwards, and a difference forces another pass. Two equal listings can hide a replacement
  * by a tag that existed but was not complete yet, so an unfinished tag forces a second pass. */
-enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
+enum nebula_status manifest_scan_again(struct store *store, const struct manifest_scan_options *options, struct manifest_scan *scan,
+                                       struct nebula_error *error)
 {
-        struct manifest_scan scan = { 0 }, links = { 0 };
+        struct manifest_scan links = { 0 };
         struct store_list list, later = { 0 };
         bool is_same = false, has_open = false;
         enum nebula_status status = list_tags(store, &list, &links, error);
@@ -301,8 +256,7 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
         if (status)
                 return status;
         for (int round = 0; round < SCAN_ROUNDS && (!is_same || (has_open && round == 1)); round++) {
-                manifest_scan_done(&scan);
-                status = load_listed(store, &list, &scan, &has_open, error);
+                status = load_listed(store, &list, options, scan, &has_open, error);
                 if (!status)
                         status = list_tags(store, &later, &links, error);
                 if (status)
@@ -312,17 +266,26 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 list = later;
         }
         store_list_done(&list);
-        if (status) {
-                manifest_scan_done(&scan);
+        if (status)
                 return status;
-        }
-        if (scan.count)
-                qsort(scan.manifests, scan.count, sizeof *scan.manifests, compare_sequences);
-        manifest_scan_mark(&scan);
-        scan.link_count = links.link_count;
-        memcpy(scan.link, links.link, sizeof scan.link);
-        *ret_scan = scan;
+        if (scan->count)
+                qsort(scan->manifests, scan->count, sizeof *scan->manifests, scan_compare);
+        manifest_scan_mark(scan);
+        scan->link_count = links.link_count;
+        memcpy(scan->link, links.link, sizeof scan->link);
         return NEBULA_OK;
+}
+
+enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        enum nebula_status status = manifest_scan_again(store, NULL, &scan, error);
+
+        if (status)
+                manifest_scan_done(&scan);
+        else
+                *ret_scan = scan;
+        return status;
 }
 
 void manifest_scan_done(struct manifest_scan *scan)

@@ -37,6 +37,9 @@
  *                sorted as if its key ended with '/'. `from` is NULL, or `next` of the page before. A page may be empty although `next` is
  *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. An object that
  *                appears or goes during a listing may be in it or not.
+ *      list_after gives the first page of a deep list of all objects, but begins behind `key`. `next` leads to the page after it, in a list of
+ *                the prefix "". The page may lack an object whose key begins with `key` and has one more character. NULL, or a failure: the
+ *                store cannot begin a list there.
  *      stat      gives the entry of one object. A key that only others begin with is NEBULA_NOT_FOUND.
  *      remove    removes objects, durably. If a victim has a stamp, an object with another stamp stays, and this is no failure. An absent
  *                object is no failure. If objects are files, directories that become empty are removed, too. After a failure some
@@ -223,6 +226,7 @@ struct store_ops {
                                         struct nebula_error *error);
         enum nebula_status (*list)(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                                    struct nebula_error *error);
+        enum nebula_status (*list_after)(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error);
         enum nebula_status (*stat)(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
         enum nebula_status (*remove)(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
         enum nebula_status (*sweep)(struct store *store, store_sweep_limit *limit, void *argument, size_t *ret_count, struct nebula_error *error);

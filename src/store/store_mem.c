@@ -293,6 +293,7 @@ const struct store_ops store_mem = {
         .read_bulk = mem_read_bulk,
         .read_chunks = mem_read_chunks,
         .list = mem_list,
+        .list_after = mem_list_after,
         .stat = mem_stat,
         .remove = mem_remove,
         .clock = mem_clock,

@@ -124,3 +124,8 @@ enum nebula_status mem_list(struct store *store, const char *prefix, bool deep, 
         *ret_page = page;
         return NEBULA_OK;
 }
+
+enum nebula_status mem_list_after(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error)
+{
+        return mem_list(store, "", true, key, ret_page, error);
+}

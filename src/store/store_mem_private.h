@@ -60,6 +60,7 @@ enum nebula_status mem_no_memory(const struct store *store, struct nebula_error 
 enum nebula_status mem_not_found(const struct store *store, const char *key, struct nebula_error *error);
 
 /* store_mem_list.c */
+enum nebula_status mem_list_after(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error);
 enum nebula_status mem_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                             struct nebula_error *error);
 

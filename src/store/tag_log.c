@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "store/document.h"
 #include "store/manifest_private.h"
+#include "sum/sum.h"
 
 #define LOOKS_MAX 20 /* if each time the newest entry is removed before it is read */
 #define REMOVED_DIRECTORY MANIFEST_DIRECTORY "/removed"
@@ -53,39 +54,56 @@ enum nebula_status tag_log_key(const char *directory, uint64_t number, char ret_
         return manifest_key(ret_key, directory, path, error);
 }
 
-static bool has_entry(struct store *store, const char *directory, uint64_t number)
+static uint64_t stamp_sum(const struct store_entry *entry)
+{
+        return sum_crc64(0, entry->stamp.text, strlen(entry->stamp.text));
+}
+
+static bool has_entry(struct store *store, const char *directory, uint64_t number, struct tag_head *ret_head)
 {
         char key[MANIFEST_KEY_MAX];
         struct store_entry entry;
 
         if (tag_log_key(directory, number, key, NULL) || store->ops->stat(store, key, &entry, NULL))
                 return false;
+        *ret_head = (struct tag_head){ number, stamp_sum(&entry) };
         store_entry_done(&entry);
         return true;
 }
 
-static enum nebula_status newest_number(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error)
+enum nebula_status tag_log_look(struct store *store, struct lister *lister, const char *directory, struct tag_head *ret_head,
+                                struct nebula_error *error)
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX];
-        uint64_t number = 0;
+        struct tag_head head = { 0 };
         enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY "/manifest-", error);
 
         if (!status)
-                status = store_list_all(store, prefix, false, &list, error);
+                status = lister ? lister_list(lister, prefix, &list, error) : store_list_all(store, prefix, false, &list, error);
         if (status)
                 return status;
         for (size_t i = 0; i < list.count; i++) {
                 struct manifest_entry entry = manifest_entry(manifest_behind_private(list.entries[i].key, directory));
 
-                if (entry.kind == ENTRY_MANIFEST && entry.number > number && !list.entries[i].is_prefix)
-                        number = entry.number;
+                if (entry.kind == ENTRY_MANIFEST && entry.number > head.number && !list.entries[i].is_prefix)
+                        head = (struct tag_head){ entry.number, stamp_sum(&list.entries[i]) };
         }
         store_list_done(&list);
-        while (!(store->ops->features(store) & STORE_LISTS_FRESH) && has_entry(store, directory, number + 1))
-                number++;
-        *ret_number = number;
+        while (!(store->ops->features(store) & STORE_LISTS_FRESH) && has_entry(store, directory, head.number + 1, &head))
+                ;
+        *ret_head = head;
         return NEBULA_OK;
+}
+
+static enum nebula_status newest_number(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error)
+{
+        struct tag_head head;
+        enum nebula_status status = tag_log_look(store, NULL, directory, &head, error);
+
+        if (!status)
+                *ret_number = head.number;
+        return status;
 }
 
 enum nebula_status tag_log_number(struct store *store, const char *tag, uint64_t *ret_number, struct nebula_error *error)

@@ -17,8 +17,14 @@
 #ifndef NB_STORE_TAG_LOG_H
 #define NB_STORE_TAG_LOG_H
 
+#include "store/lister.h"
 #include "store/manifest.h"
 
+/* The newest entry of a log, as a list shows it. */
+struct tag_head {
+        uint64_t number; /* 0: the log is empty */
+        uint64_t stamp;  /* the checksum of the entry's stamp */
+};
 struct tag_log {
         uint64_t number;     /* of the entry; 0: there is none */
         bool is_removal;     /* the entry is a removal: the tag has no version */
@@ -33,6 +39,10 @@ enum nebula_status tag_log_head(struct store *store, const char *tag, struct tag
 void tag_log_done(struct tag_log *log);
 /* Reads any entry of the log. NEBULA_NOT_FOUND: it has none with that number. */
 enum nebula_status tag_log_entry(struct store *store, const char *tag, uint64_t number, struct tag_log *ret_log, struct nebula_error *error);
+/* Finds the newest entry without reading it. `lister`: of the store, for callers that look at many tags in ascending order; NULL: the tag is
+ * listed by itself. */
+enum nebula_status tag_log_look(struct store *store, struct lister *lister, const char *directory, struct tag_head *ret_head,
+                                struct nebula_error *error);
 /* The newest number, without reading that entry; 0: the log is empty. */
 enum nebula_status tag_log_number(struct store *store, const char *tag, uint64_t *ret_number, struct nebula_error *error);
 /* The next number: above `newest` and above the last removal. */

@@ -168,6 +168,7 @@ const struct store_ops store_gs = {
         .read_bulk = object_read_bulk,
         .read_chunks = object_read_chunks,
         .list = object_list,
+        .list_after = object_list_after,
         .stat = object_stat,
         .remove = object_remove,
         .sweep = s3_sweep,

@@ -316,6 +316,8 @@ enum nebula_status object_list(struct store *store, const char *prefix, bool dee
                                struct nebula_error *error);
 /* Sorts a page by keys; a prefix is sorted as if it ended with '/'. */
 void object_sort_page(struct store_page *page);
+/* For services that know "start-after". */
+enum nebula_status object_list_after(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error);
 /* The key of a name in a listing. *ret_key is NULL: these drivers give no object that name. False: no memory. */
 bool object_key_of(const struct object_store *store, const char *name, char **ret_key);
 enum nebula_status object_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);

@@ -188,7 +188,8 @@ static enum nebula_status take_page(struct object_store *store, const char *pref
         return NEBULA_OK;
 }
 
-enum nebula_status object_list(struct store *base, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+/* `after`: the name in whose place the list begins; NULL: at its beginning, or where `from` says. */
+static enum nebula_status list(struct store *base, const char *prefix, bool deep, const char *from, const char *after, struct store_page *ret_page,
                                struct nebula_error *error)
 {
         struct object_store *store = (struct object_store *)base;
@@ -207,6 +208,8 @@ enum nebula_status object_list(struct store *base, const char *prefix, bool deep
                 return object_no_memory(store, error);
         snprintf(entries, sizeof entries, "%u", store->service->limits->page_entries);
         store->service->add_listing(&call, whole, deep, store->service->limits->page_entries ? entries : NULL, from);
+        if (after)
+                object_param(&call, "start-after", after);
         status = store->service->send(store, &call, &response, error);
         free(whole);
         if (status)
@@ -218,5 +221,36 @@ enum nebula_status object_list(struct store *base, const char *prefix, bool deep
         else
                 status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
         http_response_done(&response);
+        return status;
+}
+
+enum nebula_status object_list(struct store *base, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                               struct nebula_error *error)
+{
+        return list(base, prefix, deep, from, NULL, ret_page, error);
+}
+
+/* Some servers ignore the place, or refuse it. */
+enum nebula_status object_list_after(struct store *base, const char *key, struct store_page *ret_page, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct store_page page = { 0 };
+        struct buf buf = { 0 };
+        enum nebula_status status;
+        char *after;
+
+        buf_add_text(&buf, store->prefix);
+        object_name_begin(&buf, key);
+        after = object_take(&buf);
+        if (!after)
+                return object_no_memory(store, error);
+        status = list(base, "", true, NULL, after, &page, error);
+        free(after);
+        if (!status && page.count && strcmp(page.entries[0].key, key) <= 0) {
+                store_page_done(&page);
+                return error_set(error, NEBULA_INVALID, 0, "the service of %s begins no list at a name", base->root);
+        }
+        if (!status)
+                *ret_page = page;
         return status;
 }

@@ -2,7 +2,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/error.h"
 #include "kinds.h"
+#include "store/lister.h"
 
 #define KEYS_MAX 200
 
@@ -144,6 +146,131 @@ static void random_lists(void)
 }
 EACH(a_list_is_as_a_sorted_array_would_give_it, random_lists)
 
+/* The result of a lister, in the form of `keys`. */
+static const char *listed(struct lister *lister, const char *prefix)
+{
+        static char text[65536];
+        struct store_list list;
+        size_t used = 0;
+
+        if (lister_list(lister, prefix, &list, &error))
+                return "!";
+        text[0] = 0;
+        for (size_t i = 0; i < list.count; i++)
+                if (!is_empty_directory(&list.entries[i]))
+                        used += (size_t)snprintf(text + used, sizeof text - used, "%s ", list.entries[i].key);
+        store_list_done(&list);
+        return text;
+}
+
+static void check_lister(char *const *prefixes, size_t count)
+{
+        struct lister lister = { .store = store };
+
+        for (size_t i = 0; i < count; i++) {
+                const char *found = listed(&lister, prefixes[i]);
+
+                if (strcmp(found, expected(prefixes[i], true)))
+                        printf("# \"%s\": %s\n#   and not %s\n", prefixes[i], found, expected(prefixes[i], true));
+                CHECK(!strcmp(found, expected(prefixes[i], true)));
+        }
+        lister_done(&lister);
+}
+
+/* Keys that drivers write in another way stand elsewhere in the lists of their services. */
+static void ascending(void)
+{
+        static const char *const odd[] = { "a./x", "a.&/x", "a%2Fb/x", "\xc3\xa4/x", "b\\/x", "a\x01/x" };
+        char *prefixes[40] = { 0 }, key[64];
+        size_t count = 0;
+
+        for (int tag = 0; tag < 30; tag++)
+                for (int i = 0; i < 1 + tag % 4 * (tag == 7 ? 12 : 1); i++) {
+                        snprintf(key, sizeof key, "t%02d/.nebula/%s%d", tag, i % 2 ? "manifest-" : "w", i);
+                        make(key);
+                }
+        for (int round = 0; round < 2; round++) {
+                for (int tag = 0; tag < 32; tag++) { /* the last two have no object */
+                        snprintf(key, sizeof key, "t%02d/.nebula/manifest-", tag);
+                        prefixes[count++] = strdup(key);
+                }
+                if (round)
+                        for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+                                snprintf(key, sizeof key, "%.*s/", (int)strcspn(odd[i], "/"), odd[i]);
+                                prefixes[count++] = strdup(key);
+                        }
+                qsort(prefixes, count, sizeof *prefixes, by_text);
+                check_lister(prefixes, count);
+                while (count)
+                        free(prefixes[--count]);
+                for (size_t i = 0; !round && i < sizeof odd / sizeof *odd; i++)
+                        make(odd[i]);
+        }
+        forget_made();
+}
+EACH(a_lister_gives_for_ascending_prefixes_what_lists_give, ascending)
+
+/* 40 tags of `size` objects each. Returns the number of requests for their manifests. */
+static uint64_t requests_for(size_t size, size_t page_entries)
+{
+        struct lister lister = { 0 };
+        uint64_t before, after;
+        char key[64];
+
+        lister.store = store = begin_mem_with(&(struct mem_faults){ .page_entries = page_entries });
+        for (int tag = 0; tag < 40; tag++)
+                for (size_t i = 0; i < size; i++) {
+                        snprintf(key, sizeof key, i ? "t%02d/x%02zu" : "t%02d/.nebula/manifest-1.json", tag, i);
+                        CHECK(!put(key, "x", STORE_ALWAYS));
+                }
+        before = store_mem_calls(store);
+        for (int tag = 0; tag < 40; tag++) {
+                char wanted[80];
+
+                snprintf(key, sizeof key, "t%02d/.nebula/manifest-", tag);
+                snprintf(wanted, sizeof wanted, "%s1.json ", key);
+                CHECK(!strcmp(listed(&lister, key), wanted));
+        }
+        after = store_mem_calls(store);
+        lister_done(&lister);
+        store_close(store);
+        end_mem();
+        return after - before;
+}
+
+static void a_lister_asks_once_for_many_small_tags_and_no_more_than_lists_for_large_ones(void)
+{
+        CHECK(requests_for(3, 60) <= 3);
+        CHECK(requests_for(30, 60) <= 2 + 2 * 40); /* a list of mem has an empty first page */
+}
+
+static enum nebula_status begins_at_the_first(struct store *from, const char *key, struct store_page *ret_page, struct nebula_error *ret_error)
+{
+        (void)key;
+        return error_set(ret_error, NEBULA_INVALID, 0, "%s begins no list at a key", from->root);
+}
+
+static void a_lister_lists_each_prefix_if_the_store_begins_no_list_at_a_key(void)
+{
+        const struct store_ops *real;
+        struct lister lister = { 0 };
+        struct store_ops ops;
+
+        lister.store = store = begin_mem();
+        CHECK(!put("a/x", "1", STORE_ALWAYS) && !put("b/x", "1", STORE_ALWAYS));
+        real = store->ops;
+        ops = *real;
+        ops.list_after = begins_at_the_first;
+        store->ops = &ops;
+        CHECK(!strcmp(listed(&lister, "a/"), "a/x ") && !strcmp(listed(&lister, "b/"), "b/x "));
+        ops.list_after = NULL;
+        lister = (struct lister){ .store = store };
+        CHECK(!strcmp(listed(&lister, "a/"), "a/x ") && !strcmp(listed(&lister, "b/"), "b/x "));
+        store->ops = real;
+        store_close(store);
+        end_mem();
+}
+
 static void details(void)
 {
         struct store_list list;
@@ -213,5 +340,6 @@ static void emptied(void)
 }
 EACH(a_prefix_goes_with_its_last_object, emptied)
 
-TAP_MAIN(TEST(a_list_has_every_key_that_begins_so_in_order), TEST(a_list_is_as_a_sorted_array_would_give_it), TEST(an_entry_of_a_list_says_what_stat_says),
+TAP_MAIN(TEST(a_list_has_every_key_that_begins_so_in_order), TEST(a_list_is_as_a_sorted_array_would_give_it), TEST(a_lister_gives_for_ascending_prefixes_what_lists_give), TEST(a_lister_asks_once_for_many_small_tags_and_no_more_than_lists_for_large_ones),
+         TEST(a_lister_lists_each_prefix_if_the_store_begins_no_list_at_a_key), TEST(an_entry_of_a_list_says_what_stat_says),
          TEST(a_listing_goes_on_where_keys_have_gone), TEST(a_prefix_leads_nowhere_out_of_the_store), TEST(a_prefix_goes_with_its_last_object))
