@@ -408,6 +408,7 @@ enum nebula_report {
         NEBULA_REPORT_VERSIONS = 0, /* versions in memory and in storage (see docs/formats.md) */
         NEBULA_REPORT_STATUS = 1,   /* the agent, its sessions, its queue */
         NEBULA_REPORT_HISTORY = 2,  /* one object per version, as in checkpointHistories.csv */
+        NEBULA_REPORT_MEMORY = 3,   /* NEBULA_REPORT_VERSIONS without those that are only in storage: the agent does not read storage for it */
 };
 NEBULA_API enum nebula_status nebula_session_report(nebula_session *session, enum nebula_report report,
         const char *persist_path, char **ret_text, struct nebula_error *ret_error);

@@ -136,7 +136,7 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
 
         if (status || !cli_agent_open_if_any(path, &agent))
                 return status;
-        status = cli_agent_report(agent, NEBULA_REPORT_VERSIONS, path, &report, error);
+        status = cli_agent_report(agent, NEBULA_REPORT_MEMORY, path, &report, error);
         cli_agent_close(agent);
         for (size_t i = 0; i < scan->count && !status; i++) {
                 if (!drop[i] || !is_followed(report, &scan->manifests[i]))

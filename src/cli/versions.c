@@ -153,7 +153,7 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
         if (status)
                 return status;
         if (ask_agent && cli_agent_open_if_any(versions.path, &agent)) {
-                versions.has_agent = !cli_agent_report(agent, NEBULA_REPORT_VERSIONS, versions.path, &report, NULL);
+                versions.has_agent = !cli_agent_report(agent, NEBULA_REPORT_MEMORY, versions.path, &report, NULL);
                 cli_agent_close(agent);
         }
         if (*versions.path) {

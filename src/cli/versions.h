@@ -37,7 +37,7 @@ struct versions {
 
 /* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
 enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error);
-/* Merges what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
+/* Merges what was read already; `report` (NEBULA_REPORT_MEMORY) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);
 /* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */

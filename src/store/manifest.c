@@ -107,17 +107,25 @@ uint64_t manifest_written(const struct manifest *manifest)
         return manifest->is_brief ? manifest->written : own_bytes(manifest) - manifest->referred;
 }
 
+void manifest_copy_brief(const struct manifest *manifest, struct manifest *ret_copy)
+{
+        *ret_copy = *manifest;
+        ret_copy->is_brief = true;
+        ret_copy->size = manifest_size(manifest);
+        ret_copy->written = manifest_written(manifest);
+        ret_copy->files = NULL;
+        ret_copy->records = NULL;
+        ret_copy->names = NULL;
+        ret_copy->by_name = NULL;
+}
+
 void manifest_make_brief(struct manifest *manifest)
 {
-        uint64_t size = manifest_size(manifest), written = manifest_written(manifest);
-        size_t file_count = manifest->file_count, record_count = manifest->record_count;
+        struct manifest brief;
 
+        manifest_copy_brief(manifest, &brief);
         manifest_done(manifest);
-        manifest->is_brief = true;
-        manifest->size = size;
-        manifest->written = written;
-        manifest->file_count = file_count;
-        manifest->record_count = record_count;
+        *manifest = brief;
 }
 
 static enum nebula_status check_numbers(const struct manifest *manifest, struct nebula_error *error)

@@ -103,6 +103,7 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
 void manifest_done(struct manifest *manifest);
 /* Frees the lists of files and records. Their counts stay, and so do the sums of bytes. */
 void manifest_make_brief(struct manifest *manifest);
+void manifest_copy_brief(const struct manifest *manifest, struct manifest *ret_copy);
 /* Makes room for that many more files and records. NEBULA_NO_MEMORY: the manifest is unchanged. */
 enum nebula_status manifest_reserve(struct manifest *manifest, size_t files, size_t records, struct nebula_error *error);
 /* Adds a copy of `file` and of its name; manifest_reserve has made room. NEBULA_NO_MEMORY. */
@@ -229,8 +230,8 @@ struct manifest_scan_options {
         void *argument;
 };
 #define MANIFEST_TOLD_MAX 5000
-/* Scans a path again. `scan` is the result of the scan before, or zeroed. Takes over the manifests whose entries are still the newest ones
- * of their logs, without reading them. After a failure `scan` has the manifests that are known so far, for the next call. */
+/* Scans a path again. `scan` is the result of the scan before, or zeroed, or has manifests of another origin. Takes over the manifests whose
+ * entries are still the newest ones of their logs, without reading them. If `stamp` of a manifest is 0, the number of its entry decides. After a failure `scan` has the manifests that are known so far, for the next call. */
 enum nebula_status manifest_scan_again(struct store *store, const struct manifest_scan_options *options, struct manifest_scan *scan,
                                        struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);

@@ -76,9 +76,10 @@ static bool take_known(struct loading *loading, size_t i, const char *tag, const
                 if (!order) {
                         const struct manifest *known = loading->known[middle];
 
-                        if (known->number != head->number || known->stamp != head->stamp)
+                        if (known->number != head->number || (known->stamp && known->stamp != head->stamp))
                                 return false;
                         loading->manifests[i] = *known;
+                        loading->manifests[i].stamp = head->stamp;
                         loading->manifests[i].is_damaged = false;
                         loading->taken[middle] = true;
                         return true;

@@ -205,14 +205,14 @@ static bool looks_clean(const struct store_list *list, const char *directory)
         return !list->count || (manifest_count == 1 && record_count == 1 && record_ns <= manifest_ns);
 }
 
-static bool has_debris(struct store *store, const char *directory)
+static bool has_debris(struct lister *lister, const char *directory)
 {
         char prefix[MANIFEST_KEY_MAX];
         struct store_list list;
         bool result;
 
         snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/", directory);
-        if (store_list_all(store, prefix, true, &list, NULL))
+        if (lister_list(lister, prefix, &list, NULL))
                 return false;
         result = !looks_clean(&list, directory);
         store_list_done(&list);
@@ -220,15 +220,16 @@ static bool has_debris(struct store *store, const char *directory)
 }
 
 /* Skips a tag whose log cannot be read, because a person may still want its files, and directories of other programs. */
-static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_t before_ns, size_t *removed,
+static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int64_t before_ns, size_t *removed,
                                     struct nebula_error *error)
 {
+        struct store *store = lister->store;
         struct sweeping sweeping = { .store = store, .before_ns = before_ns };
         char prefix[MANIFEST_KEY_MAX];
         bool is_sound = false;
         enum nebula_status status = name_encode(tag, sweeping.directory, error);
 
-        if (status || !has_debris(store, sweeping.directory))
+        if (status || !has_debris(lister, sweeping.directory))
                 return status;
         snprintf(sweeping.tag, sizeof sweeping.tag, "%s", tag);
         snprintf(prefix, sizeof prefix, "%s/", sweeping.directory);
@@ -291,12 +292,13 @@ static enum nebula_status before(struct store *store, int64_t age_ns, int64_t *r
 enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int64_t age_ns, size_t *ret_removed,
                                       struct nebula_error *error)
 {
+        struct lister lister = { .store = store, .is_sparse = true };
         size_t removed = 0;
         int64_t before_ns;
         enum nebula_status status = before(store, age_ns, &before_ns, error);
 
         if (!status)
-                status = sweep_tag(store, tag, before_ns, &removed, error);
+                status = sweep_tag(&lister, tag, before_ns, &removed, error);
         if (!status)
                 *ret_removed = removed;
         return status;
@@ -310,6 +312,7 @@ enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *r
 enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool (*goes_on)(void *argument, const char *key), void *argument,
                                       size_t *ret_removed, struct nebula_error *error)
 {
+        struct lister lister = { .store = store };
         struct store_list list;
         int64_t before_ns;
         char tag[256];
@@ -324,13 +327,14 @@ enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool 
                 const struct store_entry *entry = &list.entries[i];
 
                 if (manifest_tag_of(entry, tag)) {
-                        status = sweep_tag(store, tag, before_ns, &removed, error);
+                        status = sweep_tag(&lister, tag, before_ns, &removed, error);
                 } else if (!entry->is_prefix && !entry->is_foreign && store_is_temporary(entry->key) && entry->time_ns <= before_ns &&
                            !(goes_on && goes_on(argument, entry->key))) {
                         status = store_remove_one(store, entry->key, error);
                         removed++;
                 }
         }
+        lister_done(&lister);
         store_list_done(&list);
         if (!status)
                 status = sweep_uploads(store, (struct upload_limits){ before_ns, before_ns, goes_on, argument }, age_ns, &removed, error);

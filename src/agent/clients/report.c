@@ -125,22 +125,24 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
         return body;
 }
 
-static json_t *find_row(json_t *versions, const struct manifest *manifest)
+/* Only the first `count` rows can be of the version: a scan has each version once. */
+static json_t *find_row(json_t *versions, size_t count, const struct manifest *manifest)
 {
-        size_t index;
         json_t *row;
 
-        json_array_foreach(versions, index, row)
+        for (size_t index = 0; index < count; index++) {
+                row = json_array_get(versions, index);
                 if (!strcmp(json_string_value(json_object_get(row, "tag")), manifest->tag) &&
                     !strcmp(json_string_value(json_object_get(row, "job")), manifest->job) &&
                     json_integer_value(json_object_get(row, "generation")) == (json_int_t)manifest->generation)
                         return row;
+        }
         return NULL;
 }
 
-static void merge_stored(json_t *versions, const struct manifest *manifest, const char *path)
+static void merge_stored(json_t *versions, size_t count, const struct manifest *manifest, const char *path)
 {
-        json_t *row = find_row(versions, manifest), *sources;
+        json_t *row = find_row(versions, count, manifest), *sources;
 
         if (!row) {
                 json_array_append_new(versions, manifest_json(manifest, path));
@@ -273,12 +275,12 @@ static json_t *pass_over(struct store *store, const char *job, struct manifest_s
         return passed_json(&passed);
 }
 
-static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path,
+static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
                                         char **ret_text, struct nebula_error *error)
 {
         bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
         json_t *versions, *problems = json_array(), *passed = NULL;
-        struct job **jobs;
+        struct job **jobs = NULL;
         size_t count;
 
         catalogue_lock(catalogue);
@@ -294,11 +296,12 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         if (*path && (!session || session->role == IPC_ROLE_TRAINER))
                 catalogue_job_get(catalogue, path, session ? session->job->name : "");
         versions = memory_rows(catalogue, session, path);
-        count = paths_in_scope(catalogue, session, path, &jobs);
+        count = reads_storage ? paths_in_scope(catalogue, session, path, &jobs) : 0;
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < count; i++) {
                 struct nebula_error failure = { 0 };
                 struct manifest_scan scan = { 0 };
+                size_t row_count = json_array_size(versions);
                 struct store *store;
                 enum nebula_status status = storage_open(catalogue, jobs[i], &store, &failure);
 
@@ -312,7 +315,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                         passed = pass_over(store, session->job->name, &scan);
                 for (size_t j = 0; !status && j < scan.count; j++)
                         if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
-                                merge_stored(versions, &scan.manifests[j], jobs[i]->persist_path);
+                                merge_stored(versions, row_count, &scan.manifests[j], jobs[i]->persist_path);
                 if (!status)
                         manifest_scan_done(&scan);
         }
@@ -430,7 +433,8 @@ enum nebula_status report_text(struct catalogue *catalogue, const struct session
 {
         switch (report) {
         case NEBULA_REPORT_VERSIONS:
-                return versions_text(catalogue, session, persist_path, ret_text, error);
+        case NEBULA_REPORT_MEMORY:
+                return versions_text(catalogue, session, persist_path, report == NEBULA_REPORT_VERSIONS, ret_text, error);
         case NEBULA_REPORT_STATUS:
                 return status_text(catalogue, ret_text, error);
         case NEBULA_REPORT_HISTORY:

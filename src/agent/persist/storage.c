@@ -265,13 +265,33 @@ static void put_back(struct catalogue *catalogue, struct job *job, struct store 
         catalogue_unlock(catalogue);
 }
 
+/* Brief copies of the manifests in the job's list: a scan reads only others. Empty without memory. */
+static struct manifest_scan copy_known(struct catalogue *catalogue, const struct job *job)
+{
+        struct manifest_scan known = { 0 };
+        size_t room;
+
+        catalogue_lock(catalogue);
+        room = job->storage.stored.count;
+        known.manifests = calloc(room + 1, sizeof *known.manifests);
+        while (known.manifests && known.count < room) {
+                manifest_copy_brief(&job->storage.stored.manifests[known.count], &known.manifests[known.count]);
+                known.count++;
+        }
+        catalogue_unlock(catalogue);
+        return known;
+}
+
 /* A run that came before this one may still go on. This looks for versions that it has committed since this run began. */
 static void find_rivals(struct catalogue *catalogue, struct job *job, struct store *store)
 {
-        struct manifest_scan scan = { 0 };
+        static const struct manifest_scan_options brief = { .is_brief = true };
+        struct manifest_scan scan = copy_known(catalogue, job);
 
-        if (manifest_scan(store, &scan, NULL))
+        if (manifest_scan_again(store, &brief, &scan, NULL)) {
+                manifest_scan_done(&scan);
                 return;
+        }
         catalogue_lock(catalogue);
         for (size_t i = 0; i < scan.count && job->runs.has_newest; i++) {
                 const struct manifest *manifest = &scan.manifests[i];

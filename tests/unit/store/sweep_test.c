@@ -340,7 +340,23 @@ ON_EACH_STORE(a_sweep_that_fails_harms_no_version_and_a_second_ends_well)
                         continue;
 }
 
-TAP_MAIN(TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
+static void a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them(void)
+{
+        uint64_t before;
+        char tag[32];
+
+        store = begin_mem_with(&(struct mem_faults){ .page_entries = 1000 });
+        for (unsigned i = 0; i < 100; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                write_version((struct writer){ .tag = tag, .run = "a", .names = { "x" } });
+        }
+        before = store_mem_calls(store);
+        CHECK(sweep(ANY_AGE) == 0 && store_mem_calls(store) - before < 20);
+        store_close(store);
+        end_mem();
+}
+
+TAP_MAIN(TEST(a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them), TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
          TEST(what_the_version_names_stays_whichever_writing_it_is_of), TEST(a_file_in_place_that_is_not_known_to_be_debris_stays),
          TEST(nothing_goes_beside_what_is_young_or_another_users), TEST(a_tag_whose_log_cannot_be_read_is_left_alone),
          TEST(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them),
