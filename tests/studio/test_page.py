@@ -238,8 +238,11 @@ def test_no_panel_is_wider_than_the_window(place, start, page, width):
     assert page.locator("svg text").all_text_contents()[:2] == ["step", "7"]
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
-def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, start, page, width):
+DAYS = {"today": (0, r"\d\d:\d\d:\d\d"), "another day": (1, r"(\d{4}-)?\d\d-\d\d( \d\d:\d\d)?"), "another year": (400, r"\d{4}-\d\d-\d\d")}
+
+
+@pytest.mark.parametrize(("width", "day"), [(1280, "today"), (1280, "another day"), (1920, "another year")])
+def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, start, page, width, day):
     tags = [LONG[:200], "W" * 200, "global_step7"]
     place.run(
         """
@@ -255,10 +258,18 @@ def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, st
     )
     pins.add(str(place.storage), tags[0], "a long reason " * 10)
     page.set_viewport_size({"width": width, "height": 800})
+    back, time_form = DAYS[day]
+    # The browser's clock: `back` days later than that of the saves.
+    page.add_init_script(
+        f"const now = Date.now; Date = class extends Date {{ constructor(...all) {{ super(...(all.length ? all : [now() + {back} * 864e5])); }} }};"
+    )
     page.goto(start(place.storage).address)
     open_tab(page, "checkpoints")
     expect(page.locator("tbody")).to_contain_text("pinned")
-    assert page.locator(".grid").evaluate("(grid) => grid.scrollWidth <= grid.clientWidth"), "a column is out of view"
+    column = page.locator("th").all_inner_texts().index("When ↓")
+    times = page.locator(f"tbody tr[data-key] td:nth-child({column + 1})")
+    assert [bool(re.fullmatch(time_form, one)) for one in times.all_inner_texts()] == [True] * len(tags), times.all_inner_texts()
+    assert page.locator(".grid").evaluate("(grid) => grid.scrollWidth - grid.clientWidth") <= 0, "a column is out of view"
     assert page.locator("th").last.inner_text() == "Pin"
     is_cut = "(one) => one.scrollWidth > one.clientWidth && getComputedStyle(one).textOverflow === 'ellipsis'"
     for tag in tags:

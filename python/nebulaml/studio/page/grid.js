@@ -52,6 +52,13 @@ export function clock(at) {
   const hours = time.toLocaleTimeString('sv');
   return day === today ? hours : `${day} ${hours}`;
 }
+// The same for a column of a table: shorter, and the whole time when the pointer rests on it.
+export function when(at) {
+  const [day, hours] = clock(at).split(' ');
+  if (!hours) return day;
+  const isThisYear = day.slice(0, 4) === new Date().toLocaleDateString('sv').slice(0, 4);
+  return element('span', { title: clock(at) }, isThisYear ? `${day.slice(5)} ${hours.slice(0, 5)}` : day);
+}
 export const count = (value) => Math.round(value).toLocaleString('en');
 export const number = (value) => (value === null || value === undefined ? '-' : Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(+value.toPrecision(6)));
 

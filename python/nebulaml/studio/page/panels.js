@@ -1,5 +1,5 @@
 // The panels: open(main, studio) makes one, update(studio) brings it up to date, tick(studio) once a second.
-import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock, number, Grid } from '/grid.js';
+import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock, when, number, Grid } from '/grid.js';
 
 const wall = () => Date.now() / 1000;
 const KIND = { durable: 'good', replicated: 'good', committed: 'good', failed: 'bad', lost: 'bad', damaged: 'bad' };
@@ -112,7 +112,7 @@ const checkpoints = {
       { name: 'tag', label: 'Tag', width: 'name', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
       { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
       { name: 'state', label: 'State', width: 'brief', value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
-      { name: 'at', label: 'When', number: true, value: begun, cell: (row) => clock(begun(row)) },
+      { name: 'at', label: 'When', number: true, value: begun, cell: (row) => when(begun(row)) },
       { name: 'where', label: 'Where', value: places, cell: places },
       { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
       { name: 'written', label: 'Written', number: true, value: (row) => row.written, cell: (row) => (row.written === null ? '-' : bytes(row.written)) },
