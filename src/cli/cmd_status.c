@@ -1,4 +1,11 @@
-/* nebula status: the agent, its jobs and its queue; the newest versions in memory and storage. */
+/*
+ * nebula status: the agent, its jobs and its queue; the newest versions in memory and storage.
+ *
+ * --serve is for a program that asks again and again. Each line of stdin asks for a status, which is one line of JSON. The process keeps the
+ * manifests, and reads only those that are new. While storage is read for the first time, a line about once a second shows the newest
+ * versions so far, with "reading": {"read": N, "of": M}. The last line of an answer has no "reading". If its versions are those of the answer
+ * before, "storage" is {"same": true}. The end of stdin ends the command.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,9 +28,13 @@ struct status {
         bool has_versions;
         struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
         char agent_problem[512];  /* set if an agent runs and does not answer */
+        size_t read, of;          /* tags in storage that were looked at; of 0: all */
+        bool is_same;             /* the caller has the versions already */
 };
 
-static void status_load(const char *given_path, bool with_history, struct status *status)
+/* `progress` may be NULL; its argument is the status. */
+static void status_load(const char *given_path, bool with_history, const struct versions_progress *progress, struct manifest_scan *seen,
+                        struct status *status)
 {
         struct nebula_error error;
         struct cli_agent *agent = NULL;
@@ -35,7 +46,7 @@ static void status_load(const char *given_path, bool with_history, struct status
         if (with_history && status->report)
                 cli_agent_report(agent, NEBULA_REPORT_HISTORY, "", &status->history, NULL);
         cli_agent_close(agent);
-        status->has_versions = !versions_load(given_path, !*status->agent_problem, &status->versions, &status->storage_error);
+        status->has_versions = !versions_load_again(given_path, !*status->agent_problem, progress, seen, &status->versions, &status->storage_error);
 }
 
 static void status_done(struct status *status)
@@ -155,7 +166,7 @@ static int status_exit(const struct status *status)
         return status->has_versions && status->versions.broken_count ? CLI_WRONG : CLI_OK;
 }
 
-static int print_json(const struct status *status)
+static json_t *status_json(const struct status *status)
 {
         json_t *result = json_object();
 
@@ -164,21 +175,62 @@ static int print_json(const struct status *status)
                 json_object_update(result, status->report);
         if (status->history)
                 json_object_update(result, status->history);
-        if (status->has_versions)
+        if (status->is_same)
+                json_object_set_new(result, "storage", json_pack("{s:b}", "same", true));
+        else if (status->has_versions)
                 json_object_set_new(result, "storage", versions_json(&status->versions));
         else
                 json_object_set_new(result, "storage", json_pack("{s:s, s:s}", "status", nebula_status_name(status->storage_error.status), "error",
                                                                  status->storage_error.message));
         if (*status->agent_problem)
                 json_object_set_new(result, "error", json_string(status->agent_problem));
-        return cli_print_json(result, status_exit(status));
+        if (status->of)
+                json_object_set_new(result, "reading", json_pack("{s:I, s:I}", "read", (json_int_t)status->read, "of", (json_int_t)status->of));
+        return result;
+}
+
+static void tell_newest(void *argument, const struct versions *newest, size_t read, size_t count)
+{
+        struct status status = *(struct status *)argument;
+
+        status.versions = *newest;
+        status.has_versions = true;
+        status.read = read;
+        status.of = count;
+        cli_print_json_line(status_json(&status), 0);
+}
+
+static int serve(const char *given_path)
+{
+        struct status status;
+        const struct versions_progress progress = { tell_newest, &status };
+        struct manifest_scan seen = { 0 };
+        bool has_seen = false;
+        uint64_t sum, shown = 0; /* of the versions; 0: none were shown */
+        char *line = NULL;
+        size_t room = 0;
+        int code = CLI_OK;
+
+        while (code == CLI_OK && getline(&line, &room, stdin) > 0) {
+                status_load(given_path, true, has_seen ? NULL : &progress, &seen, &status);
+                has_seen = has_seen || status.has_versions;
+                sum = status.has_versions ? versions_sum(&status.versions) : 0;
+                status.is_same = sum && sum == shown;
+                shown = sum;
+                code = cli_print_json_line(status_json(&status), CLI_OK);
+                status_done(&status);
+        }
+        manifest_scan_done(&seen);
+        free(line);
+        return code;
 }
 
 int command_status(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool watch = false;
-        const struct args_option options[] = { CLI_COMMON(common), { "watch", ARGS_FLAG, &watch } };
+        bool watch = false, serves = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "watch", ARGS_FLAG, &watch }, { "serve", ARGS_FLAG, &serves } };
+        struct manifest_scan seen = { 0 };
         struct status status;
         struct args args;
         int code;
@@ -187,10 +239,14 @@ int command_status(int argc, char **argv)
                 return CLI_USAGE;
         if (watch && common.json)
                 return cli_usage_error("status", "--watch and --json cannot be used together");
+        if (serves && watch)
+                return cli_usage_error("status", "--watch and --serve cannot be used together");
+        if (serves)
+                return serve(common.path);
         for (;;) {
-                status_load(common.path, common.json, &status);
+                status_load(common.path, common.json, NULL, &seen, &status);
                 if (common.json) {
-                        code = print_json(&status);
+                        code = cli_print_json(status_json(&status), status_exit(&status));
                 } else {
                         code = status_exit(&status);
                         if (watch && term_columns())
@@ -202,8 +258,10 @@ int command_status(int argc, char **argv)
                         print_storage(&status);
                 }
                 status_done(&status);
-                if (!watch || fflush(stdout))
+                if (!watch || fflush(stdout)) {
+                        manifest_scan_done(&seen);
                         return code;
+                }
                 os->sleep_ms(REDRAW_MS); /* until Ctrl-C, which needs no clean-up */
         }
 }

@@ -13,9 +13,10 @@
 #define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
 
 const struct cli_command cli_commands[] = {
-        { "status", "nebula status [--watch] [--path DIR] [--json]", "what the agent is doing, and the newest versions",
+        { "status", "nebula status [--watch | --serve] [--path DIR] [--json]", "what the agent is doing, and the newest versions",
           "Works without an agent; never starts one. --watch redraws every second\n"
-          "until Ctrl-C.\n\n"
+          "until Ctrl-C. --serve is for programs: each line of stdin asks for a status,\n"
+          "which is one line of JSON.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
         { "list", "nebula list [--metrics] [--path DIR] [--json]", "all complete checkpoints, in memory and in storage",

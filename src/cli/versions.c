@@ -12,6 +12,7 @@
 #include "cli/cli.h"
 #include "cli/human.h"
 #include "os/os.h"
+#include "sum/sum.h"
 
 static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)
 {
@@ -126,14 +127,33 @@ enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t
         return mark_abandoned(versions, error);
 }
 
-static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_scan, struct pins *ret_pins, struct nebula_error *error)
+struct telling {
+        const struct versions_progress *progress;
+        const struct versions *versions; /* with the path, and without a list */
+        const json_t *report;
+};
+
+static void tell(void *argument, const struct manifest_scan *newest, size_t read, size_t count)
 {
+        const struct telling *telling = argument;
+        struct versions versions = *telling->versions;
+
+        if (!versions_merge(newest, telling->report, &versions, NULL))
+                telling->progress->tell(telling->progress->argument, &versions, read, count);
+        free(versions.list);
+}
+
+static enum nebula_status scan_path(const char *path, const struct telling *telling, struct manifest_scan *seen, struct pins *ret_pins,
+                                    struct nebula_error *error)
+{
+        const struct manifest_scan_options options = { .is_brief = true, .tell = telling->progress ? tell : NULL,
+                                                       .argument = (void *)(uintptr_t)telling };
         struct store *store;
         enum nebula_status status = store_open(path, &store, error);
 
         if (status)
                 return status;
-        status = manifest_scan(store, ret_scan, error);
+        status = manifest_scan_again(store, &options, seen, error);
         if (!status && pins_load(store, true, ret_pins, error)) {
                 cli_complain("the pins cannot be read: %s", error ? error->message : "");
                 *ret_pins = (struct pins){ 0 };
@@ -142,10 +162,12 @@ static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_
         return status;
 }
 
-enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error)
+enum nebula_status versions_load_again(const char *given_path, bool ask_agent, const struct versions_progress *progress,
+                                       struct manifest_scan *seen, struct versions *ret_versions, struct nebula_error *error)
 {
         struct versions versions = { 0 };
-        struct manifest_scan scan = { 0 };
+        static const struct manifest_scan nothing;
+        const struct manifest_scan *found = seen;
         struct cli_agent *agent = NULL;
         json_t *report = NULL;
         enum nebula_status status = target_path(given_path, versions.path, error);
@@ -157,21 +179,31 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
                 cli_agent_close(agent);
         }
         if (*versions.path) {
-                status = scan_path(versions.path, &scan, &versions.pins, error);
+                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, error);
                 /* Nothing has been persisted yet: the first file makes the directory. */
-                if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions")))
+                if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions"))) {
                         status = NEBULA_OK;
+                        found = &nothing;
+                }
         } else if (!versions.has_agent) {
                 status = error_set(error, NEBULA_INVALID, 0,
                                    "no agent is running and no storage path is known: give --path DIR, set "
                                    "NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
         }
         if (!status)
-                status = versions_merge(&scan, report, &versions, error);
-        manifest_scan_done(&scan);
+                status = versions_merge(found, report, &versions, error);
         json_decref(report);
         if (!status)
                 *ret_versions = versions;
+        return status;
+}
+
+enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error)
+{
+        struct manifest_scan seen = { 0 };
+        enum nebula_status status = versions_load_again(given_path, ask_agent, NULL, &seen, ret_versions, error);
+
+        manifest_scan_done(&seen);
         return status;
 }
 
@@ -202,6 +234,20 @@ void versions_done(struct versions *versions)
         free(versions->list);
         versions->list = NULL;
         versions->count = 0;
+}
+
+uint64_t versions_sum(const struct versions *versions)
+{
+        uint64_t sum = sum_crc64(0, versions->path, strlen(versions->path));
+
+        sum = sum_crc64(sum, versions->broken, strlen(versions->broken));
+        sum = sum_crc64(sum, &versions->broken_count, sizeof versions->broken_count);
+        sum = sum_crc64(sum, &versions->has_agent, sizeof versions->has_agent);
+        for (size_t i = 0; i < versions->pins.count; i++) {
+                sum = sum_crc64(sum, versions->pins.list[i].tag, strlen(versions->pins.list[i].tag) + 1);
+                sum = sum_crc64(sum, versions->pins.list[i].reason, strlen(versions->pins.list[i].reason) + 1);
+        }
+        return sum_crc64(sum, versions->list, versions->count * sizeof *versions->list); /* zeroed before they are filled */
 }
 
 json_t *versions_json(const struct versions *versions)

@@ -37,12 +37,24 @@ struct versions {
 
 /* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
 enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error);
+/* Called about once a second while storage is read. `newest`: some thousand of the newest versions that are known so far, without pins.
+ * `read` of `count` tags in storage were looked at. */
+struct versions_progress {
+        void (*tell)(void *argument, const struct versions *newest, size_t read, size_t count);
+        void *argument;
+};
+/* The same for a program that asks again and again: `seen` begins zeroed, is the caller's (manifest_scan_done), and spares reading the
+ * manifests that have not changed. `progress` may be NULL. */
+enum nebula_status versions_load_again(const char *given_path, bool ask_agent, const struct versions_progress *progress,
+                                       struct manifest_scan *seen, struct versions *ret_versions, struct nebula_error *error);
 /* Merges what was read already; `report` (NEBULA_REPORT_MEMORY) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);
 /* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */
 void versions_load_metrics(struct versions *versions);
 void versions_done(struct versions *versions);
+/* A checksum of all that versions_json shows, without metrics: if two are equal, nothing has changed. */
+uint64_t versions_sum(const struct versions *versions);
 json_t *versions_json(const struct versions *versions);
 /* Prints a table for people, from versions->list[first] on. */
 void versions_print(const struct versions *versions, size_t first);

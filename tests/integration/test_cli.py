@@ -75,6 +75,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         ["copy", "a", "b", "--tag", "t", "--all"],
         ["prune", "--keep-last", "1", "--tag", "t"],
         ["status", "--watch", "--json"],
+        ["status", "--watch", "--serve"],
         ["metrics", "--listen", "0", "--textfile", "x"],
         ["metrics", "--every", "5"],
         ["metrics", "--textfile", "x", "--every", "31536001"],
@@ -736,6 +737,34 @@ def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
     assert result.returncode == 0 and "not running" in result.stdout and "t " in result.stdout
     assert json.loads(run("status", "--json", "--path", store).stdout)["running"] is False
     assert run("stop").returncode == 0 and json.loads(run("stop", "--json").stdout) == {"was_running": False}
+
+
+def test_a_program_asks_for_status_again_and_again_and_reads_versions_that_have_changed(nebula, make, tmp_path):
+    store = make("a1", "x=10")
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
+    line = [nebula, "status", "--serve", "--path", store]
+    with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def ask():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        first = ask()
+        assert first["running"] is False and [one["tag"] for one in first["storage"]["versions"]] == ["a1"] and "reading" not in first
+        assert ask()["storage"] == {"same": True}
+        make("a2", "x=20")
+        told = ask()["storage"]["versions"]
+        assert [(one["tag"], one["files"], one["written"] > 0) for one in told] == [("a1", 1, True), ("a2", 1, True)]
+        assert told[0] == first["storage"]["versions"][0]
+        shutil.rmtree(store / "a1")
+        assert [one["tag"] for one in ask()["storage"]["versions"]] == ["a2"]
+        shutil.rmtree(store)
+        assert ask()["storage"]["status"] == "not_found"
+        make("a3", "x=30")
+        assert [one["tag"] for one in ask()["storage"]["versions"]] == ["a3"]
+        process.stdin.close()
+        assert process.wait(10) == 0
 
 
 @pytest.fixture

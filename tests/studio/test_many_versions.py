@@ -1,6 +1,7 @@
 """A storage path with many versions: `nebula list` and the studio show them, in time and memory that grow with their number and no faster.
 
-NEBULA_TEST_NIGHTLY=1 makes 100,000 versions, with the writer that agents use. The figures are in the output (pytest -s).
+NEBULA_TEST_NIGHTLY=1 makes 100,000 versions, with the writer that agents use. The figures are in the output (pytest -s). The bucket is that of
+bench-sink, a server of this machine that speaks S3 (bench/stores/sink.c).
 """
 
 from __future__ import annotations
@@ -9,23 +10,71 @@ import json
 import os
 import subprocess
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
-COUNT = 100_000 if NIGHTLY else 2000
-SHOWN = min(COUNT, 5000)
+COUNTS = {"directory": 100_000 if NIGHTLY else 2000, "bucket": 100_000 if NIGHTLY else 600}
+SHOWN = 5000
 ROOT = Path(__file__).resolve().parents[2]
 KIB_PER_VERSION = 8
 
 
-def make_versions(path: Path, count: int) -> None:
-    built = sorted(ROOT.glob("build*/tests/unit/cli/make_version"), key=lambda one: one.stat().st_mtime)
-    if not built:
-        pytest.skip("make_version is not built: meson setup build -Dtests=true && ninja -C build")
-    subprocess.run([built[-1], path, "global_step", "--count", str(count), "--raw", "a"], check=True, timeout=1200)
+def built(name: str) -> Path:
+    found = sorted(ROOT.glob(f"build*/tests/unit/cli/{name}"), key=lambda one: one.stat().st_mtime)
+    if not found:
+        pytest.skip(f"{name} is not built: meson setup build -Dtests=true && ninja -C build")
+    return found[-1]
+
+
+def make_versions(path: Path | str, count: int) -> None:
+    threads = "4" if "://" in str(path) else "1"
+    line = [built("make_version"), path, "global_step", "--count", str(count), "--threads", threads, "--raw", "a"]
+    subprocess.run(line, check=True, timeout=1200)
+
+
+class Bucket:
+    """A server of this machine with the bucket `training`."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([built("bench-sink"), "--keep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.endpoint = f"http://127.0.0.1:{self.process.stdout.readline().strip()}"
+
+    def ask(self, what: str) -> bytes:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{self.endpoint}/{what}") as answer:
+            return bytes(answer.read())
+
+    def delay(self, milliseconds: int) -> None:
+        """Delays all later answers."""
+        self.ask(f"__latency__?ms={milliseconds}")
+
+    def counts(self) -> dict[str, Any]:
+        return dict(json.loads(self.ask("__counts__")))
+
+    def reads(self) -> int:
+        """Returns the number of objects that were read."""
+        counts = self.counts()
+        return int(counts["gets"] - counts["lists"])
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    made = Bucket()
+    for name, value in {
+        "AWS_ENDPOINT_URL": made.endpoint, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true", "no_proxy": "127.0.0.1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    made.process.wait(30)
 
 
 def peak_of(pid: int) -> int:
@@ -46,31 +95,72 @@ def measured(*command: str | Path) -> tuple[bytes, float, int]:
     return said, usage.ru_utime + usage.ru_stime, kib
 
 
+def serving(studio: Any) -> int:
+    """Returns the pid of the command that reads the storage for the studio."""
+    children = [int(pid) for one in Path(f"/proc/{studio.process.pid}/task").iterdir() for pid in (one / "children").read_text().split()]
+    return next(pid for pid in children if b"--serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 @pytest.mark.timeout(1800 if NIGHTLY else 300)
-def test_many_versions_are_listed_and_shown(place, start, page):
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+def test_many_versions_are_listed_and_shown(kind, place, start, page, request):
+    count, shown = COUNTS[kind], min(COUNTS[kind], SHOWN)
     few, many = place.memory / "few", place.memory / "many"  # where a sync costs nothing
-    make_versions(few, COUNT // 4)
-    make_versions(many, COUNT)
+    server = request.getfixturevalue("bucket") if kind == "bucket" else None
+    if server:
+        few, many = "s3://training/few", "s3://training/many"
+    make_versions(few, count // 4)
+    make_versions(many, count)
     program = os.environ.get("NEBULA_AGENT_PATH", "nebula")
     _, quarter_s, _ = measured(program, "list", "--json", "--path", few)
+    requests, begun = server.counts()["requests"] if server else 0, time.monotonic()
     said, whole_s, kib = measured(program, "list", "--json", "--path", many)
-    assert [one["step"] for one in json.loads(said)["versions"]] == list(range(1, COUNT + 1))
-    assert kib < 128 << 10 or kib / COUNT < KIB_PER_VERSION
+    list_s, requests = time.monotonic() - begun, server.counts()["requests"] - requests if server else 0
+    assert [one["step"] for one in json.loads(said)["versions"]] == list(range(1, count + 1))
+    assert kib < 128 << 10 or kib / count < KIB_PER_VERSION
     assert whole_s < 12 * quarter_s + 0.5, "the time grows faster than the number of versions"
+    assert requests < 1.1 * count + 20, "more than a manifest for each version, and a list for many of them"
     begun = time.monotonic()
     studio = start(many)
-    state = studio.until(lambda state: state["rows"], 600)
+    studio.until(lambda state: state["rows"], 600)
+    first_s = time.monotonic() - begun
+    state = studio.until(lambda state: state["rows"] and not state["reading"], 600)
     ready_s = time.monotonic() - begun
-    assert len(state["rows"]) == SHOWN and state["hidden"] == COUNT - SHOWN and state["now"]["stored"] == COUNT
+    assert len(state["rows"]) == shown and state["hidden"] == count - shown and state["now"]["stored"] == count
     begun = time.monotonic()
     page.goto(studio.address)
-    expect(page.locator(".card").first).to_contain_text(f"global_step{COUNT}")
+    expect(page.locator(".card").first).to_contain_text(f"global_step{count}")
     page.locator("#tab-checkpoints").click()
-    expect(page.locator("tbody tr[data-key]").first).to_contain_text(f"global_step{COUNT}")
+    expect(page.locator("tbody tr[data-key]").first).to_contain_text(f"global_step{count}")
     shown_s = time.monotonic() - begun
-    peak = peak_of(studio.process.pid)
-    assert peak < 128 << 10 or peak / COUNT < KIB_PER_VERSION
-    print(f"\n{COUNT} versions: nebula list {whole_s:.1f} s of CPU, {kib >> 10} MiB; studio: first rows after {ready_s:.1f} s, {peak >> 10} MiB; page: {shown_s:.1f} s")
+    peaks = [peak_of(studio.process.pid), peak_of(serving(studio))]
+    assert max(peaks) < 128 << 10 or max(peaks) / count < KIB_PER_VERSION
+    print(
+        f"\n{count} versions in a {kind}: nebula list {list_s:.1f} s, {whole_s:.1f} s of CPU, {kib >> 10} MiB, {requests} requests; "
+        f"studio: first rows after {first_s:.1f} s, all after {ready_s:.1f} s, {peaks[0] >> 10} MiB, its command {peaks[1] >> 10} MiB; page: {shown_s:.1f} s"
+    )
+
+
+def test_the_page_shows_the_newest_versions_while_a_bucket_is_read_and_reads_none_again(bucket, start, page):
+    make_versions("s3://training/run7", 300)
+    bucket.delay(150)
+    studio = start("s3://training/run7")
+    state = studio.until(lambda state: state.get("reading"))
+    assert 0 < len(state["rows"]) < 300 and state["now"]["newest"]["tag"] == "global_step300" and state["reading"]["of"] == 300
+    page.goto(studio.address)
+    expect(page.locator(".card").first).to_contain_text("global_step300")
+    bucket.delay(0)
+    assert len(studio.until(lambda state: not state["reading"])["rows"]) == 300
+    expect(page.locator("#live")).to_contain_text("live", timeout=20_000)
+    subprocess.run([built("make_version"), "s3://training/run7", "global_step301", "--raw", "a"], check=True, timeout=60)
+    assert studio.ask("POST", "/api/pin", {"tag": "global_step301", "reason": "kept"})[0] == 200  # makes it look at once
+    studio.until(lambda state: "\0global_step301\0001" in state["rows"])
+    before = bucket.reads(), bucket.counts()["lists"]
+    deadline = time.monotonic() + 20
+    while bucket.counts()["lists"] < before[1] + 20:  # some looks
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert bucket.reads() - before[0] < 30
 
 
 def test_the_page_says_that_it_waits_for_the_first_look(place, start, save, page):

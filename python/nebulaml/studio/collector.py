@@ -19,6 +19,7 @@ _LOGGER = logging.getLogger("nebulaml")
 METRICS_AT_ONCE = 50
 LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
+CLOUD_PER_VERSION_S = 0.001  # of 100,000 versions it takes 600, so they are listed every 100 s
 REST = 3.0  # after each look, the thread waits for this multiple of the time that the look took
 
 
@@ -28,6 +29,8 @@ class Collector:
     def __init__(self, source: Source, every_s: float | None = None) -> None:
         self._source = source
         self._every_s = every_s or (LOCAL_S if source.is_local else CLOUD_S)
+        self._per_version_s = 0.0 if every_s or source.is_local else CLOUD_PER_VERSION_S
+        self._stored = 0
         self._changed = threading.Condition()  # guards what follows
         self._revision = 0
         self._rest: dict[str, Any] = {}
@@ -38,6 +41,7 @@ class Collector:
         self._watch = snapshot.Watch()
         self._ledger: dict[str, Any] | None = None  # the answer of `nebula goodput`, and the number of lines of history that it is made from
         self._lines = 0
+        self._complete = False  # storage was read once
         self._epoch = f"{time.time_ns():x}"
         self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
 
@@ -82,7 +86,7 @@ class Collector:
                 document = self._failed(f"a look failed: {type(failure).__name__}: {failure}")
             self._publish(document)
             took = time.monotonic() - begun
-            self._wanted.wait(max(self._every_s, REST * took))
+            self._wanted.wait(max(self._every_s, self._per_version_s * self._stored, REST * took))
 
     def _failed(self, text: str) -> dict[str, Any]:
         """Returns the last document, with this problem added. The known rows stay: a failed look does not mean that versions are gone."""
@@ -91,7 +95,7 @@ class Collector:
             return {**self._rest, "problems": [text], "rows": rows, "time": time.time()}
 
     def _document(self) -> dict[str, Any]:
-        status = self._source.status()
+        status = self._source.status(self._begin)
         now = time.time()
         self._watch.look(status, now)
         history = self._source.history()
@@ -100,7 +104,16 @@ class Collector:
         document = snapshot.build(status, history, self._source.nodes(), self._ledger, self._watch, now)
         self._add_metrics(document["rows"])
         document["path"] = self._source.shown_path
+        self._stored = document["now"]["stored"]
+        self._complete = self._complete or "versions" in status["storage"]
         return document
+
+    def _begin(self, status: dict[str, Any]) -> None:
+        """Shows the newest versions while the storage is read for the first time. A later look keeps the rows until it is complete."""
+        if self._complete:
+            return
+        document = snapshot.build(status, [], [], None, snapshot.Watch(), time.time())
+        self._publish({**document, "path": self._source.shown_path, "reading": status["reading"]})
 
     def _add_metrics(self, rows: dict[str, dict[str, Any]]) -> None:
         """Adds metrics, newest versions first and only some per look: each version costs one request to storage."""

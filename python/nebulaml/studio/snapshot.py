@@ -264,6 +264,7 @@ def build(
             "goodput": ledger,
         },
         "hidden": hidden,
+        "reading": None,  # {"read", "of"} while storage is read for the first time: the rest is of the newest versions so far
         "events": sorted([*events, *watch.events], key=lambda one: one["at"])[-500:],
         "nodes": {
             "here": {"sessions": sessions, "jobs": jobs, "oldest": min(oldest) if oldest else None, "waiting": len(queue)},

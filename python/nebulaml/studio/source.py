@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 from .. import _nebula
@@ -16,6 +17,7 @@ from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
 from ..manager import pins, storage_tool
+from .looks import Looks
 
 __all__ = ["Source", "shell_word"]
 
@@ -39,9 +41,11 @@ class Source:
         self.is_local = "://" not in path.removeprefix("file://")
         self._history = history
         self._store = StoreProcess(path)
+        self._looks = Looks(command, path)
         self._metrics: dict[tuple[str, int], dict[str, float]] = {}
 
     def close(self) -> None:
+        self._looks.close()
         self._store.close()
 
     @property
@@ -71,11 +75,13 @@ class Source:
             raise from_status(str(error.get("status")), str(error.get("message")), 0, 0)
         return done.returncode, answer
 
-    def status(self) -> dict[str, Any]:
-        """Returns the agent, its jobs, sessions, queue and history, and the versions in memory and storage."""
-        limit_s = ASK_S if self.is_local else WORK_S  # it reads one manifest per version: minutes for a bucket with 100,000
-        answer: dict[str, Any] = self.ask("status", "--json", limit_s=limit_s)[1]
-        return answer
+    def status(self, on_progress: Callable[[dict[str, Any]], None] = lambda status: None) -> dict[str, Any]:
+        """Returns the agent, its jobs, sessions, queue and history, and the versions in memory and storage.
+
+        The first answer for a bucket with 100,000 versions takes a minute or more. Until then, on_progress gets a status about once a
+        second, with the newest versions so far.
+        """
+        return self._looks.ask(on_progress)
 
     def inspect(self, tag: str) -> dict[str, Any]:
         """Returns files, ranks, sizes and times of one version."""

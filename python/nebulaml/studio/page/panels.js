@@ -61,7 +61,7 @@ const now = {
       card('Lost if the node died now', ...this.loss(told.after_node, told)),
       card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'no version waits for storage'),
       card('Memory', used, `${told.in_memory} versions in memory`),
-      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${told.failed ? `, ${told.failed} failed` : ''}`),
+      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
       card('Trainers', told.trains ? 'training' : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
   },

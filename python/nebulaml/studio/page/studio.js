@@ -91,7 +91,8 @@ async function follow() {
       const told = await studio.ask('state', { epoch, since });
       if (told.revision !== since || told.epoch !== epoch) take(told);
       [epoch, since] = [told.epoch, told.revision];
-      studio.say(told.revision ? `live, ${clock(Date.now() / 1000)}` : 'reading the storage…');
+      const { reading } = studio.state;
+      studio.say(told.revision && !reading ? `live, ${clock(Date.now() / 1000)}` : `reading the storage…${reading ? ` ${reading.read} of ${reading.of} versions` : ''}`);
     } catch (failure) {
       studio.say('not connected');
       $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
