@@ -253,11 +253,18 @@ static bool was_forked(void)
         return at && sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 && flags & FORKED_NO_EXEC;
 }
 
+static bool ends_by_exit(void)
+{
+        const char *id = getenv("NEBULA_ENDS_BY_EXIT");
+
+        return id && strtol(id, NULL, 10) == getpid();
+}
+
 bool ending_may_linger(void)
 {
         if (atomic_load(&forked) == 0) {
                 pthread_once(&once, start); /* so that a child forked later knows that it was forked */
-                atomic_store(&forked, was_forked() ? 1 : -1);
+                atomic_store(&forked, was_forked() && !ends_by_exit() ? 1 : -1);
         }
         return atomic_load(&forked) < 0 && !atomic_load(&is_near) && atomic_load(&due_signal) == 0;
 }

@@ -37,7 +37,8 @@ bool ending_wait(int64_t limit_ms);
 /* Whether work may be left to other threads. No in two cases:
  * * The process is about to end, by ending_is_near or a signal.
  * * The process was forked and has not called exec. Such a process usually ends by _exit, which skips all exit
- *   handlers (multiprocessing, workers of data loaders). */
+ *   handlers (multiprocessing, workers of data loaders). A launcher whose forked workers end by exit says so: it sets
+ *   NEBULA_ENDS_BY_EXIT to the worker's process id before the worker's first save. A child of the worker has another id. */
 bool ending_may_linger(void);
 /* From now on, ending_may_linger returns false. */
 void ending_is_near(void);

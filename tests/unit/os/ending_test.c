@@ -298,6 +298,31 @@ static void in_a_forked_process_nothing_lingers(void)
         CHECK(ending_may_linger());
 }
 
-TAP_MAIN(TEST(in_a_forked_process_nothing_lingers), TEST(an_exit_waits_for_what_is_under_way),
+static void run_linger_of_worker(void)
+{
+        char id[16];
+        int status = 0;
+        pid_t child;
+
+        snprintf(id, sizeof id, "%d", (int)getpid());
+        setenv("NEBULA_ENDS_BY_EXIT", id, 1);
+        child = fork();
+        if (child == 0)
+                run_linger(); /* its id is another one */
+        waitpid(child, &status, 0);
+        if (status != 0)
+                _exit(2);
+        run_linger();
+}
+
+/* The first test, because a process that has asked remembers the answer, and its children are forked. */
+static void a_forked_process_that_ends_by_exit_may_leave_work(void)
+{
+        char said[16];
+
+        CHECK(end_of(run_linger_of_worker, said) == 1);
+}
+
+TAP_MAIN(TEST(a_forked_process_that_ends_by_exit_may_leave_work), TEST(in_a_forked_process_nothing_lingers), TEST(an_exit_waits_for_what_is_under_way),
          TEST(a_signal_ends_the_process_when_the_work_is_done), TEST(with_nothing_under_way_a_signal_ends_it_at_once),
          TEST(a_signal_that_the_program_handles_or_ignores_is_left_to_it), TEST(a_crash_waits_and_ends_as_it_would_have))
