@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 from nebulaml._session import locate
 from ports import held_port
@@ -22,6 +23,9 @@ from waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ENDING = HERE / "ending.py"
+RUN_ENDING = f"import runpy; runpy.run_path({str(ENDING)!r}, run_name='__main__')"
+# Most of the CPU time of importing a framework. The frameworks themselves are imported by each job.
+IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint", "torchmetrics")
 
 sys.path.append(str(ROOT / "tests" / "integration"))
 from store_servers import Servers  # noqa: E402
@@ -121,16 +125,20 @@ class Node:
             }
             log = open(self.base / f"{Path(script).stem}-rank{rank}.log", "ab")  # noqa: SIM115
             processes.append(
-                subprocess.Popen(
-                    [python, str(ENDING), str(HERE / script), *(str(one).replace("{rank}", str(rank)) for one in args)],
+                fork_server.start(
+                    RUN_ENDING,
+                    HERE / script,
+                    *(str(one).replace("{rank}", str(rank)) for one in args),
                     env=environment,
-                    stdout=subprocess.PIPE if rank == 0 else log,
-                    stderr=log,
+                    stdout=subprocess.PIPE if rank == 0 else log.fileno(),
+                    stderr=log.fileno(),
                     cwd=self.base,
+                    python=python,
+                    modules=IMPORTED,
                 )
             )
         try:
-            output = processes[0].communicate(timeout=timeout)[0].decode()
+            output = processes[0].communicate(timeout=timeout)[0]
             for process in processes[1:]:
                 if processes[0].returncode != 0:
                     process.kill()

@@ -11,13 +11,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import fork_server
 import pytest
 from trainers import IMPORTS
 from waiting import until
@@ -68,16 +68,9 @@ class Node:
     def record(self) -> dict:
         return json.loads((self.persist / ".nebula" / "nodes" / f"{self.name}.json").read_text())
 
-    def start(self, code: str, interval: float = 3600, replicas: int = 1, **extra: str) -> subprocess.Popen[str]:
+    def start(self, code: str, interval: float = 3600, replicas: int = 1, **extra: str) -> fork_server.Trainer:
         text = JOB + f"nm.init({str(self.persist)!r}, {interval}, 2, replicas={replicas}, on_error='raise')\n"
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", text + textwrap.dedent(code)],
-            env=self.environment | extra,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return fork_server.start(text + textwrap.dedent(code), env=self.environment | extra, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def run(self, code: str, **options) -> str:
         process = self.start(code, **options)
@@ -102,7 +95,7 @@ class Node:
             os.kill(pid, number)
             until(lambda: self.agent() is None, what="the end of the agent")
 
-    def lose(self, *processes: subprocess.Popen[str]) -> None:
+    def lose(self, *processes: fork_server.Trainer) -> None:
         """Removes the whole node: processes, agent and memory."""
         for process in processes:
             process.kill()
@@ -120,7 +113,7 @@ class World:
         self.shm = Path(tempfile.mkdtemp(prefix="nebula-test-", dir="/dev/shm"))
         self.persist = tmp_path / "storage"
         self.nodes: list[Node] = []
-        self.helpers: list[subprocess.Popen[str]] = []
+        self.helpers: list[fork_server.Trainer] = []
 
     def node(self, name: str, **extra: str) -> Node:
         made = Node(name, self.root, self.persist, self.shm)
@@ -192,7 +185,7 @@ def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
     """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
     nodes = [world.node("a"), world.node("b")]
 
-    def job(code: str, run: str) -> list[subprocess.Popen[str]]:
+    def job(code: str, run: str) -> list[fork_server.Trainer]:
         return [
             node.start(
                 RANK + textwrap.dedent(code),
@@ -234,7 +227,7 @@ def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
     world.holder("c")
     nodes = [world.node("a"), world.node("b")]
 
-    def start(rank: int, code: str, run: str, replicas: int) -> subprocess.Popen[str]:
+    def start(rank: int, code: str, run: str, replicas: int) -> fork_server.Trainer:
         return nodes[rank].start(
             RANK + textwrap.dedent(code),
             replicas=replicas,

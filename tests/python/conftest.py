@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import fork_server
 import nebulaml
 import pytest
 from hypothesis import settings
@@ -81,11 +82,13 @@ class Place:
         while wait and set(pids) & set(self.agents()) and time.monotonic() < deadline:  # a successor may be there already
             time.sleep(0.01)
 
-    def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """A trainer process that runs this code; `say(...)` in it is a line that the test can read."""
+    def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str] | fork_server.Trainer:
+        """A trainer process that runs this code; `say(...)` in it is a line that the test can read. With a prefix, it is an interpreter of its own."""
         text = IMPORTS + "import os, signal, sys, time\n"
         text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
         text += textwrap.dedent(code)
+        if not prefix:
+            return fork_server.start(text, *arguments, cwd=self.root, stdin=subprocess.PIPE if stdin else None)
         command = [*prefix, sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, cwd=self.root)

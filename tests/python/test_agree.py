@@ -12,6 +12,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import fork_server
 import nebulaml
 import pytest
 from nebulaml import api
@@ -157,12 +158,8 @@ class Ranks:
             if group == "none":
                 environment["NEBULA_RUN"] = run
             self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str((storages or [place.storage] * 2)[rank]), group],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
+                fork_server.start(
+                    textwrap.dedent(RANK), rank, (storages or [place.storage] * 2)[rank], group, env=environment, stdin=subprocess.PIPE
                 )
             )
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 
 NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
@@ -91,11 +91,8 @@ class Job:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             monkeypatch.delenv(name)
 
-    def _start(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "ignore", "-c", RANK, *map(str, arguments)]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.place.root, bufsize=1
-        )
+    def _start(self, *arguments: object) -> fork_server.Trainer:
+        return fork_server.start(RANK, *arguments, cwd=self.place.root, stdin=subprocess.PIPE)
 
     def save(self, first: int, last: int) -> list[list[tuple[float, float]]]:
         """Makes all ranks save these versions. Returns (captured, committed) for each rank and version."""

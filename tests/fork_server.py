@@ -1,0 +1,210 @@
+"""Starts trainers by forks of a Python that has imported torch: an import takes 1.7 s of CPU time, a fork 0.05 s.
+
+A server is a process that imports torch, and then forks once for each trainer. A trainer has the arguments, environment, limits, working directory
+and streams that it would have as `python -W ignore -c CODE ARGUMENTS`. Its code runs in `__main__`, and its interpreter ends like any other: so
+the server sets NEBULA_ENDS_BY_EXIT for it.
+
+Three things differ: /proc/PID/environ and /proc/PID/cmdline are those of the server, and LD_PRELOAD has no effect. A test of one of them starts an
+interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = str(Path(__file__).resolve().parent)
+SERVER = "import sys; sys.path.append({here!r}); import fork_server; exec(fork_server.next_program({fd}, {modules!r}))"
+MOST = 1 << 20  # bytes of a request
+LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)
+
+
+def next_program(fd: int, modules: Iterable[str]) -> object:
+    """The server: imports the modules, and forks for each request. Returns in the trainers alone, each with its program."""
+    for name in modules:
+        if find_spec(name.partition(".")[0]):
+            __import__(name)
+    server = socket.socket(fileno=fd)
+    while True:
+        said, streams, _, _ = socket.recv_fds(server, MOST, 3)
+        if not said:
+            os._exit(0)
+        request = json.loads(said)
+        if "ended" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
+        elif (answer := os.fork()) == 0:
+            server.close()
+            return become(request, streams)
+        for one in streams:
+            os.close(one)
+        server.send(str(answer).encode())
+
+
+def become(request: dict, streams: list[int]) -> object:
+    """Gives this process what the request says of the trainer. Returns the trainer's program."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["directory"])
+    for limit, values in zip(LIMITS, request["limits"], strict=True):
+        resource.setrlimit(limit, tuple(values))
+    os.environ.clear()
+    os.environ.update(request["environment"] | {"NEBULA_ENDS_BY_EXIT": str(os.getpid())})
+    del sys.modules[__name__], sys.modules["__main__"].fork_server
+    sys.path.remove(HERE)
+    added = [one for one in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
+    sys.path[1:1] = added
+    sys.argv = ["-c", *request["arguments"]]
+    return compile(request["program"], "<string>", "exec")
+
+
+class Trainer:
+    """A process of a server, with the methods of subprocess.Popen that tests use. Its streams are text."""
+
+    def __init__(self, server: Server, pid: int, streams: dict[str, int]) -> None:
+        self.pid, self.returncode = pid, None
+        self._server, self._end = server, os.pidfd_open(pid)
+        self.stdin, self.stdout, self.stderr = (
+            open(streams[name], mode) if name in streams else None  # noqa: SIM115
+            for name, mode in (("stdin", "w"), ("stdout", "r"), ("stderr", "r"))
+        )
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            os.close(self._end)
+
+    def _close(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"trainer {self.pid}", timeout)
+            os.close(self._end)
+            self.returncode = self._server.ask({"ended": self.pid})
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def communicate(self, text: str | None = None, timeout: float | None = None) -> tuple[str | None, str | None]:
+        """Writes the text, which must fit into a pipe, closes the input, and returns what the trainer says until its end."""
+        if self.stdin is not None and not self.stdin.closed:
+            with self.stdin:
+                self.stdin.write(text or "")
+        said: dict[str, str] = {}
+        named = {"stdout": self.stdout, "stderr": self.stderr}
+        readers = [
+            threading.Thread(target=lambda name=name, stream=stream: said.update({name: stream.read()}), daemon=True)
+            for name, stream in named.items()
+            if stream is not None
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(f"the output of trainer {self.pid}", timeout)
+        self._close()
+        return said.get("stdout"), said.get("stderr")
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Server:
+    """A Python that has imported the modules. It ends with this process."""
+
+    def __init__(self, python: str, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
+        with theirs:
+            program = SERVER.format(here=HERE, fd=theirs.fileno(), modules=modules)
+            self._process = subprocess.Popen(
+                [python, "-W", "ignore", "-c", program], env=environment, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def ask(self, request: dict, streams: Iterable[int] = ()) -> int:
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], list(streams))
+            return int(self._socket.recv(64))
+
+
+_servers: dict[tuple[str, tuple[str, ...]], Server] = {}
+
+
+def start(
+    program: str,
+    *arguments: object,
+    stdin: int | None = None,
+    stdout: int | None = subprocess.PIPE,
+    stderr: int | None = None,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    modules: tuple[str, ...] = ("torch",),
+) -> Trainer:
+    """Starts a trainer. The keywords are those of subprocess.Popen, except that a trainer without `stdin` reads nothing."""
+    env = {name: str(value) for name, value in (os.environ if env is None else env).items()}
+    if (python, modules) not in _servers:
+        _servers[python, modules] = Server(python, modules, {name: value for name, value in env.items() if not name.startswith("NEBULA_")})
+    server = _servers[python, modules]
+    request = {
+        "program": program,
+        "arguments": list(map(str, arguments)),
+        "directory": str(cwd or os.getcwd()),
+        "environment": env,
+        "limits": list(map(resource.getrlimit, LIMITS)),
+    }
+    ours, theirs, opened = {}, [], []
+    for number, (name, wanted) in enumerate({"stdin": stdin, "stdout": stdout, "stderr": stderr}.items()):
+        if wanted == subprocess.PIPE:
+            reads, writes = os.pipe()
+            ours[name], wanted = (writes, reads) if name == "stdin" else (reads, writes)
+            opened.append(wanted)
+        elif wanted is None and name == "stdin":
+            opened.append(wanted := os.open(os.devnull, os.O_RDONLY))
+        theirs.append(number if wanted is None else wanted)
+    try:
+        return Trainer(server, server.ask(request, theirs), ours)
+    finally:
+        for stream in opened:
+            os.close(stream)
