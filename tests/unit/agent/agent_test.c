@@ -1068,6 +1068,41 @@ static void another_path_never_hits_this_jobs_memory(void)
         place_done(&place);
 }
 
+static bool reports(struct test_client *client, enum nebula_report report, const char *tag)
+{
+        struct ipc_report request = { .report = report };
+        char text[80];
+
+        snprintf(text, sizeof text, "{\"tag\":\"%s\"", tag);
+        return !ask(client, IPC_REPORT, &request, sizeof request) &&
+               memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
+}
+
+static void the_report_of_memory_leaves_out_what_only_storage_has(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 51));
+        for (unsigned i = 0; i < 6; i++) {
+                struct ipc_granted loan;
+
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &loan));
+                CHECK(!captured(&client, loan.image_id));
+                CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
+                CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
+        }
+        CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step5") && reports(&client, NEBULA_REPORT_MEMORY, "global_step5"));
+        CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step0") && !reports(&client, NEBULA_REPORT_MEMORY, "global_step0"));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static bool reports_job(struct test_client *client, const char *name)
 {
         struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
@@ -1215,7 +1250,7 @@ static void a_rank_beyond_the_world_of_an_open_version_begins_its_own(void)
 
 TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_world_of_an_open_version_begins_its_own),
          TEST(a_commit_after_the_drain_of_an_ending_agent_goes_to_the_next_agent), TEST(a_job_without_trainers_is_forgotten_when_its_memory_is_empty),
-         TEST(a_saved_version_is_committed_loaded_and_durable),
+         TEST(the_report_of_memory_leaves_out_what_only_storage_has), TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(the_first_reader_gets_the_stored_file_and_the_next_one_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
