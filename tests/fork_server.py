@@ -26,6 +26,7 @@ from pathlib import Path
 
 HERE = str(Path(__file__).resolve().parent)
 SERVER = "import sys; sys.path.append({here!r}); import fork_server; exec(fork_server.next_program({fd}, {modules!r}))"
+ADDRESS = "NEBULA_TEST_FORK_SERVER"  # in a trainer: its server, for trainers that it starts
 MOST = 1 << 20  # bytes of a request
 LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)
 
@@ -35,23 +36,34 @@ def next_program(fd: int, modules: Iterable[str]) -> object:
     for name in modules:
         if find_spec(name.partition(".")[0]):
             __import__(name)
-    server = socket.socket(fileno=fd)
+    listener = socket.socket(fileno=fd)
+    address = listener.getsockname()
+    clients = [listener.accept()[0]]
     while True:
-        said, streams, _, _ = socket.recv_fds(server, MOST, 3)
-        if not said:
-            os._exit(0)
-        request = json.loads(said)
-        if "ended" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
-        elif (answer := os.fork()) == 0:
-            server.close()
-            return become(request, streams)
-        for one in streams:
-            os.close(one)
-        server.send(str(answer).encode())
+        ready = select.select([listener, *clients], [], [])[0]
+        if listener in ready:
+            clients.append(listener.accept()[0])
+        for client in set(ready) - {listener}:
+            said, streams, _, _ = socket.recv_fds(client, MOST, 3)
+            if not said:
+                if client is clients[0]:
+                    os._exit(0)
+                clients.remove(client)
+                client.close()
+                continue
+            request = json.loads(said)
+            if "ended" in request:
+                answer = os.waitstatus_to_exitcode(os.waitpid(request["ended"], 0)[1])
+            elif (answer := os.fork()) == 0:
+                for one in (listener, *clients):
+                    one.close()
+                return become(request, streams, address)
+            for one in streams:
+                os.close(one)
+            client.send(str(answer).encode())
 
 
-def become(request: dict, streams: list[int]) -> object:
+def become(request: dict, streams: list[int], address: bytes) -> object:
     """Gives this process what the request says of the trainer. Returns the trainer's program."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -60,7 +72,7 @@ def become(request: dict, streams: list[int]) -> object:
     for limit, values in zip(LIMITS, request["limits"], strict=True):
         resource.setrlimit(limit, tuple(values))
     os.environ.clear()
-    os.environ.update(request["environment"] | {"NEBULA_ENDS_BY_EXIT": str(os.getpid())})
+    os.environ.update(request["environment"] | {"NEBULA_ENDS_BY_EXIT": str(os.getpid()), ADDRESS: address.hex()})
     del sys.modules[__name__], sys.modules["__main__"].fork_server
     sys.path.remove(HERE)
     added = [one for one in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
@@ -144,23 +156,28 @@ class Trainer:
 
 
 class Server:
-    """A Python that has imported the modules. It ends with this process."""
+    """A connection to a Python that has imported the modules."""
 
-    def __init__(self, python: str, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, address: bytes) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
-        with theirs:
-            program = SERVER.format(here=HERE, fd=theirs.fileno(), modules=modules)
-            self._process = subprocess.Popen(
-                [python, "-W", "ignore", "-c", program], env=environment, pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-        atexit.register(self.close)
+        self._socket.connect(address)
 
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
+    @classmethod
+    def launch(cls, python: str, modules: tuple[str, ...], environment: Mapping[str, str]) -> Server:
+        """Starts a server that ends with this process."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("")  # the kernel chooses an address
+            listener.listen()
+            process = subprocess.Popen(
+                [python, "-W", "ignore", "-c", SERVER.format(here=HERE, fd=listener.fileno(), modules=modules)],
+                env=environment, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            server = cls(listener.getsockname())
+        atexit.register(process.wait)
+        atexit.register(server._socket.close)
+        return server
 
     def ask(self, request: dict, streams: Iterable[int] = ()) -> int:
         with self._lock:
@@ -185,7 +202,10 @@ def start(
     """Starts a trainer. The keywords are those of subprocess.Popen, except that a trainer without `stdin` reads nothing."""
     env = {name: str(value) for name, value in (os.environ if env is None else env).items()}
     if (python, modules) not in _servers:
-        _servers[python, modules] = Server(python, modules, {name: value for name, value in env.items() if not name.startswith("NEBULA_")})
+        if ADDRESS in os.environ:  # this process is a trainer
+            _servers[python, modules] = Server(bytes.fromhex(os.environ[ADDRESS]))
+        else:
+            _servers[python, modules] = Server.launch(python, modules, {name: value for name, value in env.items() if not name.startswith("NEBULA_")})
     server = _servers[python, modules]
     request = {
         "program": program,

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from store_servers import Servers  # noqa: E402
+from store_servers import shared  # noqa: E402
 from test_object_stores import STORES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -74,9 +74,7 @@ def make(maker, tmp_path):
 @pytest.fixture(scope="session")
 def servers():
     """The servers of stores. They end with the tests."""
-    found = Servers()
-    yield found
-    found.close()
+    return shared()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -48,3 +50,11 @@ class Servers:
         for server, _ in self._running.values():
             server.stdin.close()
             server.wait(60)
+
+
+@functools.cache
+def shared() -> Servers:
+    """Returns the servers of this process. They end with it."""
+    made = Servers()
+    atexit.register(made.close)
+    return made

@@ -22,14 +22,13 @@ PATH = "az://devstoreaccount1/training/run"
 
 # Two nodes, each with an agent of its own, that know of each other from the container alone.
 NODES = """
-import os, subprocess, sys
-sys.path.insert(0, sys.argv[1])
+import fork_server, os, subprocess, sys
 import test_azure
 test_azure.make_container("training")
 def node(name, code):
     text = "import os, sys, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % test_azure.PATH
     environment = os.environ | {"NEBULA_NODE_ID": name, "NEBULA_MEMORY_DIR": os.environ["NEBULA_MEMORY_DIR"] + "-" + name}
-    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", text + code], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return fork_server.start(text + code, env=environment, stdin=subprocess.PIPE)
 keeper = node("b", test_azure.KEEP)
 assert keeper.stdout.readline() == "here\\n"
 saver = node("a", test_azure.COPY)

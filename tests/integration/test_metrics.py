@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 import uuid
 
+import fork_server
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -213,10 +214,12 @@ def live(nebula, tmp_path):
         "NEBULA_AGENT_PATH": str(nebula),
     }
     try:
-        subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", "10", "kill"], env=environment, timeout=120)
+        fork_server.start(JOB, tmp_path / "store", 10, "kill", env=environment).communicate(timeout=120)
         subprocess.run([nebula, "stop"], env=environment, capture_output=True, timeout=60, check=True)
-        for steps in ("15", "20"):
-            subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", steps], env=environment, timeout=120, check=True)
+        for steps in (15, 20):
+            resumed = fork_server.start(JOB, tmp_path / "store", steps, env=environment)
+            resumed.communicate(timeout=120)
+            assert resumed.returncode == 0
         yield environment, tmp_path / "store"
     finally:
         subprocess.run([nebula, "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)

@@ -8,10 +8,10 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 
+import fork_server
 import pytest
 
 pytest.importorskip("nebulaml")
@@ -64,8 +64,7 @@ class Client:
         fresh.rename(self.control)
 
     def job(self, *arguments):
-        command = [sys.executable, "-c", JOB, self.path, *map(str, arguments)]
-        return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return fork_server.start(JOB, self.path, *arguments, env=self.environment, stderr=subprocess.PIPE)
 
     def finish(self, *arguments):
         said, failed = (process := self.job(*arguments)).communicate(timeout=120)

@@ -6,14 +6,20 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import uuid
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import fork_server
 import pytest
 
+if TYPE_CHECKING:
+    from store_servers import Servers
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+RUN = os.environ.get("NEBULA_TEST_RUN", "run")  # where run_beside's storage lies
 
 
 class Store(NamedTuple):
@@ -27,46 +33,46 @@ S3 = [f"scripts/{os.environ.get('NEBULA_TEST_S3', 'moto')}.sh", "run"]  # or loc
 
 STORES = {
     "azure": Store(
-        ["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"
+        ["scripts/azurite.sh", "run"], f"az://devstoreaccount1/training/{RUN}", "AZURE_STORAGE_CONNECTION_STRING", "npm"
     ),
-    "s3": Store(S3, "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "s3": Store(S3, f"s3://nebula/training/{RUN}", "AWS_SECRET_ACCESS_KEY"),
     "two accounts": Store(
         ["scripts/azurite.sh", "run", "--two"],
-        "az://devstoreaccount1,nebulatwo/training/run",
+        f"az://devstoreaccount1,nebulatwo/training/{RUN}",
         "AZURE_STORAGE_CONNECTION_STRING",
         "npm",
     ),
-    "two buckets": Store(S3, "s3://nebula,nebula2/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "two buckets": Store(S3, f"s3://nebula,nebula2/training/{RUN}", "AWS_SECRET_ACCESS_KEY"),
     "adls": Store(
         ["tests/servers/dfs.py"],
-        "abfss://nebula@datalake.dfs.core.windows.net/training/run",
+        f"abfss://nebula@datalake.dfs.core.windows.net/training/{RUN}",
         "AZURE_STORAGE_CONNECTION_STRING",
     ),
-    "gs": Store(["tests/servers/gs.py"], "gs://nebula/training/run", "GS_SECRET_ACCESS_KEY"),
+    "gs": Store(["tests/servers/gs.py"], f"gs://nebula/training/{RUN}", "GS_SECRET_ACCESS_KEY"),
 }
 
 # No file and no output may contain the key of the environment.
 SECRETS = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
 import test_object_stores as test
 print("secret", os.environ[test.STORES[sys.argv[2]].secret].split("AccountKey=")[-1].split(";")[0])
 """
 
 # Runs beside the emulator, which the environment describes.
 JOB = """
-import signal, subprocess
+import fork_server, signal, subprocess
 PATH = test.STORES[sys.argv[2]].path
 test.prepare(sys.argv[2])
 def trainer(code):
     text = "import os, signal, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % PATH
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", text + code], capture_output=True, text=True, timeout=120)
+    process = fork_server.start(text + code, stderr=subprocess.PIPE)
+    print(*process.communicate(timeout=120))
+    return process
 first = trainer(test.SAVE)
-print(first.stdout, first.stderr)
 assert first.returncode == -signal.SIGKILL, first.returncode
 test.lose_memory()
 second = trainer(test.RESUME)
-print(second.stdout, second.stderr)
 assert second.returncode == 0
 for words in (["list"], ["verify", "--all"], ["prune", "--keep-last", "1", "--yes"], ["list", "--json"]):
     done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words, "--path", PATH], capture_output=True, text=True, timeout=60)
@@ -130,14 +136,14 @@ def lose_memory() -> None:
     shutil.rmtree(os.environ["NEBULA_MEMORY_DIR"], ignore_errors=True)
 
 
-def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
-    """Runs code with the store's server in its environment and with its own agents. Returns its output. Its second argument is the store."""
+def run_beside(name: str, tmp_path: Path, code: str, servers: Servers | None = None, **settings: str) -> str:
+    """Runs code with the store's server in its environment, with its own agents and an empty path in the store. Returns its output. Its second
+    argument is the store. Without `servers` it shares the server with other tests.
+    """
     nebulaml = pytest.importorskip("nebulaml")
     from nebulaml._session import locate
+    from store_servers import shared
 
-    store = STORES[name]
-    if shutil.which(store.needs) is None:
-        pytest.skip(f"{store.needs} is not here, which the server takes")
     number = uuid.uuid4().hex[:8]
     memory, runtime = Path(f"/dev/shm/nb-{number}"), Path(f"/tmp/nb-{number}")
     others = ("NEBULA_", "AZURE_", "AWS_", "GOOGLE_", "GS_")
@@ -147,17 +153,18 @@ def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
         "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
         "NEBULA_AGENT_PATH": os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(),
         "PYTHONPATH": os.pathsep.join([str(Path(nebulaml.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        "NEBULA_TEST_RUN": number,
+        **(servers or shared()).variables(name),
         **settings,
     }
-    server = [ROOT / store.server[0], *store.server[1:]]
     try:
-        command = [*server, sys.executable, "-W", "ignore", "-c", SECRETS + code, Path(__file__).parent, name]
-        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=280)
+        process = fork_server.start(SECRETS + code, Path(__file__).parent, name, env=environment, stderr=subprocess.PIPE)
+        output, errors = process.communicate(timeout=280)
         logs = "".join(path.read_text() for path in runtime.parent.glob(f"{runtime.name}*/agent.log"))
-        assert done.returncode == 0, done.stdout + done.stderr + logs
-        secret = re.search("^secret (.{10,})$", done.stdout, re.MULTILINE)[1]
-        assert (done.stdout + done.stderr + logs).count(secret) == 1
-        return done.stdout
+        assert process.returncode == 0, output + errors + logs
+        secret = re.search("^secret (.{10,})$", output, re.MULTILINE)[1]
+        assert (output + errors + logs).count(secret) == 1
+        return output
     finally:
         for node in ("", "a", "b"):
             stop = environment | ({"NEBULA_NODE_ID": node} if node else {})

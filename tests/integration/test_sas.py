@@ -14,7 +14,7 @@ import torch
 import nebulaml as nm
 test_azure.make_container("training")
 KEY = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
-PATH = dict(part.split("=", 1) for part in KEY.split(";"))["BlobEndpoint"] + "/training/sas"
+PATH = dict(part.split("=", 1) for part in KEY.split(";"))["BlobEndpoint"] + "/training/" + test.RUN
 
 def sas(permissions="rcwdl", seconds=3600):
     os.environ["AZURE_STORAGE_CONNECTION_STRING"] = KEY

@@ -14,13 +14,13 @@ MIB = int(os.environ.get("NEBULA_TEST_UNCHANGED_MIB", 32))  # of a checkpoint; 1
 
 # Runs beside the emulator, which the environment describes.
 JOB = """
-import signal, subprocess
+import fork_server, subprocess
 import test_unchanged as unchanged
 test.prepare(sys.argv[2])
 PATH, MIB = test.STORES[sys.argv[2]].path, unchanged.MIB
 counter = unchanged.Counter()
 text = "import os, sys, torch\\nimport nebulaml as nm\\nPATH, MIB = %r, %d\\n" % (PATH, MIB)
-with subprocess.Popen([sys.executable, "-W", "ignore", "-c", text + unchanged.SAVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+with fork_server.start(text + unchanged.SAVE, stdin=subprocess.PIPE) as trainer:
     before = 0
     for line in trainer.stdout:
         print(line.strip(), "sent", counter.sent - before, flush=True)
