@@ -254,7 +254,8 @@ class Google(Handler):
 
     def list(self) -> None:
         prefix, cut = self.query.get("prefix", ""), self.query.get("delimiter")
-        most, after = int(self.query.get("max-keys", 1000)), self.query.get("continuation-token", "")
+        most = int(self.query.get("max-keys", 1000))
+        after = self.query.get("continuation-token") or self.query.get("start-after", "")
         body, count, last, next_token = "", 0, None, ""
         for name in sorted(self.objects, key=str.encode):
             folded = cut and cut in name[len(prefix) :] and name[: name.index(cut, len(prefix)) + 1]

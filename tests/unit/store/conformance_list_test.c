@@ -184,13 +184,13 @@ static void ascending(void)
         char *prefixes[40] = { 0 }, key[64];
         size_t count = 0;
 
-        for (int tag = 0; tag < 30; tag++)
-                for (int i = 0; i < 1 + tag % 4 * (tag == 7 ? 12 : 1); i++) {
+        for (int tag = 0; tag < 10; tag++)
+                for (int i = 0; i < (tag == 7 ? 9 : 1 + tag % 3); i++) {
                         snprintf(key, sizeof key, "t%02d/.nebula/%s%d", tag, i % 2 ? "manifest-" : "w", i);
                         make(key);
                 }
         for (int round = 0; round < 2; round++) {
-                for (int tag = 0; tag < 32; tag++) { /* the last two have no object */
+                for (int tag = 0; tag < 12; tag++) { /* the last two have no object */
                         snprintf(key, sizeof key, "t%02d/.nebula/manifest-", tag);
                         prefixes[count++] = strdup(key);
                 }
