@@ -136,21 +136,15 @@ static enum nebula_status make_parent(struct object_store *store, const char *ke
         return finish(store, key, &call, error);
 }
 
-/* "/container/name" of the temporary file, with the SAS. */
+/* "/container/name" of the temporary file. */
 static char *source_of(const struct azure_store *azure, const char *place)
 {
-        struct buf buf = { .is_secret = true };
-        const char *sas;
+        struct buf buf = { 0 };
 
         buf_add_byte(&buf, '/');
         buf_add_text(&buf, azure->address.container);
         buf_add_byte(&buf, '/');
         object_add_name(&buf, &azure->object, place);
-        sas = azure->credential.sas;
-        if (sas) {
-                buf_add_byte(&buf, '?');
-                buf_add_text(&buf, sas);
-        }
         return object_take(&buf);
 }
 
@@ -178,10 +172,10 @@ static enum nebula_status rename_in(struct adls_renaming *renaming, bool *ret_la
 
         if (!source)
                 return object_no_memory(store, error);
-        object_header(&call, "x-ms-rename-source", source);
+        call.source = (struct http_header){ "x-ms-rename-source", source };
         object_etag_condition(&call, renaming->condition, renaming->seen, text);
         status = azure_send(store, &call, &response, error);
-        object_forget(source);
+        free(source);
         if (status)
                 return status;
         *ret_lacks_parent = is_code(&response, "RenameDestinationParentPathNotFound");

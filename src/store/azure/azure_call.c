@@ -25,13 +25,11 @@ static void add_sas(struct buf *buf, const char *sas, const char *separator)
         buf_add_text(buf, sas);
 }
 
-char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas)
+char *azure_blob_url(const struct azure_store *azure, const char *key)
 {
-        struct buf buf = { .is_secret = true };
+        struct buf buf = { 0 };
 
         add_url(&buf, azure, key);
-        if (with_sas)
-                add_sas(&buf, azure->credential.sas, "?");
         return object_take(&buf);
 }
 
@@ -42,6 +40,16 @@ static char *make_url(const struct azure_store *azure, const struct object_call 
         add_url(&buf, azure, call->key);
         object_query(&buf, call);
         add_sas(&buf, sas, call->param_count ? "&" : "?");
+        return object_take(&buf);
+}
+
+/* The value of the header that names another object, with this SAS. NULL: no memory. */
+static char *make_source(const char *value, const char *sas)
+{
+        struct buf buf = { .is_secret = true };
+
+        buf_add_text(&buf, value);
+        add_sas(&buf, sas, "?");
         return object_take(&buf);
 }
 
@@ -68,17 +76,22 @@ static enum nebula_status send_with(struct azure_store *azure, const struct obje
                                     struct nebula_error *error)
 {
         struct object_store *store = &azure->object;
-        struct azure_signing signing = { .azure = azure, .call = call };
-        char *url = make_url(azure, call, sas), *path = NULL;
+        struct object_call sent = *call;
+        struct azure_signing signing = { .azure = azure, .call = &sent };
+        char *url = make_url(azure, call, sas), *path = NULL, *source = call->source.name ? make_source(call->source.value, sas) : NULL;
         enum nebula_status status;
         struct url parts;
+        bool is_made;
 
         if (url && url_split(url, &parts))
                 path = strndup(parts.path, parts.path_size);
+        is_made = path && (source || !call->source.name);
+        object_header(&sent, call->source.name, source);
         signing.path = path;
-        status = path ? object_send(store, call, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
+        status = is_made ? object_send(store, &sent, url, azure_sign, &signing, is_changed, ret_response, error) : object_no_memory(store, error);
         free(path);
-        object_forget(url); /* it holds the SAS */
+        object_forget(source); /* it holds the SAS, as the URL does */
+        object_forget(url);
         return status;
 }
 

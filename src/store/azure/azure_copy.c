@@ -40,7 +40,7 @@ static enum nebula_status copy_once(struct azure_store *azure, const char *from,
                                     struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
-        char *source = azure_blob_url(azure, from, true), id[OBJECT_ID_SIZE];
+        char *source = azure_blob_url(azure, from), id[OBJECT_ID_SIZE];
         struct http_response response;
         struct store_stamp stamp;
         enum nebula_status status;
@@ -49,11 +49,11 @@ static enum nebula_status copy_once(struct azure_store *azure, const char *from,
         if (!source)
                 return object_no_memory(&azure->object, error);
         object_new_id(id);
-        object_header(&call, "x-ms-copy-source", source);
+        call.source = (struct http_header){ "x-ms-copy-source", source };
         object_header(&call, AZURE_METADATA, id);
         object_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
         status = azure_send(&azure->object, &call, &response, error);
-        object_forget(source);
+        free(source);
         if (status)
                 return status;
         state = http_field(&response, "x-ms-copy-status");

@@ -81,8 +81,8 @@ struct azure_store {
 /* azure_call.c */
 enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                               struct nebula_error *error);
-/* The URL of a blob, with its SAS if `with_sas` is set and there is one. NULL: no memory. */
-char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas);
+/* The URL of a blob, without a SAS. NULL: no memory. */
+char *azure_blob_url(const struct azure_store *azure, const char *key);
 void azure_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE]);
 
 /* Finds the credential, unless it was found before. */
@@ -118,8 +118,8 @@ enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fiel
 /* The text that the account's key signs. NULL: no memory. */
 char *azure_string_to_sign(const char *account, const char *path, const struct object_call *call, const char *date);
 
-/* azure_source.c: the URL by which the service reads a blob, and the header that must go with it, or NULL. Both hold secrets:
- * object_forget. */
+/* azure_source.c: the URL by which the service reads a blob, for object_call.source, and the header that must go with it, or NULL. Both hold
+ * secrets: object_forget. */
 enum nebula_status azure_source(struct object_store *store, const char *key, char **ret_url, char **ret_bearer, struct nebula_error *error);
 
 /* azure_copy.c, azure_upload.c: operations */

@@ -1,5 +1,6 @@
 /* A blob that the service reads for this store, by a URL. The request's own signature is for the new block only, so the URL must
- * authorize the read. With an account key the driver signs a SAS for this blob that is valid for an hour. */
+ * authorize the read. With an account key the driver signs a SAS for this blob that is valid for an hour. A SAS of the store is added by
+ * azure_send. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +66,7 @@ static char *blob_path(const struct azure_store *azure, const char *key)
 static char *url_with_own_sas(const struct azure_store *azure, const char *key)
 {
         char expiry[EXPIRY_SIZE], signature[CRYPT_BASE64_SIZE(CRYPT_SHA256_BYTES)];
-        char *plain = azure_blob_url(azure, key, false), *path = blob_path(azure, key);
+        char *plain = azure_blob_url(azure, key), *path = blob_path(azure, key);
         struct buf buf = { .is_secret = true };
         bool done;
 
@@ -110,7 +111,7 @@ enum nebula_status azure_source(struct object_store *store, const char *key, cha
                 status = get_bearer(azure, &bearer, error);
         if (status)
                 return status;
-        *ret_url = azure->credential.proof == AZURE_PROOF_KEY ? url_with_own_sas(azure, key) : azure_blob_url(azure, key, true);
+        *ret_url = azure->credential.proof == AZURE_PROOF_KEY ? url_with_own_sas(azure, key) : azure_blob_url(azure, key);
         if (!*ret_url) {
                 object_forget(bearer);
                 return object_no_memory(store, error);

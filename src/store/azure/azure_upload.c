@@ -152,7 +152,7 @@ static enum nebula_status put_block_from(struct object_store *store, const struc
         azure_crc64_text(object->parts[range->index].sum, crc64);
         object_param(&call, "comp", "block");
         object_param(&call, "blockid", id);
-        object_header(&call, "x-ms-copy-source", url);
+        call.source = (struct http_header){ "x-ms-copy-source", url };
         object_header(&call, "x-ms-copy-source-authorization", bearer);
         object_header(&call, "x-ms-source-range", bytes);
         object_header(&call, "x-ms-source-if-match", object_quoted(&object->source_stamp, quoted));

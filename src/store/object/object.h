@@ -64,6 +64,7 @@ struct object_call {
         size_t param_count;
         struct http_header headers[OBJECT_HEADERS_MAX];
         size_t header_count;
+        struct http_header source; /* of Azure: names another object. Each try adds its SAS to the value. A name of NULL: there is none */
         const void *body;
         uint64_t body_size;
         const uint64_t *body_sum; /* the CRC-64 of the body; NULL: it was not computed yet */

@@ -1,5 +1,6 @@
 /* The requests of the ADLS driver, and the paths that it accepts. */
 #include "store/adls/adls_private.h"
+#include "store/http/renewed_sas.h"
 #include "store/http/server.h"
 #include "tap.h"
 
@@ -190,6 +191,36 @@ static void a_rename_without_its_file_is_done_only_if_the_object_is_of_this_writ
         end();
 }
 
+/* The SAS is renewed just before the rename. */
+static void serve_renamed(struct server_call *call, void *argument)
+{
+        char source[200];
+
+        server_field(call, "x-ms-rename-source", source, sizeof source);
+        if (*source && !renewed_sas.is_new)
+                renewed_sas_write(true);
+        snprintf(heads[call->number % 8], sizeof *heads, "%s", call->head);
+        if (renewed_sas_takes(call, source))
+                serve(call, argument);
+        else
+                server_say(call, 403, "x-ms-error-code: AuthenticationFailed\r\n", "");
+}
+
+static void a_rename_goes_on_with_the_new_sas_of_the_file(void)
+{
+        char text[200];
+
+        renewed_sas_begin();
+        server = server_start(serve_renamed, NULL, false);
+        snprintf(text, sizeof text, "AccountName=acct;DfsEndpoint=http://127.0.0.1:%d/acct/", server_port(server));
+        setenv("AZURE_STORAGE_CONNECTION_STRING", text, 1);
+        REQUIRE(store_adls.open("abfss://data@acct.dfs.core.windows.net/run", &store, &error) == NEBULA_OK);
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK && server_requests(server) == 5);
+        CHECK(is(head(1), "PUT /acct/data/run/t/x?sv=1&sig=OLD HTTP/1.1\r\n", "?sv=1&sig=OLD\r\n") && is(head(0), "PUT /acct/data/run/t/x?sv=1&sig=NEW HTTP/1.1\r\n", "?sv=1&sig=NEW\r\n"));
+        end();
+        renewed_sas_end();
+}
+
 static void a_path_names_container_and_account(void)
 {
         static const char *const bad[] = { "abfss://", "abfss://account.dfs.core.windows.net/x", "abfss://c@", "abfss://data@acct.dfs.core.windows.net/../x", "abfss://data@ac_ct.dfs.core.windows.net/x",
@@ -284,4 +315,4 @@ TAP_MAIN(TEST(an_immutable_container_is_named_with_the_path_that_can_write_to_it
          TEST(an_upload_that_can_go_on_says_what_it_flushes),
          TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
          TEST(a_creation_that_comes_twice_does_not_empty_the_file), TEST(a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write),
-         TEST(a_path_names_container_and_account))
+         TEST(a_path_names_container_and_account), TEST(a_rename_goes_on_with_the_new_sas_of_the_file))

@@ -9,6 +9,7 @@
 #include "store/http/client.h"
 #include "store/http/lanes.h"
 #include "store/http/referring.h"
+#include "store/http/renewed_sas.h"
 #include "store/http/transfers.h"
 #include "sum/sum.h"
 #include "tap.h"
@@ -465,6 +466,35 @@ static void a_copy_is_waited_for(void)
         }
 }
 
+/* The SAS is renewed just before the request that names the source. */
+static void copy_renewed(struct server_call *call, void *argument)
+{
+        char source[200];
+
+        server_field(call, "x-ms-copy-source", source, sizeof source);
+        if (*source && !renewed_sas.is_new)
+                renewed_sas_write(true);
+        if (!renewed_sas_takes(call, source))
+                server_say(call, 403, "x-ms-error-code: AuthenticationFailed\r\n", "");
+        else if (*source)
+                server_say(call, 202, "x-ms-copy-status: success\r\n", "");
+        else
+                server_say(call, 200, "Content-Length: 5\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "");
+}
+
+static void a_copy_goes_on_with_the_new_sas_of_the_file(void)
+{
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        renewed_sas_begin();
+        server = server_start(copy_renewed, NULL, false);
+        open_store("");
+        CHECK(store->ops->copy(store, "a", "b", STORE_ALWAYS, &error) == NEBULA_OK && server_requests(server) == 3);
+        end();
+        renewed_sas_end();
+}
+
 /* A service that hands out tokens, each with the next number, and remembers the last request. */
 struct issuer {
         int life_s, status;
@@ -733,7 +763,7 @@ TAP_MAIN(TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source
          TEST(a_publication_whose_answer_was_lost_is_known_as_its_own), TEST(an_upload_that_came_second_gives_way),
          TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_block_has_the_sum_that_its_producer_told), TEST(a_chunk_that_changed_on_the_way_is_read_again),
          TEST(an_object_that_is_too_short_says_how_long_it_is), TEST(ranges_of_two_contents_are_never_mixed), TEST(limits_are_kept_by_the_client),
-         TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_azure_writes_it), TEST(a_copy_is_waited_for),
+         TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_azure_writes_it), TEST(a_copy_is_waited_for), TEST(a_copy_goes_on_with_the_new_sas_of_the_file),
          TEST(the_machines_identity_is_asked_once), TEST(a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload),
          TEST(a_token_is_replaced_before_it_ends), TEST(the_endpoints_of_app_service_and_azure_ml_are_asked_their_way),
          TEST(a_workload_identity_posts_its_file), TEST(without_any_credential_the_error_says_so), TEST(no_fault_makes_wrong_bytes))
