@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# Three pytest processes run side by side, since most tests wait for a process, a disk or a clock. The output of the first half of tests/python
-# appears while it runs, that of the others when they have ended. The second half runs after the frameworks' tests, and the studio's after it. The
-# last lines name the tests that failed, and say how many passed in all.
+# Four parts run side by side, since most tests wait for a process, a disk or a clock. The output of the first one appears while it runs, that of
+# the others when they have ended. The last lines name the tests that failed, and say how many passed in all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chosen=$1
@@ -18,15 +17,33 @@ run() {
         ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
-(bad=; run tests/model tests/frameworks -k "$chosen" "$@" || bad=1; run tests/python/test_[m-z]*.py "$@" || bad=1; python=.envs/studio/bin/python run tests/studio "$@" || bad=1; [ -z "$bad" ]) >"$log/frameworks" &
-frameworks=$!
-(bad=; run tests/integration "$@" || bad=1; python=$oldest run "${old_tests[@]}" "$@" || bad=1; [ -z "$bad" ]) >"$log/integration" &
-integration=$!
+# Runs a part's commands, all of them, and fails if one has failed.
+part() {
+        local command bad=
+        for command; do
+                eval "$command" || bad=1
+        done
+        [ -z "$bad" ]
+}
+
+parts=()
+# in_background NAME COMMAND...
+in_background() {
+        part "${@:2}" >"$log/$1" &
+        parts+=($!)
+}
+
+arguments=${*@Q}
+in_background frameworks "run tests/model tests/frameworks -k ${chosen@Q} $arguments" "run tests/integration/test_elastic_nodes.py $arguments"
+in_background integration "run tests/integration --ignore=tests/integration/test_elastic_nodes.py $arguments"
+in_background python-m-z "run tests/python/test_[m-z]*.py $arguments" "python=$oldest run ${old_tests[*]} $arguments" \
+        "python=.envs/studio/bin/python run tests/studio $arguments"
 failed=
-run tests/python --ignore-glob='*/test_[m-z]*.py' "$@" | tee "$log/python" || failed=1
-wait "$integration" || failed=1
-wait "$frameworks" || failed=1
-cat "$log/integration" "$log/frameworks"
+part "run tests/python --ignore-glob='*/test_[m-z]*.py' $arguments" | tee "$log/python" || failed=1
+for one in "${parts[@]}"; do
+        wait "$one" || failed=1
+done
+cat "$log"/{python-m-z,integration,frameworks}
 grep -hE '^(FAILED|ERROR) ' "$log"/* || true
 awk '/ in [0-9.]+s/ && /=====/ {
         for (i = 2; i <= NF; i++)

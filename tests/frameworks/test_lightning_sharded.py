@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from conftest import FULL, files_below, full, interpreter
+from waiting import until
 
 SHARDED = ["fabric-parallel", *(pytest.param(kind, marks=full) for kind in ("fabric-fsdp", "parallel", "fsdp"))]
 
@@ -42,6 +43,7 @@ def test_sharded_checkpoints_resume_bit_for_bit_after_sigkill_and_stock_reads_th
     assert not path.exists()
     again = job(node, kind, "--ckpt", path)
     assert len(again.losses) == 2 and again.losses == whole.losses_after(4)
+    until(path.exists)  # the agent goes on after the jobs
     assert files_below(path) == files_below(node.base / "stock" / name(kind, 4))
     if not FULL:
         return
