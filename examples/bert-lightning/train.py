@@ -47,7 +47,8 @@ class Bert(pl.LightningModule):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--path", default="runs/bert-lightning", help="where checkpoints go")
+    parser.add_argument("--path", default="runs/bert-lightning", help="the directory of Lightning's files")
+    parser.add_argument("--storage", help="where Nebula's versions go: also an object store; PATH/nebula without it")
     parser.add_argument("--data", help="a text file, one passage a line; Python's docstrings without it")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--save-every", type=int, default=10)
@@ -66,7 +67,7 @@ def main():
     pl.seed_everything(0, verbose=False)
     saver = nm.NebulaCallback(
         dirpath=folder / "checkpoints", filename="{step}", every_n_train_steps=arguments.save_every, save_top_k=-1, save_last=True,
-        config_params={"persistent_storage_path": folder / "nebula", "persistent_time_interval": 0, "keep_last": 2},
+        config_params={"persistent_storage_path": arguments.storage or folder / "nebula", "persistent_time_interval": 0, "keep_last": 2},
     )  # fmt: skip
     trainer = pl.Trainer(
         max_steps=arguments.steps, callbacks=[saver], logger=False, enable_progress_bar=False, enable_model_summary=False,

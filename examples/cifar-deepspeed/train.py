@@ -63,8 +63,10 @@ def main():
         torch.nn.Flatten(), torch.nn.Linear(32 * 25, 10),
     )  # fmt: skip
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    placeholders = os.path.join(persisted, "..", Path(persisted).name + "-placeholders")
-    path, state = engine.load_checkpoint(placeholders)
+    # The files that save_checkpoint itself leaves are small. They are in a directory even if the checkpoints are in an object store.
+    is_url = "://" in persisted
+    placeholders = "runs/cifar-placeholders" if is_url else os.path.join(persisted, "..", Path(persisted).name + "-placeholders")
+    path, state = engine.load_checkpoint(persisted if is_url else placeholders)
     first = state["step"] + 1 if path else 1
     board = nm.log_to("tensorboard", log_dir=arguments.tensorboard) if arguments.tensorboard else None
     if board and path:

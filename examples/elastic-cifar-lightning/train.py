@@ -55,7 +55,8 @@ class Net(pl.LightningModule):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--path", default="runs/elastic-cifar-lightning")
+    parser.add_argument("--path", default="runs/elastic-cifar-lightning", help="the directory of Lightning's files and the metrics")
+    parser.add_argument("--storage", help="where Nebula's versions go: also an object store; PATH/nebula without it")
     parser.add_argument("--data", help="folder with CIFAR-10's batches; images are made without it")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=5)
@@ -69,7 +70,9 @@ def main():
     pl.seed_everything(0, verbose=False)
     saver = nm.NebulaCallback(
         dirpath=folder / "checkpoints", filename="{step}", every_n_train_steps=arguments.save_every, save_top_k=-1, save_last=True,
-        config_params={"persistent_storage_path": folder / "nebula", "persistent_time_interval": 0, "keep_last": 2, "replicas": 1},
+        config_params={
+            "persistent_storage_path": arguments.storage or folder / "nebula", "persistent_time_interval": 0, "keep_last": 2, "replicas": 1,
+        },
     )  # fmt: skip
     here, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     trainer = pl.Trainer(

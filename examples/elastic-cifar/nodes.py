@@ -24,8 +24,9 @@ CONF = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_ma
 class Nodes:
     """The nodes of one job."""
 
-    def __init__(self, root, memory, name, script, options, offset):
+    def __init__(self, root, memory, name, script, options, offset, storage=None):
         self.path, self.memory = root / name, memory / name
+        self.storage = storage and f"{storage}/{name}"
         self.runtime = root / f"{name}-run"
         self.logs = root / f"{name}-logs"
         self.logs.mkdir(parents=True)
@@ -45,8 +46,10 @@ class Nodes:
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{most}", "--nproc-per-node=1", "--max-restarts=100"]
-        command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.path}", "--rdzv-id=elastic-cifar", f"--rdzv-conf={CONF}"]
+        command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.storage or self.path}", "--rdzv-id=elastic-cifar"]
+        command += [f"--rdzv-conf={CONF}"]
         command += [f"--local-addr=127.0.0.{number + self.offset}", str(self.script), "--path", str(self.path), *self.options]
+        command += ["--storage", self.storage] if self.storage else []
         with open(self.logs / f"node{number}", "ab") as log:
             self.processes[number] = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -99,11 +102,11 @@ class Nodes:
             self.lose(number)
 
 
-def scenario(root, memory, script, steps, log):
+def scenario(root, memory, script, steps, log, storage=None):
     """Runs the job undisturbed, then with the loss of node 0 after a third of the steps. A node joins later, while the other one continues."""
     options = ["--steps", str(steps)]
-    calm = Nodes(root, memory, "calm", script, options, offset=2)
-    stormy = Nodes(root, memory, "stormy", script, options, offset=3)
+    calm = Nodes(root, memory, "calm", script, options, 2, storage)
+    stormy = Nodes(root, memory, "stormy", script, options, 3, storage)
     events = []
 
     def say(what):
@@ -183,13 +186,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--script", type=Path, default=HERE / "train.py", help="the program of the job")
+    parser.add_argument("--storage", help="an object store in place of a directory; NEBULA_SECRET_FILE must be set")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="nb-elastic-"))
     memory = Path(tempfile.mkdtemp(prefix="nebula-elastic-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
-        calm, stormy, events = scenario(root, memory, arguments.script, arguments.steps, lambda line: print(line, flush=True))
+        job = arguments.script, arguments.steps
+        calm, stormy, events = scenario(root, memory, *job, lambda line: print(line, flush=True), arguments.storage)
         is_one = report(calm, stormy, events, print)
         if arguments.json:
             arguments.json.write_text(json.dumps({"calm": calm, "stormy": stormy, "events": events}))

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 def main():
     begun = time.time()
     parser = argparse.ArgumentParser()
-    parser.add_argument("--path", default="runs/elastic-cifar")
+    parser.add_argument("--path", default="runs/elastic-cifar", help="the directory of the metrics, and of the checkpoints without --storage")
+    parser.add_argument("--storage", help="where checkpoints go: also an object store")
     parser.add_argument("--data", help="folder with CIFAR-10's batches; images are made without it")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=5)
@@ -36,7 +37,7 @@ def main():
     # Every rank has the same state: rank 0 saves it, and any number of ranks can restore it.
     state = {"model": model, "optimizer": optimizer}
     settings = {"replicated": list(state), "replicas": 1, "evictions": arguments.evictions}
-    manager = nm.Manager(arguments.path, save_every_steps=arguments.save_every, **settings)
+    manager = nm.Manager(arguments.storage or arguments.path, save_every_steps=arguments.save_every, **settings)
     before = time.monotonic()
     found = manager.restore(state)
     done = 0 if found is None else found.step

@@ -171,17 +171,17 @@ class Node:
                 continue
         return None
 
-    def stored(self) -> list[str]:
-        """Returns the tags in storage, as an agent finds them that has nothing in memory."""
-        return [version["tag"] for version in self._ask("list").get("versions", [])]
+    def stored(self, path: Path | Url | None = None) -> list[str]:
+        """Returns the tags in storage, as an agent finds them that has nothing in memory. path: another storage path than the node's."""
+        return [version["tag"] for version in self._ask("list", path=path).get("versions", [])]
 
     def inspect(self, tag: str) -> dict:
         """Returns the files and ranks of a version in storage."""
         return self._ask("inspect", tag)
 
-    def _ask(self, *words: str) -> dict:
+    def _ask(self, *words: str, path: Path | Url | None = None) -> dict:
         said = subprocess.run(
-            [locate.agent_path(), *words, "--json", "--path", self.persist],
+            [locate.agent_path(), *words, "--json", "--path", path or self.persist],
             env=self.environment | {"NEBULA_RUNTIME_DIR": str(self.base / "no agent")}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert said.returncode in (0, 3), said.stderr  # 3: there is none

@@ -12,7 +12,7 @@ import time
 
 import nebulaml
 import pytest
-from conftest import ENDING, ROOT, full, interpreter
+from conftest import ENDING, ROOT, Url, full, interpreter
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RECIPES = {
@@ -56,15 +56,33 @@ SHORT = {
 }
 
 
-def write_inputs(folder):
+def storage_of(node, name):
+    """Returns where the versions of a recipe go."""
+    if name == "bert":  # its option --path is the Trainer's output_dir; the environment names an object store
+        return node.persist if isinstance(node.persist, Url) else node.base / ".nebula" / name
+    return node.persist / name
+
+
+def options_of(node, name):
+    """Returns the options of a recipe that say where its files go."""
+    if name == "autotuning":
+        return []  # DeepSpeed's configuration says it
+    if name == "bert":
+        return ["--path", node.base / name]
+    if name in ("bert-lightning", "elastic-cifar", "elastic-cifar-lightning"):
+        return ["--path", node.base / name, "--storage", storage_of(node, name)]
+    return ["--path", storage_of(node, name)]
+
+
+def write_inputs(node):
     """Writes the text that is quicker to read than Python's docstrings, and DeepSpeed's configuration as the autotuner would write it."""
     words = "".join(f"passage {n} of a text that has more of them, each longer than forty letters\n" for n in range(60))
-    (folder / "words").write_text(words)
+    (node.base / "words").write_text(words)
     config = json.loads((ROOT / "examples/autotuning/ds.json").read_text())
     del config["autotuning"]
     config["train_micro_batch_size_per_gpu"] = 8
-    config["nebula"]["persistent_storage_path"] = str(folder / "autotuning")
-    (folder / "ds.json").write_text(json.dumps(config))
+    config["nebula"]["persistent_storage_path"] = str(storage_of(node, "autotuning"))
+    (node.base / "ds.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("environment", SHORT)
@@ -72,11 +90,11 @@ def test_the_short_form_of_each_recipe_resumes(node, environment):
     """Two steps and a save, then two more: the least that shows a recipe work. Those that can resume on another number of ranks do so."""
     python = sys.executable if environment == "torch" else interpreter(environment)
     modules, recipes = SHORT[environment]
-    write_inputs(node.base)
+    write_inputs(node)
     runs = []
     for name, (options, said) in recipes.items():
         for steps in (2, 4):
-            more = [*options, "--steps", steps, "--save-every", 2, *([] if name == "autotuning" else ["--path", node.base / name])]
+            more = [*options, "--steps", steps, "--save-every", 2, *options_of(node, name)]
             ranks = 2 if steps == 4 and any(line.endswith("ranks") for line in said) else 1
             more += ["--tensor", ranks] if name == "bloom" else []
             runs.append({"script": str(ROOT / "examples" / name / "train.py"), "ranks": ranks, "arguments": [*map(str, more)]})
@@ -91,6 +109,8 @@ def test_the_short_form_of_each_recipe_resumes(node, environment):
         if name.startswith("elastic"):
             rows = nebulaml.MetricsLog(node.base / name / "metrics.jsonl").read()
             assert [row["step"] for row in rows] == [1, 2, 3, 4]
+        assert node.stored(storage_of(node, name)), f"{name} has stored nothing"
+    assert not list(node.base.glob("*:")), "a directory is named after the URL"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -100,7 +120,7 @@ def test_the_recipe_resumes(node, name):
 
     def run(steps, *more):
         script = ROOT / "examples" / name / "train.py"
-        command = [python, *launcher, ENDING, script, "--steps", steps, "--save-every", 10, "--path", node.persist, *more]
+        command = [python, *launcher, ENDING, script, "--steps", steps, "--save-every", 10, *options_of(node, name), *more]
         done = subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
@@ -121,6 +141,7 @@ def test_the_recipe_resumes(node, name):
         assert "resumed after step 20" in again
         assert "step 40 loss" in again
         assert "step 20 loss" not in again
+    assert node.stored(storage_of(node, name)) and not list(node.base.glob("*:"))
     if name == "cifar-deepspeed":
         assert "Flops Profiler" in (node.base / "flops.txt").read_text()
 
