@@ -25,7 +25,9 @@ from waiting import until
 pytest.importorskip("torch")
 nebulaml = pytest.importorskip("nebulaml")
 
-JOB = IMPORTS + """
+JOB = (
+    IMPORTS
+    + """
 import os, sys
 def say(*words): os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 def value(step): return torch.full((300_001,), float(step)).add_(torch.arange(300_001) % 97)
@@ -41,6 +43,7 @@ def copied(ckpt, timeout=20):
     assert ckpt.state == "replicated", ckpt.state
     return ckpt
 """
+)
 
 
 class Node:
@@ -70,7 +73,9 @@ class Node:
 
     def start(self, code: str, interval: float = 3600, replicas: int = 1, **extra: str) -> fork_server.Trainer:
         text = JOB + f"nm.init({str(self.persist)!r}, {interval}, 2, replicas={replicas}, on_error='raise')\n"
-        return fork_server.start(text + textwrap.dedent(code), env=self.environment | extra, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        return fork_server.start(
+            text + textwrap.dedent(code), env=self.environment | extra, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def run(self, code: str, **options) -> str:
         process = self.start(code, **options)
@@ -181,24 +186,25 @@ rank = int(os.environ["RANK"])
 """
 
 
-def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
-    """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
-    nodes = [world.node("a"), world.node("b")]
+def start_ranks(nodes: list[Node], code: str, run: str) -> list[fork_server.Trainer]:
+    """Starts a job with one rank on each of these nodes."""
+    return [
+        node.start(
+            RANK + textwrap.dedent(code),
+            RANK=str(rank),
+            WORLD_SIZE=str(len(nodes)),
+            LOCAL_RANK="0",
+            LOCAL_WORLD_SIZE="1",
+            TORCHELASTIC_RUN_ID=run,
+        )
+        for rank, node in enumerate(nodes)
+    ]
 
-    def job(code: str, run: str) -> list[fork_server.Trainer]:
-        return [
-            node.start(
-                RANK + textwrap.dedent(code),
-                RANK=str(rank),
-                WORLD_SIZE="2",
-                LOCAL_RANK="0",
-                LOCAL_WORLD_SIZE="1",
-                TORCHELASTIC_RUN_ID=run,
-            )
-            for rank, node in enumerate(nodes)
-        ]
 
-    ranks = job("save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()", "one")
+def copy_step_2(world: World, nodes: list[Node]) -> None:
+    """Makes step 0 durable. Step 2 is in the memory of its nodes and of one more node each. Then the trainers are killed."""
+    code = "save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()"
+    ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
             process.stderr.read() if process.poll() else ""
@@ -207,19 +213,35 @@ def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
     for process in ranks:
         process.kill()
         process.wait()
-    nodes[0].lose()
-    ranks = job(
-        """
-        found = nm.get_latest_checkpoint()
-        loaded = found.load(f"rank{rank}.pt")
-        assert torch.equal(loaded["w"], value(loaded["step"]) + rank)
+
+
+def check_that_all_resume(nodes: list[Node], lost: str) -> None:
+    """Each rank resumes from step 2, and loads the file of rank `lost`, an expression of Python."""
+    code = f"""
+        lost, found = {lost}, nm.get_latest_checkpoint()
+        loaded = found.load(f"rank{{lost}}.pt")
+        assert torch.equal(loaded["w"], value(loaded["step"]) + lost)
         say(found.tag)
-        """,
-        "two",
-    )
-    for rank, process in enumerate(ranks):
+        """
+    for rank, process in enumerate(start_ranks(nodes, code, "two")):
         output, errors = process.communicate(timeout=90)
         assert output == "global_step2\n", errors + nodes[rank].log
+
+
+def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
+    """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
+    nodes = [world.node("a"), world.node("b")]
+    copy_step_2(world, nodes)
+    nodes[0].lose()
+    check_that_all_resume(nodes, "rank")
+
+
+def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_copy_of_the_lost_share(world):
+    """Three nodes save, and the last one is lost. Two ranks resume, which are the first two again."""
+    nodes = [world.node("a"), world.node("b"), world.node("c")]
+    copy_step_2(world, nodes)
+    nodes[2].lose()
+    check_that_all_resume(nodes[:2], "2")
 
 
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
@@ -302,7 +324,8 @@ def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):
     )
     assert "timeout:" in out and "secret" in out and out.endswith("durable\n")
     until(
-        lambda: re.search(r"turned the peer at .* away: the peer holds another secret", b.log), what="a line of the holder"
+        lambda: re.search(r"turned the peer at .* away: the peer holds another secret", b.log),
+        what="a line of the holder",
     )
     assert "may hold another secret" in a.log
     assert a.agent() and b.agent()

@@ -184,6 +184,27 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         return versions;
 }
 
+static bool is_row_of(const json_t *row, const struct job *job, const struct peer_copy *copy)
+{
+        return !strcmp(json_string_value(json_object_get(row, "job")), job->name) &&
+               !strcmp(json_string_value(json_object_get(row, "tag")), copy->tag) &&
+               !strcmp(json_string_value(json_object_get(row, "run")), copy->run) &&
+               json_integer_value(json_object_get(row, "generation")) == (json_int_t)copy->generation;
+}
+
+/* Adds the ranks of which this node keeps copies for other nodes. If such a node is lost, the ranks that are left can agree on the version
+ * if they hold the shares of all ranks together. */
+static void add_kept_ranks(json_t *versions, const struct job *job, const struct peer_listing *kept)
+{
+        for (size_t i = 0; i < json_array_size(versions); i++) {
+                json_t *row = json_array_get(versions, i), *ranks = json_object_get(row, "ranks");
+
+                for (size_t j = 0; ranks && j < kept->count; j++)
+                        for (size_t k = 0; is_row_of(row, job, &kept->copies[j]) && k < kept->copies[j].file_count; k++)
+                                json_array_append_new(ranks, json_integer(kept->copies[j].files[k].rank));
+        }
+}
+
 /* The jobs whose storage the report covers, pinned. One job per path, because a scan shows the versions of every job. */
 static size_t paths_in_scope(struct catalogue *catalogue, const struct session *session, const char *path, struct job ***ret_jobs)
 {
@@ -280,22 +301,27 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
 {
         bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
         json_t *versions, *problems = json_array(), *passed = NULL;
-        struct job **jobs = NULL;
+        struct peer_listing kept = { 0 };
+        struct job **jobs = NULL, *own = NULL;
         size_t count;
 
         catalogue_lock(catalogue);
         if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path))) {
-                struct job *job = session->job;
-
-                job->pins++;
+                own = session->job;
+                own->pins++;
                 catalogue_unlock(catalogue);
-                replica_learn(catalogue, job); /* so that the versions that ranks can agree on include copies at peers */
+                replica_learn(catalogue, own); /* so that the versions that ranks can agree on include copies at peers */
+                replica_kept(catalogue, own, &kept);
                 catalogue_lock(catalogue);
-                job->pins--;
         }
         if (*path && (!session || session->role == IPC_ROLE_TRAINER))
                 catalogue_job_get(catalogue, path, session ? session->job->name : "");
         versions = memory_rows(catalogue, session, path);
+        if (own) {
+                add_kept_ranks(versions, own, &kept);
+                own->pins--;
+        }
+        peer_listing_done(&kept);
         count = reads_storage ? paths_in_scope(catalogue, session, path, &jobs) : 0;
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < count; i++) {

@@ -441,6 +441,16 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         lock_give(&replica->inventory_lock);
 }
 
+void replica_kept(struct catalogue *catalogue, const struct job *job, struct peer_listing *ret_listing)
+{
+        struct replica *replica = catalogue->replica;
+        struct nebula_error error = { 0 };
+
+        *ret_listing = (struct peer_listing){ 0 };
+        if (replica && copy_server_kept(replica->server, job, ret_listing, &error))
+                log_event(LOG_LEVEL_WARN, "the ranks do not learn which copies this node keeps: %s", error.message);
+}
+
 /* In a large job every node would ask all others, and then one of them for its file. So its nodes wait for storage, unless storage
  * will never have the version. */
 static bool may_gather(const struct version *version)

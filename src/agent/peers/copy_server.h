@@ -28,6 +28,10 @@ enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node
 enum nebula_status copy_server_open(struct copy_server *server, struct member *ret_own, struct nebula_error *error);
 /* A secret of a job of this node. */
 enum nebula_status copy_server_add_key(struct copy_server *server, const struct tls_key *key, struct nebula_error *error);
+/* The copies that this node keeps for the job's other nodes. The caller frees them with peer_listing_done. Call without the catalogue's
+ * lock; the job is pinned. */
+enum nebula_status copy_server_kept(struct copy_server *server, const struct job *job, struct peer_listing *ret_listing,
+                                    struct nebula_error *error);
 /* Ends the threads and frees the memory. The catalogue must still exist. */
 void copy_server_free(struct copy_server *server);
 

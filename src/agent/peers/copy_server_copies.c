@@ -131,6 +131,47 @@ bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer)
         return !strcmp(copy->identity, peer->key.identity) && !strcmp(copy->job, peer->hello.job) && !strcmp(copy->path, peer->hello.path);
 }
 
+static bool is_of_job(const struct copy *copy, const struct job *job)
+{
+        return !copy->dropped && *job->copies.identity && !strcmp(copy->identity, job->copies.identity) && !strcmp(copy->job, job->name) &&
+               (!strcmp(copy->path, job->spelling) || !strcmp(copy->path, job->persist_path));
+}
+
+static enum nebula_status add_kept(struct peer_listing *listing, const struct peer_copy *what, struct nebula_error *error)
+{
+        struct peer_copy *to = &listing->copies[listing->count];
+
+        *to = *what;
+        to->files = calloc(what->file_count + 1, sizeof *to->files);
+        if (!to->files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list copies");
+        memcpy(to->files, what->files, what->file_count * sizeof *to->files);
+        listing->count++;
+        return NEBULA_OK;
+}
+
+enum nebula_status copy_server_kept(struct copy_server *server, const struct job *job, struct peer_listing *ret_listing,
+                                    struct nebula_error *error)
+{
+        struct peer_listing listing = { .copies = calloc(PEER_COPY_MAX, sizeof *listing.copies) };
+        enum nebula_status status = NEBULA_OK;
+
+        if (!listing.copies)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list copies");
+        lock_take(&server->copy_server_lock);
+        catalogue_lock(server->catalogue);
+        for (const struct copy *copy = server->copies; copy && !status && listing.count < PEER_COPY_MAX; copy = copy->next)
+                if (is_of_job(copy, job))
+                        status = add_kept(&listing, &copy->what, error);
+        catalogue_unlock(server->catalogue);
+        lock_give(&server->copy_server_lock);
+        if (status)
+                peer_listing_done(&listing);
+        else
+                *ret_listing = listing;
+        return status;
+}
+
 static enum nebula_status fill_copy(struct copy_server *server, struct copy *copy, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;

@@ -19,6 +19,7 @@
 #define NB_AGENT_PEERS_REPLICA_H
 
 #include "agent/catalogue/catalogue.h"
+#include "agent/peers/peer_frame.h"
 
 struct replica;
 
@@ -37,6 +38,9 @@ bool replica_serves(const struct session *session, const struct version *version
 /* Puts every version that peers hold into the job's list, marked as remote. It does nothing if memory has one, or if the job asks for
  * no replicas. */
 void replica_learn(struct catalogue *catalogue, struct job *job);
+/* The copies that this node keeps for the job's other nodes; none if that is not possible. The caller frees them with peer_listing_done. The
+ * job is pinned. Called without the lock. */
+void replica_kept(struct catalogue *catalogue, const struct job *job, struct peer_listing *ret_listing);
 /* Puts the other nodes' files of one version, which storage does not have, beside this node's share of it. False: no member was asked.
  * Lock held, released meanwhile. */
 bool replica_gather(struct catalogue *catalogue, struct version *version);

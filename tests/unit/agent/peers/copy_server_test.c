@@ -75,6 +75,38 @@ static void a_copy_that_no_room_can_be_made_for_costs_no_other_copy(void)
         bench_done(&bench, true);
 }
 
+/* Those of another job or secret, and those that are dropped, are left out. */
+static void the_copies_that_are_kept_for_a_job_are_listed_with_their_files(void)
+{
+        struct nebula_error error = { 0 };
+        struct peer_listing listing = { 0 };
+        struct copy_server *server;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        strcpy(bench.job->copies.identity, "secret");
+        REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
+        for (const char *const *tag = (const char *const[]){ "mine", "other job", "other secret", "dropped", NULL }; *tag; tag++) {
+                REQUIRE(keep(server, "lost", *tag));
+                strcpy(server->copies->identity, "secret");
+                strcpy(server->copies->job, bench.job->name);
+                strcpy(server->copies->path, bench.job->persist_path);
+                server->copies->what.files[0].rank = 7;
+        }
+        server->copies->dropped = true;
+        strcpy(server->copies->next->identity, "other");
+        strcpy(server->copies->next->next->job, "other");
+        REQUIRE(!copy_server_kept(server, bench.job, &listing, &error));
+        CHECK(listing.count == 1 && !strcmp(listing.copies[0].tag, "mine") && listing.copies[0].file_count == 1 && listing.copies[0].files[0].rank == 7);
+        peer_listing_done(&listing);
+        *bench.job->copies.identity = 0; /* it asks for no copies: the secret is not known */
+        REQUIRE(!copy_server_kept(server, bench.job, &listing, &error));
+        CHECK(listing.count == 0);
+        peer_listing_done(&listing);
+        copy_server_free(server);
+        bench_done(&bench, true);
+}
+
 static void make_key(struct tls_key *key, unsigned number)
 {
         char secret[32];
@@ -396,4 +428,5 @@ static void a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out(
 TAP_MAIN(TEST(the_secrets_of_jobs_that_are_over_make_way), TEST(the_secrets_of_jobs_that_go_on_are_kept),
          TEST(a_peer_that_asks_for_nothing_more_holds_no_memory), TEST(a_connection_that_a_crowded_peer_closes_is_opened_again),
          TEST(a_crowd_that_says_nothing_keeps_no_peer_out), TEST(a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out),
-         TEST(a_copy_that_no_room_can_be_made_for_costs_no_other_copy))
+         TEST(a_copy_that_no_room_can_be_made_for_costs_no_other_copy),
+         TEST(the_copies_that_are_kept_for_a_job_are_listed_with_their_files))
