@@ -26,7 +26,8 @@ def trained(node):
     def run(tool, **options):
         python = interpreter("trackers")
         for kill_at in (5, 8, -1):
-            more = ["--persist", node.persist, "--tool", tool, "--steps", 10, "--kill-at", kill_at, "--options", json.dumps(options)]
+            more = ["--persist", node.persist, "--metrics", node.base / "metrics.jsonl", "--tool", tool]
+            more += ["--steps", 10, "--kill-at", kill_at, "--options", json.dumps(options)]
             result = node.run(python, "tracker_job.py", *more, check=kill_at < 0)
         assert result.end
 
@@ -55,9 +56,11 @@ def test_wandbs_newest_part_has_each_step_once_and_references_to_versions(node, 
     found = read(node, "wandb", node.base)
     check(node, found, tags=["global_step9"])
     (version,) = found["versions"]
-    place = node.persist if isinstance(node.persist, Url) else f"file://{node.persist}"
-    assert f"{place}/global_step9/model.pt" in version["refs"]
-    assert all(ref.startswith(f"{place}/global_step9/") for ref in version["refs"])
+    if isinstance(node.persist, Url):
+        assert version["refs"] == [f"{node.persist}/global_step9"]
+    else:
+        assert f"file://{node.persist}/global_step9/model.pt" in version["refs"]
+        assert all(ref.startswith(f"file://{node.persist}/global_step9/") for ref in version["refs"])
     assert found["uploads"] == 0
 
 

@@ -12,6 +12,7 @@ import torch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--persist", required=True)
+parser.add_argument("--metrics", required=True)
 parser.add_argument("--tool", required=True)
 parser.add_argument("--options", type=json.loads, default={})
 parser.add_argument("--steps", type=int, required=True)
@@ -19,7 +20,7 @@ parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
 
 nm.init(args.persist, 0)
-tracker = nm.log_to(args.tool, metrics=os.path.join(args.persist, "metrics.jsonl"), **args.options)
+tracker = nm.log_to(args.tool, metrics=args.metrics, **args.options)
 latest = nm.get_latest_checkpoint()
 first = 0 if latest is None else latest.step
 if latest is not None:

@@ -219,9 +219,17 @@ class _Wandb:
         self._run.log({**values, "nebula/step": step})
         if facts["state"] == "durable" and facts["path"]:
             artifact = self._wandb.Artifact(f"checkpoints-{self._run.id}", type="checkpoint", metadata=dict(facts))
-            path = facts["path"]
-            artifact.add_reference(path if "://" in path else f"file://{path}", name="checkpoint", checksum=False)
+            self._refer(artifact, facts["path"])
             self._run.log_artifact(artifact)
+
+    def _refer(self, artifact: Any, path: str) -> None:
+        if "://" in path and not path.startswith("file://"):
+            # add_reference would need the package of that cloud and its credentials, although it reads nothing.
+            from wandb.sdk.artifacts.artifact_manifest_entry import ArtifactManifestEntry
+
+            artifact.manifest.add_entry(ArtifactManifestEntry(path="checkpoint", ref=path, digest=path))
+        else:
+            artifact.add_reference(path if "://" in path else f"file://{path}", name="checkpoint", checksum=False)
 
     def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
