@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import nebulaml as nm
 import numpy
@@ -27,6 +28,16 @@ def test_a_step_stands_once_with_the_values_of_the_last_time(tmp_path):
     again = nm.MetricsLog(tmp_path / "new" / "metrics.jsonl")
     again.log(6, loss=9.0)
     assert losses(log) == {1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 2.5, 6: 9.0, 7: 3.5}
+
+
+def test_a_url_is_refused_also_as_a_path_object_and_makes_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("s3://bucket/run7", Path("s3://bucket/run7") / "metrics.jsonl", b"az://account/container/run7?sig=SECRET", Path("az:/a/c?sig=SECRET")):
+        with pytest.raises(nm.NebulaConfigError, match="give a path of this machine") as caught:
+            nm.MetricsLog(path)
+        assert "SECRET" not in str(caught.value)
+    nm.MetricsLog("s3/metrics.jsonl").log(1, loss=1.0)
+    assert os.listdir() == ["s3"]
 
 
 def test_a_rewind_leaves_out_what_came_after_its_step_as_often_as_one_likes(tmp_path):

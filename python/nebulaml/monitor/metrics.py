@@ -10,6 +10,7 @@ import json
 import logging
 import numbers
 import os
+import re
 import secrets
 import threading
 from collections.abc import Iterator
@@ -23,16 +24,21 @@ __all__ = ["MetricsLog", "plain"]
 log = logging.getLogger("nebulaml")
 
 NAME = "metrics.jsonl"
+_URL = re.compile(r"(az|abfss?|s3|gs|https?):/")  # pathlib leaves one slash of a URL
 
 
 class MetricsLog:
     """The metrics of one training, in one file. Rank 0 writes; on other ranks ``log`` and ``rewind`` do nothing.
 
-    path: the file, or a directory, in which the file is ``metrics.jsonl``. A failure to write is logged once and never raised.
+    path: the file, or a directory, in which the file is ``metrics.jsonl``. A failure to write is logged once and never raised. A URL of an
+    object store raises NebulaConfigError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path)
+        if _URL.match(os.fsdecode(text)):
+            shown = os.fsdecode(text).partition("?")[0]  # the rest can be a secret
+            raise NebulaConfigError(f"a metrics log is no part of the storage, and {shown} is a URL: give a path of this machine")
         local = config.local_path("the path of a metrics log", text)
         is_folder = os.path.isdir(local) or (isinstance(text, str) and text.endswith("/"))
         self.path = os.path.join(local, NAME) if is_folder else local
