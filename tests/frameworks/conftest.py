@@ -88,6 +88,10 @@ class Node:
         secret.write_bytes(os.urandom(32))
         self.environment |= servers.variables(store) | {"NEBULA_PERSISTENT_STORAGE_PATH": self.persist, "NEBULA_SECRET_FILE": str(secret)}
 
+    def place(self, name: str) -> Path | Url:
+        """Returns another place in the same kind of storage."""
+        return Url(f"{self.persist}-{name}") if isinstance(self.persist, Url) else self.base / name
+
     def of_rank(self, rank: int) -> dict[str, str]:
         """Returns the node of a rank, if each rank is a node with its own agent and memory."""
         return {

@@ -23,6 +23,7 @@ from nebulaml._session import locate
 from nebulaml.elastic import store_cells, table_cells
 from torchrun_nodes import Job, Node, counted, counting
 
+STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
 REQUESTS_MAX = 20  # of a node in a round
 FULL = pytest.mark.skipif(os.environ.get("NEBULA_TEST_FRAMEWORKS") != "all", reason="one of the long ones: make test-frameworks")
@@ -69,6 +70,12 @@ class Directory(Storage):
         return str(self.place / "shared")
 
 
+class ObjectStore(Storage):
+    def __init__(self, place: Path, nebula: str, endpoint: str) -> None:
+        super().__init__(place, nebula)
+        self.endpoint = endpoint
+
+
 class Blobs(Storage):
     endpoint = "az://devstoreaccount1/elastic/run"
 
@@ -90,11 +97,23 @@ class Table(Storage):
         return table_cells.open_cells(None)
 
 
+@pytest.fixture
+def shared(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """Returns a directory, or with NEBULA_TEST_STORAGE the object store of that name."""
+    monkeypatch.setenv("NEBULA_AGENT_PATH", nebula)
+    if not STORAGE:
+        return Directory(tmp_path, nebula)
+    servers = request.getfixturevalue("servers")
+    for name, value in servers.variables(STORAGE).items():
+        monkeypatch.setenv(name, value)
+    return ObjectStore(tmp_path, nebula, servers.new_path(STORAGE))
+
+
 @pytest.fixture(params=["directory", pytest.param("blobs", marks=FULL), "table"])
 def storage(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     monkeypatch.setenv("NEBULA_AGENT_PATH", nebula)
     if request.param == "directory":
-        yield Directory(tmp_path, nebula)
+        yield request.getfixturevalue("shared")
         return
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")
@@ -151,8 +170,8 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
     cells.close()
 
 
-def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_job, tmp_path, nebula):
-    storage = Directory(tmp_path, nebula)
+def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_job, shared):
+    storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3")
     one = start(job, storage, 2)
     one.wait_for(lambda said: said["world"] == 1)
@@ -168,8 +187,8 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
         assert node.process.wait(60) == 0, node.told()
 
 
-def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, nebula):
-    storage = Directory(tmp_path, nebula)
+def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, shared):
+    storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice")
     nodes = [start(job, storage, number) for number in (3, 4)]
     workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
@@ -246,14 +265,16 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
             job.end()
 
 
-def test_nodes_killed_in_a_round_and_all_at_once_do_not_keep_the_job_from_its_id(start_job, tmp_path, nebula):
-    storage = Directory(tmp_path, nebula)
+def test_nodes_killed_in_a_round_and_all_at_once_do_not_keep_the_job_from_its_id(start_job, shared):
+    storage = shared
     job = start_job("--nnodes=2:2", "--max-restarts=3")
     first = start(job, storage, 2)
+    cells = storage.cells()
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "shared").rglob("state/*")):  # it is in the round, and waits for another one
+    while not any(entry.cell.name == "state" for entry in cells.entries()):  # until it is in the round, and waits for another one
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    cells.close()
     first.lose()
     time.sleep(4.5)
     both = [start(job, storage, number) for number in (3, 4)]
