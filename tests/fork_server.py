@@ -132,7 +132,7 @@ class Trainer:
         readers = [
             threading.Thread(target=lambda name=name, stream=stream: said.update({name: stream.read()}), daemon=True)
             for name, stream in named.items()
-            if stream is not None
+            if stream is not None and not stream.closed
         ]
         for reader in readers:
             reader.start()
