@@ -6,7 +6,8 @@
 #include "image/image.h"
 #include "os/ending.h"
 
-/* Protects the ranges that exist, if they lie in huge pages, as a save will. */
+/* Starts what a capture needs, and has the ranges that exist joined into huge pages. Even if most of their pages are huge already, those at
+ * the ends are not: protecting 32 MiB of small pages takes the first save longer than 2 GiB of huge ones. */
 static void prepare_ranges(struct nebula_session *session, const struct nebula_range *ranges, size_t count)
 {
         struct capture_part *parts = calloc(count ? count : 1, sizeof *parts);
@@ -21,7 +22,7 @@ static void prepare_ranges(struct nebula_session *session, const struct nebula_r
                 size += ranges[i].size;
         }
         if (parts && setting != CLIENT_CAPTURE_COPY && size >= CLIENT_COW_BYTES && ending_may_linger() && !cow_available(NULL) &&
-            !copies_ready(session) && setting == CLIENT_CAPTURE_AUTO && !cow_pays(parts, part_count))
+            !copies_ready(session) && setting == CLIENT_CAPTURE_AUTO)
                 cow_advise_huge(parts, part_count);
         free(parts);
 }
