@@ -67,12 +67,12 @@ def test_the_small_pages_at_the_ends_of_tensors_are_joined_before_the_first_save
     nm.init(sys.argv[1], 0, 2)
     nm.prepare(state)
     until = time.monotonic() + 30
-    while huge_kib() < 64 << 10 and time.monotonic() < until:
+    while huge_kib() < 62 << 10 and time.monotonic() < until:
         time.sleep(0.01)
     say(before, huge_kib())
     """
     before, after = map(int, place.run(code, place.storage).split())
-    assert before < 64 << 10 <= after
+    assert before < 62 << 10 <= after  # the last block of 2 MiB may reach beyond the memory
 
 
 def test_preparing_again_and_saving_something_else_loses_nothing(place):
