@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -69,6 +70,15 @@ class Place:
             self._held.close()
         shutil.rmtree(self.memory, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def images(self) -> Iterator[os.stat_result]:
+        """Yields the state of each image in memory. The agent may remove one meanwhile."""
+        for path in self.memory.glob("*.img"):
+            with contextlib.suppress(FileNotFoundError):
+                yield path.stat()
+
+    def memory_bytes(self) -> int:
+        return sum(image.st_blocks * 512 for image in self.images())
 
     def agents(self) -> list[int]:
         return agent_pids(self.runtime)

@@ -105,7 +105,7 @@ def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monk
 
 def wait_for_image(place, size):
     """Waits until an image of at least that size is lent: its trainer is copying."""
-    until(lambda: any(path.stat().st_size >= size for path in place.memory.glob("*.img") if path.exists()))
+    until(lambda: any(image.st_size >= size for image in place.images()))
 
 
 BIG_SAVE = """

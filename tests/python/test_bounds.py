@@ -50,14 +50,10 @@ def stored(place, step):
     return (place.storage / f"global_step{step}" / ".nebula" / "manifest-1.json").exists()
 
 
-def memory_bytes(place):
-    return sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img"))
-
-
 def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="wait", on_error="raise")
     for step in (1, 2, 3):
-        assert save(step) and memory_bytes(slow) <= BUDGET
+        assert save(step) and slow.memory_bytes() <= BUDGET
         assert step == 1 or stored(slow, step - 1)
     nebulaml.flush_persistence()
     assert all(holds(step) for step in (1, 2, 3))
@@ -108,7 +104,7 @@ def test_a_save_that_waits_for_memory_ends_at_a_signal_whose_handler_raises(slow
 def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
-        assert save(step) and memory_bytes(slow) <= BUDGET
+        assert save(step) and slow.memory_bytes() <= BUDGET
         assert not stored(slow, step)  # no save waited for storage of 20 MB/s
     assert not stored(slow, 2) and holds(3) and holds(1)
     nebulaml.flush_persistence()
@@ -122,7 +118,7 @@ def test_a_file_larger_than_all_memory_is_streamed(slow):
     checkpoint.save("m.pt", torch.arange(2 * SIZE // 4))
     assert checkpoint.commit()
     checkpoint.wait("durable", 60)
-    assert memory_bytes(slow) == 0
+    assert slow.memory_bytes() == 0
     assert torch.equal(torch.load(slow.storage / "global_step1" / "m.pt"), torch.arange(2 * SIZE // 4))
 
 
@@ -132,7 +128,7 @@ def test_stream_without_a_usable_local_disk_waits_as_wait_does(slow, monkeypatch
     monkeypatch.setenv("NEBULA_SPILL_DIR", where if where.startswith("/") else str(slow.root / "file" / "below"))
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
-        assert save(step) and memory_bytes(slow) <= BUDGET
+        assert save(step) and slow.memory_bytes() <= BUDGET
         assert step == 1 or stored(slow, step - 1)
     assert "cannot be streamed to a local disk, so it waits for memory" in (slow.runtime / "agent.log").read_text()
     nebulaml.flush_persistence()
@@ -326,9 +322,9 @@ def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(pla
     for step in (1, 2, 3, 4):
         assert save(step)
         nebulaml.flush_persistence()
-    until(lambda: memory_bytes(place) <= bound * IMAGE)
+    until(lambda: place.memory_bytes() <= bound * IMAGE)
     time.sleep(0.3)  # an image that is made for the next save would come now
-    assert SIZE * bound <= memory_bytes(place) <= bound * IMAGE
+    assert SIZE * bound <= place.memory_bytes() <= bound * IMAGE
     assert all(holds(step) for step in (1, 2, 3, 4))  # older ones come from storage
     assert save(5) and holds(5)
 

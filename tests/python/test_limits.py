@@ -91,7 +91,7 @@ def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
         with nebulaml.Checkpoint(f"global_step{step}") as checkpoint:
             for n in range(300):
                 checkpoint.save_bytes(f"part-{n}", [b"x" * 790])
-    assert sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img")) <= 600 * 8192
+    assert place.memory_bytes() <= 600 * 8192
     with nebulaml.Checkpoint("global_step3") as checkpoint:
         for n in range(2000):
             checkpoint.save_bytes(f"part-{n}", [b"%d" % n])
@@ -106,7 +106,7 @@ def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, m
     with nebulaml.Checkpoint("global_step1") as checkpoint:
         checkpoint.save_bytes("own", [b"x"])
     checkpoint.wait("durable", 60)
-    own = memory_bytes(place)
+    own = place.memory_bytes()
     for run in range(4):
         place.run(
             """
@@ -118,11 +118,7 @@ def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, m
             """,
             place.root / f"run{run}",
         )
-    until(lambda: memory_bytes(place) <= own, 60)
-    assert nebulaml.get_latest_checkpoint().read_bytes("own") == b"x" and memory_bytes(place) == own
+    until(lambda: place.memory_bytes() <= own, 60)
+    assert nebulaml.get_latest_checkpoint().read_bytes("own") == b"x" and place.memory_bytes() == own
     found = nebulaml.get_latest_checkpoint(str(place.root / "run3"))
     assert found.tag == "global_step2" and (found.load("m.pt") == 2).all()
-
-
-def memory_bytes(place):
-    return sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img"))

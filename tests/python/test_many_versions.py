@@ -111,7 +111,7 @@ class Job:
             **{f"ranks {name}": sum(rank[name] for rank in ranks) for name in ("anon_kib", "threads", "fds")},
             "images": len(list(self.place.memory.glob("*.img"))),
             "notes": len(list(self.place.memory.glob("*.version"))),
-            "memory_mib": sum(path.stat().st_blocks for path in self.place.memory.glob("*.img")) / 2048,
+            "memory_mib": self.place.memory_bytes() / (1 << 20),
             "seconds": time.monotonic(),
         }
 
