@@ -191,7 +191,7 @@ class Node:
         assert said.returncode in (0, 3), said.stderr  # 3: there is none
         return json.loads(said.stdout)
 
-    def wait_durable(self, tag: str, timeout: float = 30) -> None:
+    def wait_durable(self, tag: str, timeout: float = 120) -> None:
         """Waits until the manifest of a tag exists. The agent still writes after the job has ended."""
         if isinstance(self.persist, Url):
             until(lambda: tag in self.stored(), timeout, f"{tag} in {self.persist}")
