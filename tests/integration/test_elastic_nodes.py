@@ -26,6 +26,7 @@ from torchrun_nodes import Job, Node, counted, counting
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
 REQUESTS_MAX = 20  # of a node in a round
+ROUND_S = 5  # a busy machine takes longer, and the nodes ask for each other meanwhile
 FULL = pytest.mark.skipif(os.environ.get("NEBULA_TEST_FRAMEWORKS") != "all", reason="one of the long ones: make test-frameworks")
 
 
@@ -140,19 +141,24 @@ def in_round(storage: Storage, number: int, begun: float, ended: float) -> int:
     return len(distinct)
 
 
+def check_requests(storage: Storage, number: int, begun: float, ended: float) -> None:
+    first = begun or storage.requests(number)[0][0]
+    assert 0 < in_round(storage, number, begun, ended) <= REQUESTS_MAX * max(1, (ended - first) / ROUND_S)
+
+
 def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, storage):
     job = start_job("--nnodes=1:2", "--max-restarts=3")
     one, two = start(job, storage, 2), start(job, storage, 3)
     both = [node.wait_for(lambda said: said["world"] == 2) for node in (one, two)]
     assert [said["rank"] for said in both] == [0, 1]
     for number, said in ((2, both[0]), (3, both[1])):
-        assert 0 < in_round(storage, number, 0, said["begun"]) <= REQUESTS_MAX
+        check_requests(storage, number, 0, said["begun"])
 
     one.lose()  # rank 0
     killed = time.time()
     alone = two.wait_for(lambda said: said["world"] == 1)
     print("the survivor's worker starts after", alone["begun"] - killed)
-    assert 0 < in_round(storage, 3, killed, alone["begun"]) <= REQUESTS_MAX
+    check_requests(storage, 3, killed, alone["begun"])
 
     back = start(job, storage, 1)
     assert back.wait_for(lambda said: said["world"] == 2)["rank"] == 0  # it sorts first
@@ -160,7 +166,7 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
     assert again["rank"] == 1
     returned = storage.requests(1)[0][0]
     for number, node in ((1, back), (3, two)):
-        assert 0 < in_round(storage, number, returned, node.said()[-1]["begun"]) <= REQUESTS_MAX
+        check_requests(storage, number, returned, node.said()[-1]["begun"])
 
     job.stop()
     for node in (back, two):
