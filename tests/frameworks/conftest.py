@@ -28,7 +28,7 @@ RUN_ENDING = f"import runpy; runpy.run_path({str(ENDING)!r}, run_name='__main__'
 IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint", "torchmetrics")
 
 sys.path.append(str(ROOT / "tests" / "integration"))
-from store_servers import Servers  # noqa: E402
+from store_servers import Servers, shared  # noqa: E402
 
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
@@ -250,9 +250,7 @@ def files_below(directory: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def servers():
     """The servers of stores. They end with the tests."""
-    found = Servers()
-    yield found
-    found.close()
+    return shared()
 
 
 @pytest.fixture

@@ -477,25 +477,31 @@ static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
         place_done(&place);
 }
 
+/* Saves one file as the version global_step<step>, and waits until that is durable. Returns the file's image. */
+static uint64_t save_durable(struct test_client *client, unsigned step)
+{
+        struct ipc_granted loan = { 0 };
+        char tag[32];
+
+        snprintf(tag, sizeof tag, "global_step%u", step);
+        CHECK(!copy_image(client, begin(client, tag, NEBULA_FILES_ALL_RANKS), "m", step, FILE_BYTES, &loan));
+        CHECK(!captured(client, loan.image_id));
+        CHECK(!of_version(client, IPC_COMMIT, loan.version_id));
+        CHECK(!wait_for(client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
+        return loan.image_id;
+}
+
 static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
 {
         struct test_client client;
         struct agent *agent;
         uint64_t ids[8];
-        char tag[32];
 
         place_init(&place);
         agent = start();
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 8; i++) {
-                struct ipc_granted loan;
-
-                snprintf(tag, sizeof tag, "global_step%u", i);
-                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &loan));
-                CHECK(!captured(&client, loan.image_id));
-                CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
-                CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
-                ids[i] = loan.image_id;
+                ids[i] = save_durable(&client, i);
                 usleep(20000); /* the page maker makes a spare after the first */
         }
         for (unsigned i = 4; i < 8; i++)
@@ -1082,20 +1088,12 @@ static void the_report_of_memory_leaves_out_what_only_storage_has(void)
 {
         struct test_client client;
         struct agent *agent;
-        char tag[32];
 
         place_init(&place);
         agent = start();
         REQUIRE(agent && enter(&client, 51));
-        for (unsigned i = 0; i < 6; i++) {
-                struct ipc_granted loan;
-
-                snprintf(tag, sizeof tag, "global_step%u", i);
-                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &loan));
-                CHECK(!captured(&client, loan.image_id));
-                CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
-                CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
-        }
+        for (unsigned i = 0; i < 6; i++)
+                save_durable(&client, i);
         CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step5") && reports(&client, NEBULA_REPORT_MEMORY, "global_step5"));
         CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step0") && !reports(&client, NEBULA_REPORT_MEMORY, "global_step0"));
         client_done(&client);

@@ -387,7 +387,7 @@ static enum nebula_status reach_nothing(struct store *from, struct store_reach *
         return error_set(ret_error, NEBULA_UNAVAILABLE, 0, "no service");
 }
 
-/* What a scan tells while it reads. */
+/* The calls of take_told, which a scan makes while it reads. */
 static struct {
         size_t calls, read, count, first;
         bool newest_first;
