@@ -26,6 +26,7 @@ from torchrun_nodes import Job, Node, counted, counting
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
 REQUESTS_MAX = 20  # of a node in a round
+REQUESTS_AGAIN = 6  # another node may write the state twice between this node's read and its write, which then takes three more requests
 ROUND_S = 5  # a busy machine takes longer, and the nodes ask for each other meanwhile
 FULL = pytest.mark.skipif(os.environ.get("NEBULA_TEST_FRAMEWORKS") != "all", reason="one of the long ones: make test-frameworks")
 
@@ -133,17 +134,20 @@ def start(job: Job, storage: Storage, number: int) -> Node:
     return job.start(number, *options, **environment)
 
 
-def in_round(storage: Storage, number: int, begun: float, ended: float) -> int:
-    """Returns a node's requests in that time. Repeated requests for a key that another node has not written yet count once, because their number depends on that node's speed."""
-    requests = [line for at, line in storage.requests(number) if begun <= at <= ended and "features" not in line]
-    distinct = [line for line, before in zip(requests, [None, *requests], strict=False) if line != before]
-    print(f"node {number}: {len(requests)} requests, {len(distinct)} distinct", *(line[:150] for line in requests), sep="\n  ")
-    return len(distinct)
-
-
 def check_requests(storage: Storage, number: int, begun: float, ended: float) -> None:
-    first = begun or storage.requests(number)[0][0]
-    assert 0 < in_round(storage, number, begun, ended) <= REQUESTS_MAX * max(1, (ended - first) / ROUND_S)
+    """Counts a node's requests in that time.
+
+    Repeated requests for a key that another node has not written yet count once, because their number depends on that node's speed.
+    The time may hold two rounds: if a worker ends at its start (another program may have taken its port), torchrun starts the workers again, in a round of their own.
+    """
+    all_requests = [(at, line) for at, line in storage.requests(number) if begun <= at <= ended and "features" not in line]
+    requests = [line for _, line in all_requests]
+    distinct = [line for line, before in zip(requests, [None, *requests], strict=False) if line != before]
+    rounds = {found[1] for line in requests if (found := re.search(r"key-.*?\.(\d+)_2F", line))}
+    print(f"node {number}: {len(requests)} requests, {len(distinct)} distinct, rounds {rounds}", *(line[:150] for line in requests), sep="\n  ")
+    assert 1 <= len(rounds) <= 2
+    slow = max(1, (ended - all_requests[0][0]) / ROUND_S)
+    assert len(distinct) <= REQUESTS_MAX * (len(rounds) - 1 + slow) + REQUESTS_AGAIN
 
 
 def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, storage):
