@@ -15,7 +15,7 @@ environment=.envs/$name
 
 # A line "# python: 3.12" names another Python than that of .venv. Its environment has a torch and a build of nebulaml of its own.
 own=$(sed -n 's/^# python: //p' "$list")
-install() { "$environment/bin/pip" install -q --disable-pip-version-check "$@"; }
+install() { "$environment/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
 nebulaml() { install --no-build-isolation --no-deps --force-reinstall -Cbuild-dir="build/python-$own" -Csetup-args=-Dwerror=false .; }
 
 if [[ -f $environment/.ready && $environment/.ready -nt $list ]]; then
@@ -34,7 +34,7 @@ if [[ -n $own ]]; then
         nebulaml
 else
         shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        .venv/bin/python -m venv "$environment"
+        .venv/bin/python -m venv --without-pip "$environment" # pip is one of .venv's packages
         printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 fi
 # DeepSpeed is built from source and imports torch during the build: so the build is not isolated, and its tools are installed here.

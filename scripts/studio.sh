@@ -16,9 +16,9 @@ flock 9
 if [[ ! -f $environment/.ready || $list -nt $environment/.ready ]]; then
         echo "setup: making $environment" >&2
         shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        .venv/bin/python -m venv "$environment"
+        .venv/bin/python -m venv --without-pip "$environment" # pip is one of .venv's packages
         printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-        "$environment/bin/pip" install -q --disable-pip-version-check -r "$list"
+        "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$list"
         touch "$environment/.ready"
 fi
 [[ ${1:-} == browser ]] || exit 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import fork_server
 import psutil
 
 # Trains until the file `stop` is there; each rank says in a file of its own how far it is.
@@ -51,6 +51,29 @@ with open({log!r}, "ab", buffering=0) as log:
 """
 
 
+TORCHRUN = """
+import os, runpy, sys
+os.setsid()
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def start_torchrun(
+    arguments: list[str],
+    env: Mapping[str, str],
+    output: int,
+    cwd: Path,
+    module: str = "torch.distributed.run",
+    python: str = sys.executable,
+) -> fork_server.Trainer:
+    """Starts a torchrun in a session of its own. Its streams of output and of errors are the descriptor ``output``."""
+    modules = ("torch.distributed.run",)
+    return fork_server.start(
+        TORCHRUN, module, *arguments, env=env, stdout=output, stderr=output, cwd=cwd, python=python, modules=modules
+    )
+
+
 class Node:
     """One torchrun and its worker."""
 
@@ -66,16 +89,12 @@ class Node:
         worker = place / "worker.py"
         worker.write_text(WORKER)
         self.output = (place / f"{self.name}.out").open("ab")
-        command = [sys.executable, "-W", "ignore", "-m", module, *options, f"--local-addr=127.0.0.{number}"]
-        command += [str(worker), str(place), self.name]
-        self.process = subprocess.Popen(
-            command,
+        self.process = start_torchrun(
+            [*options, f"--local-addr=127.0.0.{number}", str(worker), str(place), self.name],
             env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
+            output=self.output.fileno(),
             cwd=place,
-            start_new_session=True,
+            module=module,
         )
 
     def said(self) -> list[dict[str, float]]:
