@@ -19,7 +19,6 @@ import search
 
 RANKS = (0, 1, 2)
 NODES = {"A": (0, 1), "B": (2,)}
-RUNS = (1, 2)
 MAX_CRASHES = 2
 
 
@@ -78,22 +77,18 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     f"rank {rank} captures in run {state.run}",
                     state._replace(memory=with_memory(memory | {state.run * 10 + rank})),
                 )
-            for run in RUNS:
-                # An agent continues to persist its images, also those of a killed run; only the newest of each rank.
-                newest = max((held // 10 for held in memory if held % 10 == rank), default=0)
-                if run != newest or whole:
-                    continue
-                if state.files[rank] != run and (rules.record_after_file or state.records[rank] == run):
-                    yield (
-                        f"{node} writes the file of rank {rank}, run {run}",
-                        state._replace(files=put(state.files, rank, run)),
-                    )
-                ready = state.files[rank] == run or not rules.record_after_file
-                if state.records[rank] != run and ready:
-                    yield (
-                        f"{node} writes the record of rank {rank}, run {run}",
-                        state._replace(records=put(state.records, rank, run)),
-                    )
+            # An agent continues to persist its images, also those of a killed run; only the newest of each rank.
+            run = max([held // 10 for held in memory if held % 10 == rank], default=0)
+            if run == 0 or whole:
+                continue
+            if state.files[rank] != run and (rules.record_after_file or state.records[rank] == run):
+                yield f"{node} writes the file of rank {rank}, run {run}", state._replace(files=put(state.files, rank, run))
+            ready = state.files[rank] == run or not rules.record_after_file
+            if state.records[rank] != run and ready:
+                yield (
+                    f"{node} writes the record of rank {rank}, run {run}",
+                    state._replace(records=put(state.records, rank, run)),
+                )
         view = state.views[index]
         for rank in RANKS:
             # An agent sees documents one by one, in any order: this models a stale listing.
