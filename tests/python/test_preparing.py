@@ -43,6 +43,17 @@ def test_the_first_saves_take_the_images_that_were_made_for_them(place):
     assert (nm.get_latest_checkpoint().load("model.pt")["w"] == 1).all()
 
 
+def test_the_thread_that_logs_is_started_before_the_first_save(place):
+    """It keeps the interpreter's lock when it starts, for up to 5 ms."""
+    nm.init(place.storage, 0, 2)
+    nm.prepare({"w": torch.ones(FLOATS)})
+    started = engine.default.watcher
+    assert started.is_alive()
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.ones(FLOATS)})
+    assert engine.default.watcher is started
+
+
 def test_a_manager_prepares_for_each_item_and_for_state_that_does_not_exist_yet(place):
     model = torch.nn.Linear(1024, 1024, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -25,6 +25,7 @@ def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
     for size in state_to_come(item):
         found.append(0, size, None)
     owner.session(patient=True).prepare(len(pickle), found)
+    owner.watch()  # its thread may keep the interpreter's lock for 5 ms when it starts
 
 
 def state_to_come(item: Any) -> list[int]:
