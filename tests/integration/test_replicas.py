@@ -179,9 +179,11 @@ def test_a_lost_node_loads_its_newest_version_from_its_peers_memory(world):
 RANK = """
 def save(step):
     ckpt = nm.Checkpoint(f"global_step{step}", -2)
-    ckpt.save(f"rank{rank}.pt", {"w": value(step) + rank, "step": step})
+    if rank not in silent:
+        ckpt.save(f"rank{rank}.pt", {"w": value(step) + rank, "step": step})
     assert ckpt.commit()
     return ckpt
+silent = ()  # ranks that save no file
 rank = int(os.environ["RANK"])
 """
 
@@ -201,9 +203,9 @@ def start_ranks(nodes: list[Node], code: str, run: str) -> list[fork_server.Trai
     ]
 
 
-def copy_step_2(world: World, nodes: list[Node]) -> None:
+def copy_step_2(world: World, nodes: list[Node], silent: tuple[int, ...] = ()) -> None:
     """Makes step 0 durable. Step 2 is in the memory of its nodes and of one more node each. Then the trainers are killed."""
-    code = "save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()"
+    code = f"silent = {silent}\n" + "save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()"
     ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
@@ -242,6 +244,14 @@ def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_cop
     copy_step_2(world, nodes)
     nodes[2].lose()
     check_that_all_resume(nodes[:2], "2")
+
+
+def test_the_nodes_that_are_left_agree_on_a_version_of_which_the_lost_rank_had_saved_no_file(world):
+    """As with DDP, where rank 0 alone saves."""
+    nodes = [world.node("a"), world.node("b"), world.node("c")]
+    copy_step_2(world, nodes, silent=(1, 2))
+    nodes[2].lose()
+    check_that_all_resume(nodes[:2], "0")
 
 
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):

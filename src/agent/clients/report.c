@@ -200,8 +200,8 @@ static void add_kept_ranks(json_t *versions, const struct job *job, const struct
                 json_t *row = json_array_get(versions, i), *ranks = json_object_get(row, "ranks");
 
                 for (size_t j = 0; ranks && j < kept->count; j++)
-                        for (size_t k = 0; is_row_of(row, job, &kept->copies[j]) && k < kept->copies[j].file_count; k++)
-                                json_array_append_new(ranks, json_integer(kept->copies[j].files[k].rank));
+                        for (size_t k = 0; is_row_of(row, job, &kept->copies[j]) && k < kept->copies[j].rank_count; k++)
+                                json_array_append_new(ranks, json_integer(kept->copies[j].ranks[k]));
         }
 }
 

@@ -140,14 +140,12 @@ static bool is_of_job(const struct copy *copy, const struct job *job)
 static enum nebula_status add_kept(struct peer_listing *listing, const struct peer_copy *what, struct nebula_error *error)
 {
         struct peer_copy *to = &listing->copies[listing->count];
+        enum nebula_status status;
 
         *to = *what;
-        to->files = calloc(what->file_count + 1, sizeof *to->files);
-        if (!to->files)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list copies");
-        memcpy(to->files, what->files, what->file_count * sizeof *to->files);
-        listing->count++;
-        return NEBULA_OK;
+        status = peer_copy_lists(what, to, error);
+        listing->count += !status;
+        return status;
 }
 
 enum nebula_status copy_server_kept(struct copy_server *server, const struct job *job, struct peer_listing *ret_listing,

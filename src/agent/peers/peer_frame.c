@@ -120,8 +120,10 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
 
 static json_t *copy_json(const struct peer_copy *copy)
 {
-        json_t *files = json_array(), *body;
+        json_t *files = json_array(), *ranks = json_array(), *body;
 
+        for (size_t i = 0; i < copy->rank_count; i++)
+                json_array_append_new(ranks, json_integer((json_int_t)copy->ranks[i]));
         for (size_t i = 0; i < copy->file_count; i++) {
                 const struct peer_file *file = &copy->files[i];
 
@@ -130,12 +132,13 @@ static json_t *copy_json(const struct peer_copy *copy)
                                                            (json_int_t)file->generation, "format",
                                                            file->format == IPC_FORMAT_ZIP ? "zip" : "raw", "held", (int)file->held))) {
                         json_decref(files);
+                        json_decref(ranks);
                         return NULL;
                 }
         }
-        body = json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
+        body = json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
                          "run", copy->run, "generation", (json_int_t)copy->generation, "sequence", (json_int_t)copy->sequence,
-                         "world", (json_int_t)copy->world, "files", files);
+                         "world", (json_int_t)copy->world, "ranks", ranks, "files", files);
         if (body && !line_format(&copy->line, body)) {
                 json_decref(body);
                 return NULL;
@@ -154,6 +157,30 @@ static void read_file(struct document_reader *reader, const json_t *object, stru
         document_text(reader, object, "format", 0, kind, sizeof kind);
         file->format = !reader->status && strcmp(kind, "zip") ? IPC_FORMAT_RAW : IPC_FORMAT_ZIP;
         file->held = json_is_true(json_object_get(object, "held"));
+}
+
+/* Earlier builds of 0.2 sent no list: then the ranks are those of the files. */
+static void read_ranks(struct document_reader *reader, const json_t *ranks, struct peer_copy *copy)
+{
+        size_t count = ranks ? json_array_size(ranks) : copy->file_count;
+
+        if (count > PEER_FILE_MAX) {
+                document_wrong(reader, "ranks", "has too many entries");
+                return;
+        }
+        copy->ranks = calloc(count + 1, sizeof *copy->ranks);
+        if (!copy->ranks) {
+                reader->status = no_memory(reader->error);
+                return;
+        }
+        while (!reader->status && copy->rank_count < count) {
+                const json_t *rank = json_array_get(ranks, copy->rank_count);
+                json_int_t number = ranks ? json_integer_value(rank) : (json_int_t)copy->files[copy->rank_count].rank;
+
+                if ((ranks && !json_is_integer(rank)) || number < 0 || number >= DOCUMENT_WORLD_MAX)
+                        document_wrong(reader, "ranks", "has an entry that is no rank");
+                copy->ranks[copy->rank_count++] = (uint32_t)number;
+        }
 }
 
 static void read_copy(struct document_reader *reader, const json_t *object, struct peer_copy *copy)
@@ -185,6 +212,8 @@ static void read_copy(struct document_reader *reader, const json_t *object, stru
                 read_file(reader, json_array_get(files, copy->file_count), &copy->files[copy->file_count]);
                 copy->file_count++;
         }
+        if (!reader->status)
+                read_ranks(reader, json_object_get(object, "ranks"), copy);
 }
 
 enum nebula_status peer_copy_format(const struct peer_copy *copy, char **ret_text, size_t *ret_size, struct nebula_error *error)
@@ -210,11 +239,28 @@ enum nebula_status peer_copy_parse(const char *text, size_t size, struct peer_co
         return reader.status;
 }
 
+enum nebula_status peer_copy_lists(const struct peer_copy *from, struct peer_copy *to, struct nebula_error *error)
+{
+        to->files = calloc(from->file_count + 1, sizeof *to->files);
+        to->ranks = calloc(from->rank_count + 1, sizeof *to->ranks);
+        if (!to->files || !to->ranks) {
+                peer_copy_done(to);
+                return no_memory(error);
+        }
+        if (from->file_count)
+                memcpy(to->files, from->files, from->file_count * sizeof *to->files);
+        if (from->rank_count)
+                memcpy(to->ranks, from->ranks, from->rank_count * sizeof *to->ranks);
+        return NEBULA_OK;
+}
+
 void peer_copy_done(struct peer_copy *copy)
 {
         free(copy->files);
+        free(copy->ranks);
         copy->files = NULL;
-        copy->file_count = 0;
+        copy->ranks = NULL;
+        copy->file_count = copy->rank_count = 0;
 }
 
 #define LISTING_FRAME_BYTES 256u /* of its text, more than all that is not a copy */

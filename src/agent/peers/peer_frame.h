@@ -79,7 +79,8 @@ struct peer_copy {
         char owner[IPC_NAME_MAX], tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
         uint32_t world;
         struct peer_file *files;
-        size_t file_count;
+        uint32_t *ranks; /* those that closed their part, also without a file */
+        size_t file_count, rank_count;
 };
 struct peer_listing {
         struct peer_copy *copies;
@@ -103,6 +104,8 @@ enum nebula_status peer_hello_format(const struct peer_hello *hello, char **ret_
 enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_hello *ret_hello, struct nebula_error *error);
 enum nebula_status peer_copy_format(const struct peer_copy *copy, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status peer_copy_parse(const char *text, size_t size, struct peer_copy *ret_copy, struct nebula_error *error);
+/* Copies the lists of `from`, whose other members `to` has already. */
+enum nebula_status peer_copy_lists(const struct peer_copy *from, struct peer_copy *to, struct nebula_error *error);
 void peer_copy_done(struct peer_copy *copy);
 /* As many of the copies, the first ones first, as a frame has room for. */
 enum nebula_status peer_listing_format(const struct peer_listing *listing, char **ret_text, size_t *ret_size, struct nebula_error *error);

@@ -16,7 +16,8 @@ enum nebula_status share_describe(const struct version *version, struct peer_cop
         strcpy(ret_copy->tag, version->tag);
         strcpy(ret_copy->run, version->run);
         ret_copy->files = calloc(version->file_count + 1, sizeof *ret_copy->files);
-        if (!ret_copy->files)
+        ret_copy->ranks = calloc(version->part_count + 1, sizeof *ret_copy->ranks);
+        if (!ret_copy->files || !ret_copy->ranks)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe \"%.200s\"", version->tag);
         for (size_t i = 0; i < version->file_count; i++) {
                 const struct agent_file *file = &version->files[i];
@@ -26,5 +27,7 @@ enum nebula_status share_describe(const struct version *version, struct peer_cop
                                           .held = share_holds(file) };
                 strcpy(to->name, file->name);
         }
+        for (size_t i = 0; i < version->part_count; i++)
+                ret_copy->ranks[ret_copy->rank_count++] = version->parts[i].rank;
         return NEBULA_OK;
 }

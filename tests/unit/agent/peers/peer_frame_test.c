@@ -67,13 +67,14 @@ static void sizes_are_bounded_by_the_type(void)
         CHECK(read_header(bytes, 1, NULL) == NEBULA_CORRUPT);
 }
 
-static void a_copy_comes_back_with_its_files(void)
+static void a_copy_comes_back_with_its_files_and_ranks(void)
 {
+        uint32_t ranks[3] = { 3, 4, 5 };
         struct peer_file files[2] = { { .name = "a \"quoted\" name", .size = 5u << 20, .rank = 3, .generation = 2, .held = true,
                                         .format = IPC_FORMAT_RAW },
                                       { .name = "b", .size = 1, .rank = 4, .generation = 1 } };
         struct peer_copy copy = { .id = UINT64_MAX, .generation = 2, .sequence = 1766312345160000000, .owner = "n", .tag = "global_step5",
-                                  .run = "r", .world = 8, .files = files, .file_count = 2 }, back;
+                                  .run = "r", .world = 8, .files = files, .file_count = 2, .ranks = ranks, .rank_count = 3 }, back;
         char *text;
         size_t size;
 
@@ -81,6 +82,7 @@ static void a_copy_comes_back_with_its_files(void)
         REQUIRE(!peer_copy_parse(text, size, &back, NULL));
         CHECK(back.id == copy.id && back.sequence == copy.sequence && back.world == 8 && back.file_count == 2);
         CHECK(!strcmp(back.files[0].name, files[0].name) && back.files[0].held && back.files[0].format == IPC_FORMAT_RAW);
+        CHECK(back.rank_count == 3 && !memcmp(back.ranks, ranks, sizeof ranks));
         CHECK(!back.files[1].held && back.files[1].generation == 1 && back.files[1].rank == 4);
         peer_copy_done(&back);
         for (size_t cut = 0; cut < size; cut++)
@@ -203,5 +205,5 @@ static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
 
 TAP_MAIN(TEST(a_listing_that_would_be_too_long_has_the_newest_copies),
          TEST(a_header_comes_back_as_it_was_written), TEST(a_frame_that_comes_twice_or_out_of_turn_is_refused),
-         TEST(every_flipped_bit_of_the_fixed_part_is_refused), TEST(sizes_are_bounded_by_the_type), TEST(a_copy_comes_back_with_its_files),
+         TEST(every_flipped_bit_of_the_fixed_part_is_refused), TEST(sizes_are_bounded_by_the_type), TEST(a_copy_comes_back_with_its_files_and_ranks),
          TEST(ends_with_one_secret_talk_and_others_do_not))
