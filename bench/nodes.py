@@ -135,6 +135,38 @@ class Job:
             os.kill(pid, signal.SIGKILL)
         self.lay(node)
 
+    def limit(self, steps: int) -> list[float]:
+        """Returns for each step how many seconds a plain process per node takes to write and sync the same files."""
+        folder = self.base / "plain"
+        folder.mkdir()
+        writers = [
+            subprocess.Popen(
+                [self.program, "write", folder / "step", f"{node}", f"{self.ranks}", f"{steps}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for node in range(self.nodes)
+        ]
+        times = []
+        for _ in range(steps):
+            began = time.time()
+            for writer in writers:
+                assert writer.stdin
+                writer.stdin.write("go\n")
+                writer.stdin.flush()
+            ended = []
+            for writer in writers:
+                assert writer.stdout
+                word, *rest = writer.stdout.readline().split() or ["nothing"]
+                if word != "step":
+                    raise SystemExit(f"a plain writer ended: {word} {' '.join(rest)}")
+                ended.append(float(rest[1]))
+            times.append(max(ended) - began)
+        for writer in writers:
+            writer.communicate()
+        return times
+
     def load(self) -> tuple[set[int], list[float]]:
         """Starts all ranks again. Returns the steps that they loaded, and for each rank the seconds from the start until it had its shard."""
         began = time.time()
@@ -182,6 +214,9 @@ def main() -> None:
         for name, some in (("first", steps[:1]), ("steady", counted)):
             cells = [statistics.median(getattr(s, part) for s in some) for part in ("save", "committed", "reached")]
             print(f"| {name} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+        if state == "durable":
+            limit = statistics.median(job.limit(options.steps)[1:])
+            print(f"\nThe machine: a plain process per node writes and syncs the same files in {limit:.3f} s.")
         if options.lose:
             for process in running:
                 process.kill()

@@ -3,15 +3,24 @@
  *
  *      nodes_rank save RANK WORLD LOCAL_RANK LOCAL_WORLD PATH REPLICAS STEPS STATE
  *      nodes_rank load RANK WORLD LOCAL_RANK LOCAL_WORLD PATH REPLICAS
+ *      nodes_rank write DIRECTORY NODE FILES STEPS
  *
  * `save` writes STEPS versions of one shard and waits for each to be STATE ("durable" or "replicated"). It prints a line per step: the
  * step, and when the save began, when it was committed by this rank, when the version was committed, and when STATE was reached, in
  * seconds since 1970. Then it waits for its standard input to end. `load` finds the newest version, reads this rank's
  * shard, checks it, and prints the step and when it had it.
+ *
+ * `write` is one node of the machine's limit. For each line of its input it writes as many files of a shard's size into the step's directory,
+ * which all nodes share. It writes each with O_DIRECT under a temporary name, syncs it and renames it. At the end it syncs the directory, and
+ * prints the time.
  */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -92,6 +101,39 @@ static int load(nebula_session *session, uint32_t rank)
         return 0;
 }
 
+static int write_plainly(const char *directory, int node, int files, int steps)
+{
+        size_t size = VALUE_COUNT * sizeof(float);
+        char place[256], temporary[300], name[300], line[16];
+        void *data = aligned_alloc(4096, size);
+        int folder, file;
+
+        if (!data)
+                return 1;
+        memset(data, 1, size);
+        for (int step = 1; step <= steps && fgets(line, sizeof line, stdin); step++) {
+                snprintf(place, sizeof place, "%s.%d", directory, step);
+                if ((mkdir(place, 0700) && errno != EEXIST) || (folder = open(place, O_RDONLY | O_DIRECTORY)) < 0)
+                        goto failed;
+                for (int i = 0; i < files; i++) {
+                        snprintf(temporary, sizeof temporary, "%s/.tmp%d-%d", place, node, i);
+                        snprintf(name, sizeof name, "%s/shard%d-%d.pt", place, node, i);
+                        file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_DIRECT, 0600);
+                        if (file < 0 || write(file, data, size) != (ssize_t)size || fdatasync(file) || close(file) || rename(temporary, name))
+                                goto failed;
+                }
+                if (fsync(folder) || close(folder))
+                        goto failed;
+                printf("step %d %.4f\n", step, now());
+                fflush(stdout);
+        }
+        free(data);
+        return 0;
+failed:
+        printf("failed: %m\n");
+        return 1;
+}
+
 int main(int argc, char **argv)
 {
         struct nebula_options options;
@@ -99,6 +141,8 @@ int main(int argc, char **argv)
         nebula_session *session;
         int saving = argc == 10 && !strcmp(argv[1], "save"), result;
 
+        if (argc == 6 && !strcmp(argv[1], "write"))
+                return write_plainly(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
         if (!saving && !(argc == 8 && !strcmp(argv[1], "load"))) {
                 fprintf(stderr, "usage: see the head of nodes_rank.c\n");
                 return 2;
