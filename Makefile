@@ -32,7 +32,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan asan-build tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -127,8 +127,9 @@ faults-long: setup-test
 	@meson test -C build --print-errorlogs --no-rebuild --setup long --suite long --verbose
 
 # -Og -g1 compiles in a quarter of the time of -O2 -g. The two other builds show the warnings; -Og causes false ones.
-asan: setup-test
+asan-build: setup-test
 	@scripts/build.sh build-asan -Db_sanitize=address,undefined -Doptimization=g -Dwerror=false -Dc_args='-w -g1'
+asan: asan-build
 	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
 
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
@@ -137,8 +138,7 @@ tsan: setup-test
 	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
 # In order, so that what is quick to fail comes first. The suites of crashes and faults run once, with the sanitizers. The frameworks are fetched
-# while the C half is built, which the network decides. The tests on emulators wait most of their time, so the sanitizers' build and tests run
-# beside them.
+# while the C half is built, which the network decides. The tests on emulators wait most of their time, so the sanitizers' tests run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -146,7 +146,7 @@ environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
-	$(MAKE) lint units SUITES="--no-suite stores --no-suite crash --no-suite fault"; \
+	$(MAKE) lint units asan-build SUITES="--no-suite stores --no-suite crash --no-suite fault"; \
 	wait $$fetching || { cat $$log; exit 1; }; \
 	MESON_TESTTHREADS=2 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
