@@ -28,8 +28,9 @@ settings.register_profile("suite", derandomize=True)
 if not os.environ.get("NEBULA_TEST_NIGHTLY"):
     settings.load_profile("suite")
 
-# A shell that starts the suite in the background has it ignore SIGINT, and the trainers would inherit that.
+# A shell that starts the suite in the background has it ignore SIGINT, and nohup SIGHUP. The trainers would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def agent_pids(runtime: Path) -> list[int]:
