@@ -2,6 +2,7 @@
 #include "agent/peers/tls.h"
 #include "os/os.h"
 #include "os/thread.h"
+#include "store/document.h"
 #include "tap.h"
 
 static void write_header(uint8_t *bytes, enum peer_type type, uint64_t number, uint32_t size)
@@ -93,6 +94,27 @@ static void a_copy_comes_back_with_its_files_and_ranks(void)
                 text[i] ^= 4;
         }
         free(text);
+}
+
+static void a_copy_of_an_earlier_build_has_the_ranks_of_its_files(void)
+{
+        struct peer_file files[2] = { { .name = "a", .rank = 3, .generation = 1 }, { .name = "b", .rank = 4, .generation = 1 } };
+        struct peer_copy copy = { .id = 1, .generation = 1, .sequence = 1, .owner = "n", .tag = "t", .run = "r", .world = 8, .files = files,
+                                  .file_count = 2 }, back;
+        char *text, *without;
+        size_t size;
+        json_t *body;
+
+        REQUIRE(!peer_copy_format(&copy, &text, &size, NULL));
+        body = json_loadb(text, size, 0, NULL);
+        free(text);
+        REQUIRE(body && !json_object_del(body, "ranks") && !json_object_del(body, "crc64"));
+        REQUIRE(!document_format(body, &without, &size, NULL));
+        json_decref(body);
+        REQUIRE(!peer_copy_parse(without, size, &back, NULL));
+        CHECK(back.rank_count == 2 && back.ranks[0] == 3 && back.ranks[1] == 4);
+        peer_copy_done(&back);
+        free(without);
 }
 
 /* Two ends of a real socket. */
@@ -206,4 +228,5 @@ static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
 TAP_MAIN(TEST(a_listing_that_would_be_too_long_has_the_newest_copies),
          TEST(a_header_comes_back_as_it_was_written), TEST(a_frame_that_comes_twice_or_out_of_turn_is_refused),
          TEST(every_flipped_bit_of_the_fixed_part_is_refused), TEST(sizes_are_bounded_by_the_type), TEST(a_copy_comes_back_with_its_files_and_ranks),
+         TEST(a_copy_of_an_earlier_build_has_the_ranks_of_its_files),
          TEST(ends_with_one_secret_talk_and_others_do_not))
