@@ -148,7 +148,7 @@ test: setup-test
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
 	$(MAKE) lint units asan-build SUITES="--no-suite stores --no-suite crash --no-suite fault"; \
 	wait $$fetching || { cat $$log; exit 1; }; \
-	MESON_TESTTHREADS=2 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
+	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
 	wait $$stores || { cat $$log; exit 1; }; \
 	tail -8 $$log
