@@ -199,6 +199,7 @@ def training(root: Path, scale: float) -> list[Row]:
         os.environ.update(sink.environment())
         for name, results in found.items():
             results.append(compare.Runner(name, workload, args).measure(compare.train))
+        store_counts = sink.counts()
     rows: list[Row] = []
     for key, what in (("blocked", "a save blocks, ms"), ("lost", "time lost per save, ms")):
         files, store = (median(middle(result[key]) for result in results) * 1e3 for results in found.values())
@@ -212,6 +213,8 @@ def training(root: Path, scale: float) -> list[Row]:
     gates = [result["gate"] for results in found.values() for result in results if result["gate"]]
     if gates:
         raise RuntimeError(gates[0])
+    cpu = store_counts["cpu_s"] / store_counts["in_bytes"] * 1e9
+    rows.append(("a training loop: CPU of the store itself, on the same cores, s per GB", "", f"{cpu:.2f}", True))
     return rows
 
 
