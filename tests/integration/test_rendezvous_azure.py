@@ -26,6 +26,7 @@ from azure.data.tables import AccountSasPermissions, ResourceTypes, TableService
 from nebulaml._session import locate
 from nebulaml.elastic import store_cells, table_cells
 from nebulaml.elastic.backend import Backend
+from nebulaml.elastic.cells import Cell
 from nebulaml.errors import NebulaConfigError
 from rendezvous_promises import Promises, make_state, parts
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
@@ -307,3 +308,16 @@ def test_accounts_are_found_and_plain_http_is_refused():
         with pytest.raises(NebulaConfigError):
             find(bad, {})
     assert find("http://10.0.0.4:10002/acct", {"NEBULA_STORE_ALLOW_HTTP": "1"}).endpoint == "http://10.0.0.4:10002/acct"
+
+
+@pytest.mark.parametrize("fault", ["503", "lost"])
+def test_a_table_that_is_busy_or_loses_answers_is_swept_all_the_same(between, fault):
+    handler, endpoint = between
+    backend = Backend("nebula-azure-table", table_cells.open_cells(endpoint), uuid.uuid4().hex)
+    backend.set_state(b"x")
+    documents = backend.documents
+    documents.put(Cell(backend.job, "key"), {"value": "1"})
+    handler.plan.append(fault)  # the removal is a POST
+    documents.remove([Cell(backend.job, "key")])
+    assert not handler.plan
+    assert [entry.cell.name for entry in documents.entries(backend.job)] == ["state"]

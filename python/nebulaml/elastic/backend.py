@@ -141,13 +141,13 @@ class Backend(RendezvousBackend):
 
     def _sweep(self) -> None:
         """Removes the keys of this job, the states of jobs that were closed some time ago, and all that was not written for a week."""
-        cells, now = self.documents.cells, self._now()
+        now = self._now()
         newest: dict[str, float] = {}
-        found = list(cells.entries())
+        found = self.documents.entries()
         for entry in found:
             newest[entry.cell.job] = max(newest.get(entry.cell.job, 0.0), entry.time)
         over = {job for job, written in newest.items() if job != self.job and self._is_over(job, written, now)}
-        cells.remove([cell for cell, _ in found if cell.job in over or (cell.job == self.job and cell != self.cell)])
+        self.documents.remove([cell for cell, _ in found if cell.job in over or (cell.job == self.job and cell != self.cell)])
 
     def _is_over(self, job: str, written: float, now: float) -> bool:
         if now - written > _ABANDONED_S:
@@ -161,7 +161,7 @@ class Backend(RendezvousBackend):
     def _ahead(self) -> float:
         """Returns how many seconds the store's clock is ahead of this machine's."""
         if self._ahead_s is None:
-            ahead = self._call(self.documents.cells.clock) - time.time()
+            ahead = self._call(self.documents.clock) - time.time()
             self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
             if self._ahead_s:
                 _LOGGER.warning(

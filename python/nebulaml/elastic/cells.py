@@ -142,6 +142,15 @@ class Documents:
     def delete(self, cell: Cell) -> bool:
         return self._patiently(lambda: self.cells.delete(cell))
 
+    def entries(self, job: str | None = None) -> list[Entry]:
+        return self._patiently(lambda: list(self.cells.entries(job)))
+
+    def remove(self, cells: list[Cell]) -> None:
+        self._patiently(lambda: self.cells.remove(cells))
+
+    def clock(self) -> float:
+        return self._patiently(self.cells.clock)
+
     def _patiently(self, request: Any) -> Any:
         deadline, pause = time.monotonic() + self._patience_s, _PAUSES_S[0]
         while True:

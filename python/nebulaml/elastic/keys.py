@@ -82,7 +82,7 @@ class KeyStore(dist.Store):
 
     def num_keys(self) -> int:
         prefix = self._cell("").name
-        return sum(entry.cell.name.startswith(prefix) for entry in self._documents.cells.entries(self._backend.job))
+        return sum(entry.cell.name.startswith(prefix) for entry in self._documents.entries(self._backend.job))
 
     def append(self, key: str, value: bytes | str) -> None:
         cell = self._cell(key)

@@ -236,6 +236,8 @@ class TableCells(Cells):
             except (failures.ResourceNotFoundError, failures.ResourceExistsError, failures.ResourceModifiedError):
                 raise
             except failures.HttpResponseError as failure:
+                if failure.status_code == 404:  # so a batch reports that an entity of it is not there
+                    raise
                 if failure.status_code in _PASSING or failure.status_code is None:
                     raise CellUnreachable(
                         _sentence(failure)
