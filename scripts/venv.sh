@@ -9,6 +9,6 @@ exec 9>"$place.lock"
 flock 9
 [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && exit
 echo "setup: installing the packages of $list" >&2
-"${PYTHON:-python3}" -m venv --clear --without-pip "$place"
-.venv/bin/pip --python "$place" install -q --disable-pip-version-check -r "$list" >&2
+"${PYTHON:-python3}" -m venv --clear "$place"
+"$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
 cp "$list" "$place/.ready"

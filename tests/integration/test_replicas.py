@@ -246,12 +246,13 @@ def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_cop
     check_that_all_resume(nodes[:2], "2")
 
 
-def test_the_nodes_that_are_left_agree_on_a_version_of_which_the_lost_rank_had_saved_no_file(world):
-    """As with DDP, where rank 0 alone saves."""
+@pytest.mark.parametrize("lost", [0, 2])
+def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file(world, lost):
+    """As with DDP. The lost node is that of rank 0, or one whose rank had saved none."""
     nodes = [world.node("a"), world.node("b"), world.node("c")]
     copy_step_2(world, nodes, silent=(1, 2))
-    nodes[2].lose()
-    check_that_all_resume(nodes[:2], "0")
+    nodes.pop(lost).lose()
+    check_that_all_resume(nodes, "0")
 
 
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):

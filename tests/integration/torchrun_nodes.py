@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import fork_server
@@ -51,27 +51,13 @@ with open({log!r}, "ab", buffering=0) as log:
 """
 
 
+# A torchrun in a session of its own.
 TORCHRUN = """
 import os, runpy, sys
 os.setsid()
 module = sys.argv.pop(1)
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-
-
-def start_torchrun(
-    arguments: list[str],
-    env: Mapping[str, str],
-    output: int,
-    cwd: Path,
-    module: str = "torch.distributed.run",
-    python: str = sys.executable,
-) -> fork_server.Trainer:
-    """Starts a torchrun in a session of its own. Its streams of output and of errors are the descriptor ``output``."""
-    modules = ("torch.distributed.run",)
-    return fork_server.start(
-        TORCHRUN, module, *arguments, env=env, stdout=output, stderr=output, cwd=cwd, python=python, modules=modules
-    )
 
 
 class Node:
@@ -89,12 +75,19 @@ class Node:
         worker = place / "worker.py"
         worker.write_text(WORKER)
         self.output = (place / f"{self.name}.out").open("ab")
-        self.process = start_torchrun(
-            [*options, f"--local-addr=127.0.0.{number}", str(worker), str(place), self.name],
+        self.process = fork_server.start(
+            TORCHRUN,
+            module,
+            *options,
+            f"--local-addr=127.0.0.{number}",
+            worker,
+            place,
+            self.name,
             env=environment,
-            output=self.output.fileno(),
+            stdout=self.output.fileno(),
+            stderr=self.output.fileno(),
             cwd=place,
-            module=module,
+            modules=("torch.distributed.run",),
         )
 
     def said(self) -> list[dict[str, float]]:

@@ -121,20 +121,22 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
 static json_t *copy_json(const struct peer_copy *copy)
 {
         json_t *files = json_array(), *ranks = json_array(), *body;
+        int failed = 0;
 
         for (size_t i = 0; i < copy->rank_count; i++)
-                json_array_append_new(ranks, json_integer((json_int_t)copy->ranks[i]));
+                failed |= json_array_append_new(ranks, json_integer((json_int_t)copy->ranks[i]));
         for (size_t i = 0; i < copy->file_count; i++) {
                 const struct peer_file *file = &copy->files[i];
 
-                if (json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I, s:s, s:b}", "name", file->name, "rank",
-                                                           (json_int_t)file->rank, "size", (json_int_t)file->size, "generation",
-                                                           (json_int_t)file->generation, "format",
-                                                           file->format == IPC_FORMAT_ZIP ? "zip" : "raw", "held", (int)file->held))) {
-                        json_decref(files);
-                        json_decref(ranks);
-                        return NULL;
-                }
+                failed |= json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I, s:s, s:b}", "name", file->name, "rank",
+                                                                 (json_int_t)file->rank, "size", (json_int_t)file->size, "generation",
+                                                                 (json_int_t)file->generation, "format",
+                                                                 file->format == IPC_FORMAT_ZIP ? "zip" : "raw", "held", (int)file->held));
+        }
+        if (failed) {
+                json_decref(files);
+                json_decref(ranks);
+                return NULL;
         }
         body = json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
                          "run", copy->run, "generation", (json_int_t)copy->generation, "sequence", (json_int_t)copy->sequence,
@@ -164,8 +166,8 @@ static void read_ranks(struct document_reader *reader, const json_t *ranks, stru
 {
         size_t count = ranks ? json_array_size(ranks) : copy->file_count;
 
-        if (count > PEER_FILE_MAX) {
-                document_wrong(reader, "ranks", "has too many entries");
+        if ((ranks && !json_is_array(ranks)) || count > PEER_FILE_MAX) {
+                document_wrong(reader, "ranks", "is no list, or has too many entries");
                 return;
         }
         copy->ranks = calloc(count + 1, sizeof *copy->ranks);

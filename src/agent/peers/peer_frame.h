@@ -79,7 +79,7 @@ struct peer_copy {
         char owner[IPC_NAME_MAX], tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
         uint32_t world;
         struct peer_file *files;
-        uint32_t *ranks; /* those that closed their part, also without a file */
+        uint32_t *ranks; /* those that have a part in it, also without a file */
         size_t file_count, rank_count;
 };
 struct peer_listing {
