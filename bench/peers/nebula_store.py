@@ -13,6 +13,7 @@ class NebulaStore(Nebula):
             persistent_storage_path=f"s3://bench/{self.folder.name}",
             persistent_time_interval=0,
             num_of_version_in_retention=RETENTION,
+            keep_last=RETENTION,  # the benchmark's store then takes the memory of the versions that are gone
             on_error="raise",
         )
 

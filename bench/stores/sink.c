@@ -14,6 +14,8 @@
 #include "sink.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
+#include <malloc.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -202,15 +204,26 @@ static void give_head(struct call *call, int status, const char *fields, uint64_
         give(call->link, head, (uint64_t)length, has_more ? MSG_MORE : 0);
 }
 
-void sink_answer(struct call *call, int status, const char *fields, const void *body, uint64_t size)
+void sink_answer_pieces(struct call *call, int status, const char *fields, const struct iovec *pieces, size_t count)
 {
-        bool has_body = size && strcmp(call->method, "HEAD");
+        bool is_head = !strcmp(call->method, "HEAD");
+        uint64_t size = 0;
 
-        give_head(call, status, fields, size, has_body);
-        if (!has_body)
+        for (size_t i = 0; i < count; i++)
+                size += pieces[i].iov_len;
+        give_head(call, status, fields, size, size && !is_head);
+        if (is_head)
                 return;
         atomic_fetch_add(&out_bytes, size);
-        give(call->link, body, size, 0);
+        for (size_t i = 0; i < count; i++)
+                give(call->link, pieces[i].iov_base, pieces[i].iov_len, i + 1 < count ? MSG_MORE : 0);
+}
+
+void sink_answer(struct call *call, int status, const char *fields, const void *body, uint64_t size)
+{
+        struct iovec piece = { .iov_base = (void *)(uintptr_t)body, .iov_len = size };
+
+        sink_answer_pieces(call, status, fields, &piece, 1);
 }
 
 void sink_answer_pattern(struct call *call, int status, const char *fields, uint64_t offset, uint64_t size)
@@ -345,6 +358,14 @@ static void *accept_all(void *argument)
         return NULL;
 }
 
+/* Bodies lie in memory of earlier ones: new pages cost more than the copy into them. */
+static void keep_memory(void)
+{
+        mallopt(M_ARENA_MAX, 1);
+        mallopt(M_MMAP_THRESHOLD, 32 << 20);
+        mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
 int main(int argc, char **argv)
 {
         struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -359,6 +380,7 @@ int main(int argc, char **argv)
                         mbps = strtod(argv[++i], NULL);
         }
         signal(SIGPIPE, SIG_IGN);
+        keep_memory();
         make_pattern();
         objects_init(keeps);
         server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/uio.h>
 
 #define PATTERN_BYTES (4u << 20)
 
@@ -35,6 +36,8 @@ char *sink_take(struct call *call);
 bool sink_drop(struct call *call);
 /* `fields`: "Name: value\r\n" for each. */
 void sink_answer(struct call *call, int status, const char *fields, const void *body, uint64_t size);
+/* The same with the pieces of a body, one after the other. */
+void sink_answer_pieces(struct call *call, int status, const char *fields, const struct iovec *pieces, size_t count);
 /* The same with bytes of the pattern, from `offset` on. */
 void sink_answer_pattern(struct call *call, int status, const char *fields, uint64_t offset, uint64_t size);
 

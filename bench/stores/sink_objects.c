@@ -22,6 +22,9 @@ void objects_drop(struct bytes *bytes)
 {
         if (!bytes || --bytes->owners)
                 return;
+        for (size_t i = 0; i < bytes->part_count; i++)
+                objects_drop(bytes->parts[i]);
+        free(bytes->parts);
         free(bytes->data);
         free(bytes);
 }
@@ -199,6 +202,24 @@ static void put(struct call *call)
         }
 }
 
+struct iovec *objects_pieces(const struct bytes *bytes, uint64_t first, uint64_t size, size_t *ret_count)
+{
+        const struct bytes *const *parts = bytes->part_count ? (const struct bytes *const *)bytes->parts : &bytes;
+        size_t all = bytes->part_count ? bytes->part_count : 1, count = 0;
+        struct iovec *pieces = calloc(all, sizeof *pieces);
+
+        for (size_t i = 0; i < all && size; i++) {
+                uint64_t left = first < parts[i]->size ? parts[i]->size - first : 0, piece = left < size ? left : size;
+
+                if (piece)
+                        pieces[count++] = (struct iovec){ .iov_base = parts[i]->data + first, .iov_len = piece };
+                first -= left ? first : parts[i]->size;
+                size -= piece;
+        }
+        *ret_count = count;
+        return pieces;
+}
+
 static void get_range(struct call *call, struct bytes *bytes, char *fields, size_t room)
 {
         unsigned long long first = 0, last = bytes->size ? bytes->size - 1 : 0;
@@ -217,10 +238,15 @@ static void get_range(struct call *call, struct bytes *bytes, char *fields, size
                 last = bytes->size ? bytes->size - 1 : 0;
         if (is_range)
                 snprintf(fields + used, room - used, "Content-Range: bytes %llu-%llu/%llu\r\n", first, last, (unsigned long long)bytes->size);
-        if (bytes->data || !bytes->size)
-                sink_answer(call, is_range ? 206 : 200, fields, bytes->size ? bytes->data + first : "", bytes->size ? last + 1 - first : 0);
-        else
+        if (bytes->data || bytes->part_count || !bytes->size) {
+                size_t count;
+                struct iovec *pieces = objects_pieces(bytes, first, bytes->size ? last + 1 - first : 0, &count);
+
+                sink_answer_pieces(call, is_range ? 206 : 200, fields, pieces, count);
+                free(pieces);
+        } else {
                 sink_answer_pattern(call, is_range ? 206 : 200, fields, first, last + 1 - first);
+        }
 }
 
 static void get(struct call *call)

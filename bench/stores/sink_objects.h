@@ -17,7 +17,9 @@
 struct bytes { /* an object's body; the last owner frees it */
         unsigned owners;
         uint64_t size;
-        char *data; /* NULL: the pattern */
+        char *data;           /* NULL: its parts, or the pattern */
+        struct bytes **parts; /* of an object that came in parts; each has data */
+        size_t part_count;
 };
 #define OBJECT_LEVELS 10
 struct object {
@@ -38,6 +40,8 @@ struct object *objects_find(const char *key); /* NULL: there is none */
 bool objects_holds(const struct call *call, const struct object *object); /* the condition of the request */
 
 /* Call these without it. */
+/* The pieces of [first, first + size) of a body whose bytes are kept; the caller frees the array, and owns `bytes` meanwhile. */
+struct iovec *objects_pieces(const struct bytes *bytes, uint64_t first, uint64_t size, size_t *ret_count);
 struct bytes *objects_receive(struct call *call); /* the body of a request; NULL: the connection has ended */
 const char *objects_writer(const struct call *call, char writer[64]);
 /* Makes the object, if the condition holds, takes `bytes`, and answers. */

@@ -18,24 +18,23 @@ struct upload {
 static struct upload *uploads[UPLOADS_MAX];
 static unsigned last_upload;
 
+/* Makes one body of the parts. It has no bytes if a part of it was dropped. */
 static struct bytes *join(struct upload *upload)
 {
         struct bytes *whole = calloc(1, sizeof *whole);
         bool has_all = true;
-        uint64_t at = 0;
 
         whole->owners = 1;
+        whole->parts = calloc(upload->count, sizeof *whole->parts);
         for (unsigned i = 0; i < upload->count; i++) {
-                whole->size += upload->parts[i] ? upload->parts[i]->size : 0;
-                has_all = has_all && (!upload->parts[i] || upload->parts[i]->data);
+                if (!upload->parts[i])
+                        continue;
+                whole->size += upload->parts[i]->size;
+                has_all = has_all && (upload->parts[i]->data || !upload->parts[i]->size);
+                whole->parts[whole->part_count++] = upload->parts[i];
         }
-        whole->data = has_all ? malloc(whole->size + 1) : NULL;
-        for (unsigned i = 0; i < upload->count; i++) {
-                if (has_all && upload->parts[i])
-                        memcpy(whole->data + at, upload->parts[i]->data, upload->parts[i]->size);
-                at += upload->parts[i] ? upload->parts[i]->size : 0;
-                objects_drop(upload->parts[i]);
-        }
+        while (!has_all && whole->part_count)
+                objects_drop(whole->parts[--whole->part_count]);
         return whole;
 }
 
@@ -85,25 +84,35 @@ void uploads_begin(struct call *call)
         objects_say(call, 200, "Content-Type: application/xml\r\n", text);
 }
 
-/* NULL: there is none. */
+static char *copy_of(const struct bytes *bytes, uint64_t first, uint64_t size)
+{
+        size_t count;
+        struct iovec *pieces = objects_pieces(bytes, first, size, &count);
+        char *data = malloc(size + 1), *at = data;
+
+        for (size_t i = 0; i < count; i++)
+                at = mempcpy(at, pieces[i].iov_base, pieces[i].iov_len);
+        free(pieces);
+        return data;
+}
+
+/* The range of the request, or all of the object. NULL: there is none. */
 static struct bytes *copy_range(const struct call *call, const char *source)
 {
         unsigned long long first = 0, last = 0;
         struct bytes *bytes = NULL;
         struct object *from;
         char range[64];
+        bool has_range = sscanf(sink_field(call, "x-amz-copy-source-range", range, sizeof range), "bytes=%llu-%llu", &first, &last) == 2;
 
         pthread_mutex_lock(&objects_lock);
         from = objects_find(source);
-        if (from && sscanf(sink_field(call, "x-amz-copy-source-range", range, sizeof range), "bytes=%llu-%llu", &first, &last) == 2 &&
-            last < from->bytes->size) {
+        if (from && (!has_range || last < from->bytes->size)) {
                 bytes = calloc(1, sizeof *bytes);
                 bytes->owners = 1;
-                bytes->size = last + 1 - first;
-                if (from->bytes->data)
-                        bytes->data = memcpy(malloc(bytes->size + 1), from->bytes->data + first, bytes->size);
-        } else if (from) {
-                (bytes = from->bytes)->owners++;
+                bytes->size = has_range ? last + 1 - first : from->bytes->size;
+                if (from->bytes->data || from->bytes->part_count)
+                        bytes->data = copy_of(from->bytes, first, bytes->size);
         }
         pthread_mutex_unlock(&objects_lock);
         return bytes;
