@@ -1,4 +1,4 @@
-/* Queues copies from a GPU: see device.h. Types and numbers are those of the driver's documented interface. */
+/* Queues copies from a GPU and to it: see device.h. Types and numbers are those of the driver's documented interface. */
 #include "device.h"
 
 #include <dlfcn.h>
@@ -20,7 +20,8 @@ struct batch_attributes {
 /* The driver's functions; each returns a CUresult, 0 for success. */
 static struct {
         bool is_ready;
-        int (*copy)(void *to, uint64_t from, size_t size, void *stream);
+        int (*copy_out)(void *to, uint64_t from, size_t size, void *stream);
+        int (*copy_in)(uint64_t to, const void *from, size_t size, void *stream);
         int (*copy_batch)(uint64_t *to, uint64_t *from, size_t *sizes, size_t count, struct batch_attributes *attributes,
                           size_t *attribute_starts, size_t attribute_count, void *stream);
         int (*copy_batch_12)(uint64_t *to, uint64_t *from, size_t *sizes, size_t count, struct batch_attributes *attributes,
@@ -43,25 +44,29 @@ static bool load_driver(void)
         if (driver.is_ready)
                 return true;
         if (library) {
-                find(library, "cuMemcpyDtoHAsync_v2", &driver.copy);
+                find(library, "cuMemcpyDtoHAsync_v2", &driver.copy_out);
+                find(library, "cuMemcpyHtoDAsync_v2", &driver.copy_in);
                 find(library, "cuMemcpyBatchAsync_v2", &driver.copy_batch);
                 find(library, "cuMemcpyBatchAsync", &driver.copy_batch_12);
                 find(library, "cuGetErrorString", &driver.error_text);
         } else {
                 library = dlopen("libamdhip64.so", RTLD_LAZY | RTLD_NOLOAD);
-                if (library)
-                        find(library, "hipMemcpyDtoHAsync", &driver.copy);
+                if (library) {
+                        find(library, "hipMemcpyDtoHAsync", &driver.copy_out);
+                        find(library, "hipMemcpyHtoDAsync", &driver.copy_in);
+                }
         }
-        driver.is_ready = driver.copy != NULL;
+        driver.is_ready = driver.copy_out && driver.copy_in;
         if (!driver.is_ready)
                 PyErr_SetString(PyExc_RuntimeError, "torch has loaded no driver of a GPU that is known here");
         return driver.is_ready;
 }
 
-/* Arrays with `count` entries each. */
+/* Arrays with `count` entries each, in one block of memory that begins at `to`. */
 struct batch {
         uint64_t *to, *from;
         size_t *sizes, count;
+        bool is_inward; /* to the device */
 };
 
 static int queue_batch(const struct batch *batch, void *stream)
@@ -82,8 +87,41 @@ static int queue_each(const struct batch *batch, void *stream)
         int error = 0;
 
         for (size_t i = 0; error == 0 && i < batch->count; i++)
-                error = driver.copy((void *)(uintptr_t)batch->to[i], batch->from[i], batch->sizes[i], stream);
+                error = batch->is_inward ? driver.copy_in(batch->to[i], (const void *)(uintptr_t)batch->from[i], batch->sizes[i], stream)
+                                         : driver.copy_out((void *)(uintptr_t)batch->to[i], batch->from[i], batch->sizes[i], stream);
         return error;
+}
+
+static int queue(const struct batch *batch, bool may_batch, void *stream)
+{
+        int error = DRIVER_NOT_SUPPORTED;
+
+        /* A single copy is queued by itself: then its target need not be pinned. */
+        if (may_batch && batch->count > 1)
+                error = queue_batch(batch, stream);
+        return error == DRIVER_NOT_SUPPORTED ? queue_each(batch, stream) : error;
+}
+
+/* PyMem_Free(ret_batch->to) frees the batch. False: an exception is set. */
+static bool unpack(const char *packed, Py_ssize_t size, struct batch *ret_batch)
+{
+        size_t count = (size_t)size / sizeof(struct device_piece);
+        uint64_t *room = PyMem_Malloc((count + 1) * sizeof(struct device_piece));
+
+        if (!room) {
+                PyErr_NoMemory();
+                return false;
+        }
+        *ret_batch = (struct batch){ .to = room, .from = room + count, .sizes = (size_t *)(room + 2 * count), .count = count };
+        for (size_t i = 0; i < count; i++) {
+                struct device_piece piece;
+
+                memcpy(&piece, packed + i * sizeof piece, sizeof piece);
+                ret_batch->to[i] = piece.to;
+                ret_batch->from[i] = piece.from;
+                ret_batch->sizes[i] = piece.size;
+        }
+        return true;
 }
 
 static PyObject *refused(int error)
@@ -96,44 +134,43 @@ static PyObject *refused(int error)
                             text ? text : "it gives no reason", error);
 }
 
-PyObject *device_copy(PyObject *module, PyObject *arguments)
+PyObject *device_copy_out(PyObject *module, PyObject *arguments)
 {
-        unsigned long long stream_number;
-        struct batch batch = { 0 };
+        unsigned long long stream;
         const char *packed;
+        struct batch batch;
         Py_ssize_t size;
         int error, may_batch = 1;
-        uint64_t *room;
-        void *stream;
 
-        if (!PyArg_ParseTuple(arguments, "Ky#|p", &stream_number, &packed, &size, &may_batch) || !load_driver())
+        if (!PyArg_ParseTuple(arguments, "Ky#|p", &stream, &packed, &size, &may_batch) || !load_driver() || !unpack(packed, size, &batch))
                 return NULL;
-        stream = (void *)(uintptr_t)stream_number;
-        batch.count = (size_t)size / sizeof(struct device_piece);
-        if (batch.count == 0)
-                Py_RETURN_NONE;
-        room = PyMem_Malloc(batch.count * sizeof(struct device_piece));
-        if (!room)
-                return PyErr_NoMemory();
-        batch.to = room;
-        batch.from = room + batch.count;
-        batch.sizes = (size_t *)(room + 2 * batch.count);
-        for (size_t i = 0; i < batch.count; i++) {
-                struct device_piece piece;
-
-                memcpy(&piece, packed + i * sizeof piece, sizeof piece);
-                batch.to[i] = piece.to;
-                batch.from[i] = piece.from;
-                batch.sizes[i] = piece.size;
-        }
         Py_BEGIN_ALLOW_THREADS /* a driver with a full queue blocks */
-        /* A single copy is queued by itself: then its target need not be pinned. */
-        error = may_batch && batch.count > 1 ? queue_batch(&batch, stream) : DRIVER_NOT_SUPPORTED;
-        if (error == DRIVER_NOT_SUPPORTED)
-                error = queue_each(&batch, stream);
+        error = queue(&batch, may_batch, (void *)(uintptr_t)stream);
         Py_END_ALLOW_THREADS
-        PyMem_Free(room);
-        if (error != 0)
-                return refused(error);
-        Py_RETURN_NONE;
+        PyMem_Free(batch.to);
+        return error ? refused(error) : Py_NewRef(Py_None);
+}
+
+PyObject *device_copy_in(PyObject *module, PyObject *arguments)
+{
+        unsigned long long stream, buffer;
+        const char *packed;
+        struct batch batch;
+        Py_ssize_t size;
+        int error, may_batch = 1;
+
+        if (!PyArg_ParseTuple(arguments, "Ky#K|p", &stream, &packed, &size, &buffer, &may_batch) || !load_driver() ||
+            !unpack(packed, size, &batch))
+                return NULL;
+        batch.is_inward = true;
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < batch.count; i++) {
+                memcpy((void *)(uintptr_t)buffer, (const void *)(uintptr_t)batch.from[i], batch.sizes[i]);
+                batch.from[i] = buffer;
+                buffer += batch.sizes[i];
+        }
+        error = queue(&batch, may_batch, (void *)(uintptr_t)stream);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(batch.to);
+        return error ? refused(error) : Py_NewRef(Py_None);
 }

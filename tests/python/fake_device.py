@@ -7,6 +7,7 @@ waited for a copy, and did not, leads to a wrong value in the copy.
 from __future__ import annotations
 
 import ctypes
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -130,20 +131,26 @@ class Device:
         stream.work.put(self.current.event().synchronize)
         return stream
 
-    def upload(self, stream: Stream, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
-        assert buffer.data_ptr() in self.registered and at + size <= buffer.nbytes and offset + size <= storage.nbytes()
-        if self.queue_fails and self.uploaded:
-            raise RuntimeError("the fake device takes no more work")
-        self.uploaded.append(size)
+    def upload(self, stream: Stream, pieces: bytes, buffer: tuple[int, Any]) -> None:
+        at = buffer[0]
+        end = at + self.registered[at]
+        for target, source, size in PIECE.iter_unpack(pieces):
+            assert at + size <= end and any(
+                storage.data_ptr() <= target and target + size <= storage.data_ptr() + storage.nbytes() for storage in self.kept
+            )
+            if self.queue_fails and self.uploaded:
+                raise RuntimeError("the fake device takes no more work")
+            ctypes.memmove(at, source, size)
+            self.uploaded.append(size)
+            stream.work.put(functools.partial(self._upload, target, at, size))
+            at += size
 
-        def run() -> None:
-            assert size < self.held_least or self.open.wait(60)
-            self.ended += 1
-            if self.copy_fails:
-                raise RuntimeError("the fake device failed")
-            ctypes.memmove(storage.data_ptr() + offset, buffer.data_ptr() + at, size)
-
-        stream.work.put(run)
+    def _upload(self, target: int, source: int, size: int) -> None:
+        assert size < self.held_least or self.open.wait(60)
+        self.ended += 1
+        if self.copy_fails:
+            raise RuntimeError("the fake device failed")
+        ctypes.memmove(target, source, size)
 
     def side_streams(self, place: int) -> tuple[Stream, Stream]:
         before = self.current.event()

@@ -345,6 +345,18 @@ def test_a_driver_without_a_call_for_many_copies_takes_them_one_by_one(nm, monke
     assert all(map(torch.equal, loaded(checkpoint), state))
 
 
+def test_a_load_onto_a_device_takes_a_driver_without_a_call_for_many_copies(nm, monkeypatch):
+    monkeypatch.setattr(
+        device._Cuda,
+        "upload",
+        lambda self, stream, pieces, buffer: device._nebula.copy_to_device(stream.cuda_stream, pieces, buffer[0], False),
+    )
+    state = [torch.randn(size) for size in (*range(1, 2000), LARGE)]
+    checkpoint = nm.Checkpoint("global_step1")
+    assert checkpoint.save("m.pt", state) and checkpoint.commit()
+    assert all(found.is_cuda and torch.equal(found.cpu(), each) for found, each in zip(checkpoint.load("m.pt", "cuda"), state, strict=True))
+
+
 def test_the_driver_says_why_it_refuses_a_copy():
     stream = torch.cuda.Stream()
     target = torch.empty(64, dtype=torch.uint8).pin_memory()

@@ -37,7 +37,7 @@ CHUNK_BYTES = 32 << 20  # small enough that training's own copies from the devic
 # storages up to this size are copied first: statistics and counters, which a forward pass changes in place, are small
 SMALL_BYTES = 1 << 20
 STAGING_COUNT = 2  # the device fills one while this process empties the other
-PIECE = struct.Struct("=QQQ")  # one copy as packed by Ranges.pieces(): host address, device address, bytes
+PIECE = struct.Struct("=QQQ")  # one copy: the address to which it goes, the address from which it comes, bytes
 _MOST = (1 << 64) - 1
 
 
@@ -65,8 +65,8 @@ class Backend(Protocol):
     def lane(self, place: int) -> Any:
         """A stream for copies to that device; what is queued there now waits for what the program has queued."""
 
-    def upload(self, stream: Any, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
-        """Queues a copy from a staging buffer into device memory."""
+    def upload(self, stream: Any, pieces: bytes, buffer: tuple[int, Any]) -> None:
+        """Copies pieces of host memory into memory of staging(), and queues copies from there into device memory."""
 
     def side_streams(self, place: int) -> tuple[Any, Any]:
         """Returns the streams for small and for large copies from that device. They wait for the work that the program has queued."""
@@ -137,10 +137,10 @@ class _Cuda:
         stream.wait_stream(torch.cuda.current_stream(place))
         return stream
 
-    def upload(self, stream: Any, storage: torch.UntypedStorage, offset: int, buffer: torch.Tensor, at: int, size: int) -> None:
-        with torch.cuda.stream(stream):
-            target = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
-            target.copy_(buffer[at : at + size], non_blocking=True)
+    def upload(self, stream: Any, pieces: bytes, buffer: tuple[int, Any]) -> None:
+        address, owner = buffer
+        with torch.cuda.device(stream.device):
+            _nebula.copy_to_device(stream.cuda_stream, pieces, address, owner.is_pinned())  # a list of copies needs pinned memory
 
     def side_streams(self, place: int) -> tuple[Any, Any]:
         if place not in self._streams:

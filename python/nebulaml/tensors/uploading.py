@@ -11,7 +11,6 @@ threads, the lanes, each have a stream and two pinned buffers: the thread fills 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from typing import Any
@@ -24,7 +23,7 @@ __all__ = ["Uploads", "may_go_to_devices"]
 
 BUFFER_BYTES = 8 << 20  # pinned memory takes long to make: 64 MiB in all
 LANES = 4
-Piece = tuple[int, torch.UntypedStorage, int, int]  # host address, target storage, offset in it, bytes
+Piece = tuple[int, int, int]  # address on the device, address on the host, bytes
 
 
 def may_go_to_devices(map_location: Any) -> bool:
@@ -40,6 +39,7 @@ class Uploads:
     def __init__(self, map_location: Any = None) -> None:
         self._map_location = map_location
         self._pieces: dict[int, list[Piece]] = {}  # by device
+        self._targets: list[torch.UntypedStorage] = []  # the pieces hold only their addresses
         self._places: dict[str, int | None] = {}  # by location: a file has few, and many storages
 
     def place(self, location: str) -> int | None:
@@ -54,31 +54,33 @@ class Uploads:
 
     def add(self, place: int, address: int, storage: torch.UntypedStorage, offset: int, size: int) -> None:
         """Adds a copy. Host memory and storage must stay as they are until run() returns."""
-        self._pieces.setdefault(place, []).append((address, storage, offset, size))
+        self._pieces.setdefault(place, []).append((storage.data_ptr() + offset, address, size))
+        self._targets.append(storage)
 
     def run(self) -> None:
         for place, pieces in self._pieces.items():
             _Run(place, _batches(pieces)).run()
         self._pieces.clear()
+        self._targets.clear()
 
 
-def _batches(pieces: list[Piece]) -> list[list[Piece]]:
-    """Divides the pieces into batches that each fit into a buffer. It splits large pieces."""
-    batches: list[list[Piece]] = [[]]
+def _batches(pieces: list[Piece]) -> list[bytes]:
+    """Packs the pieces, in batches that each fit into a buffer. It splits large pieces."""
+    batches: list[bytearray] = [bytearray()]
     room = BUFFER_BYTES
-    for address, storage, offset, size in pieces:
+    for target, address, size in pieces:
         while size:
             if not room:
-                batches.append([])
+                batches.append(bytearray())
                 room = BUFFER_BYTES
             part = min(size, room)
-            batches[-1].append((address, storage, offset, part))
-            address, offset, size, room = address + part, offset + part, size - part, room - part
-    return [batch for batch in batches if batch]
+            batches[-1] += device.PIECE.pack(target, address, part)
+            target, address, size, room = target + part, address + part, size - part, room - part
+    return [bytes(batch) for batch in batches if batch]
 
 
 class _Run:
-    def __init__(self, place: int, batches: list[list[Piece]]) -> None:
+    def __init__(self, place: int, batches: list[bytes]) -> None:
         self._place, self._batches = place, batches
         self._lock = threading.Lock()  # guards the next two
         self._next = 0
@@ -105,7 +107,7 @@ class _Run:
         with self._lock:
             self._failure = self._failure or failure
 
-    def _take(self) -> list[Piece] | None:
+    def _take(self) -> bytes | None:
         with self._lock:
             if self._failure is not None or self._next == len(self._batches):
                 return None
@@ -116,18 +118,15 @@ class _Run:
         backend = device.loading()
         waits: list[Any] = [None, None]  # for each buffer, an event after the last copy from it
         try:
-            buffers = [backend.staging(BUFFER_BYTES) for _ in waits]
+            buffers: list[tuple[int, Any]] = []
             turn = 0
             try:
                 while (batch := self._take()) is not None:
+                    if turn == len(buffers):
+                        buffers.append(backend.staging(BUFFER_BYTES))
                     if waits[turn] is not None:
                         backend.wait(self._place, waits[turn])
-                    address, buffer = buffers[turn]
-                    at = 0
-                    for source, storage, offset, size in batch:
-                        ctypes.memmove(address + at, source, size)
-                        backend.upload(stream, storage, offset, buffer, at, size)
-                        at += size
+                    backend.upload(stream, batch, buffers[turn])
                     waits[turn] = backend.event(stream)
                     turn = 1 - turn
             finally:
