@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import ctypes
 import gc
 import io
 import os
@@ -132,7 +133,9 @@ class _Records:
     def storage(self, key: str, size: int) -> torch.UntypedStorage:
         offset = self._offset(key, size)
         if 0 < size <= self._own_bytes:
-            return torch.UntypedStorage(size).copy_(self._storage[offset : offset + size])
+            own = torch.UntypedStorage(size)
+            ctypes.memmove(own.data_ptr(), self._storage.data_ptr() + offset, size)  # copy_ takes longer than all the rest of a small tensor
+            return own
         return self._storage[offset : offset + size]
 
 
