@@ -60,15 +60,16 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=Path("out"))
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
-    rounds, size = args.rounds or (2 if args.quick else 5), (64 if args.quick else 256) << 20
+    rounds, size = args.rounds or (2 if args.quick else 5), (64 if args.quick else 1024) << 20
 
     where = environment.describe(args.dir) | {"curl and libcurl": curl_version()} | versions()
     lines: list[str] = []
     rows: list[jobs.Row] = []
-    found = {}
+    found, smaller = {}, {}
     if not args.only or "transfers" in args.only:
         found = transfers.measure(rounds, size, list(transfers.EVERYBODY))
-        lines = transfers.table(found, size)
+        smaller = transfers.measure(rounds, size // 4, [*transfers.OURS, *transfers.LOOPS])
+        lines = transfers.table(found, size) + transfers.table(smaller, size // 4)
         rows = [
             (name, target, f"{value:.2f}", reached) for name, target, value, reached in transfers.targets(found, size)
         ]
@@ -83,7 +84,7 @@ def main() -> int:
     results = Path("bench/results")
     full = not args.quick and not args.only
     path = results / ("stores.json" if full else "stores-partial.json")
-    path.write_text(json.dumps({"environment": where, "rows": rows, "transfers": found}, indent=1) + "\n")
+    path.write_text(json.dumps({"environment": where, "rows": rows, "transfers": found, "smaller": smaller}, indent=1) + "\n")
     if full:
         report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
     print("\n".join(lines))

@@ -29,8 +29,9 @@ class Client(NamedTuple):
 
 NEBULA = {"up": "CRC-64", "down": "CRC-64"}
 OURS = {"nebula_s3": Client("Nebula, `s3://`", NEBULA), "nebula_azure": Client("Nebula, `az://`", NEBULA)}
+LOOPS = {f"libcurl_{width}": Client(f"libcurl in a C loop, {width} connections", {}) for width in WIDTHS}
 BARE = {
-    **{f"libcurl_{width}": Client(f"libcurl in a C loop, {width} connections", {}) for width in WIDTHS},
+    **LOOPS,
     "curl": Client("curl --parallel, 8 connections", {}),
 }
 PYTHONS = {
@@ -153,7 +154,7 @@ def table(found: dict[str, Any], size: int) -> list[str]:
             if "failed" in figures:
                 lines.append(f"| {client.title} | did not run: {figures['failed']} | | | | |")
                 continue
-            bare = ratio(found[direction], name, [f"libcurl_{width}" for width in WIDTHS])
+            bare = ratio(found[direction], name, list(LOOPS))
             lines.append(
                 f"| {client.title} | {figures['mb_per_s']:.0f} | {bare:.2f} | **{figures['cpu_per_gb']:.2f}** "
                 f"| {figures['sink_per_gb']:.2f} | {client.sums.get(direction, 'nothing')} |"
@@ -175,6 +176,6 @@ def targets(found: dict[str, Any], size: int) -> list[tuple[str, str, float, boo
             rows.append((f"{client.title}, {direction}: client CPU per GB, s", f"≤ {most}", cpu, cpu <= most))
             best = ratio(found[direction], name, list(PYTHONS))
             rows.append((f"{client.title}, {direction}: speed / the fastest Python client's", "≥ 2", best, best >= 2))
-            bare = ratio(found[direction], name, [f"libcurl_{width}" for width in WIDTHS])
+            bare = ratio(found[direction], name, list(LOOPS))
             rows.append((f"{client.title}, {direction}: speed / the bare loop's", "≥ 0.8", bare, bare >= 0.8))
     return rows
