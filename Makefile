@@ -11,6 +11,7 @@
 #                          adls or gs: on an object store of this machine
 #   make test-localstack   the tests of S3 with LocalStack in place of moto
 #   make test-oldest   the Python tests with the oldest torch that the package allows
+#   make test-newest   the Python tests, and those of DCP and of a training loop, with a newer torch than that of the other tests
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
@@ -32,7 +33,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan asan-build tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan asan-build tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -47,7 +48,9 @@ LIMITS := build/bench-limits
 export MESON_TESTTHREADS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
-OLDEST := $(filter torch-%,$(FRAMEWORKS))
+TORCHES := $(shell ls requirements/frameworks | sed -n 's/^\(torch-.*\)\.txt$$/\1/p' | sort -V)
+OLDEST := $(firstword $(TORCHES))
+NEWEST := $(lastword $(TORCHES))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf $(OLDEST)
 # Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools, and each recipe in a short form.
 SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script or short_form
@@ -180,9 +183,11 @@ test-localstack: package setup-test
 	@NEBULA_TEST_S3=localstack $(PYTEST) tests/integration/test_object_stores.py tests/integration/test_ranges.py tests/integration/test_resumed.py \
 		tests/integration/test_unchanged.py tests/integration/test_copy.py -k "s3 or buckets" $(ARGS)
 
-# Its environment has another torch in front of .venv's. Tests of what that torch lacks are skipped, and say so.
+# Their environments have another torch in front of .venv's. Tests of what that torch lacks are skipped, and say so.
 test-oldest: package .envs/$(OLDEST)/.ready
 	@.envs/$(OLDEST)/bin/python -m pytest --timeout=300 -rs --no-header tests/python $(ARGS)
+test-newest: package .envs/$(NEWEST)/.ready
+	@.envs/$(NEWEST)/bin/python -m pytest --timeout=300 -rs --no-header tests/python tests/frameworks/test_dcp.py tests/frameworks/test_loop.py $(ARGS)
 
 # The frameworks' own checkpoint tests, with Nebula in place: scripts/suites.sh says of which, and where the others are to be had.
 test-suites: package

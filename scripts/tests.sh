@@ -9,7 +9,7 @@ chosen=$1
 shift
 log=$(mktemp -d)
 # With the oldest torch: what depends most on torch itself. `make test-oldest` runs the others.
-oldest=.envs/$(basename -s .txt requirements/frameworks/torch-*.txt)/bin/python
+oldest=.envs/$(basename -s .txt requirements/frameworks/torch-*.txt | sort -V | head -1)/bin/python
 old_tests=(tests/python/test_{dcp_paths,dense,load_into,values}.py)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$log"' EXIT
 
