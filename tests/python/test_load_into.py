@@ -303,6 +303,16 @@ def test_bytes_from_storage_go_straight_into_all_kinds_of_tensors(cold):
     assert target["big"]._version > version  # autograd notices
 
 
+def test_tensors_inside_a_value_that_is_replaced_have_their_values(cold):
+    tied = torch.arange(3_000_000.0)
+    target = {"later": None, "again": 0}
+    cold({"later": {"w": tied, "l": [torch.ones(5)]}, "again": [tied[5:]]}).load_into("s.pt", target)
+    assert torch.equal(target["later"]["w"], tied) and torch.equal(target["later"]["l"][0], torch.ones(5))
+    assert torch.equal(target["again"][0], tied[5:])
+    target["later"]["w"][6] = -1
+    assert target["again"][0][1] == -1
+
+
 def test_objects_that_look_at_values_while_they_are_built_get_them(cold):
     sparse = torch.sparse_coo_tensor([[0, 2], [1, 0]], [3.0, 4.0], (3, 2))
     target = {"sparse": torch.sparse_coo_tensor([[0, 2], [1, 0]], [0.0, 0.0], (3, 2)), "w": torch.zeros(3)}

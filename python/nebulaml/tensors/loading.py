@@ -5,10 +5,11 @@ A map is private, verified memory of this process. The loaded tensors lie in it,
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -339,8 +340,8 @@ class _Plan:
                 end = offset + size
             else:  # overlaps the one before
                 rest.append((target, source))
-        needed = []
-        for _, source in rest:
+        needed, kept = [], [part for _, _, value in self.values for part in _tensors(value)]
+        for source in [*(source for _, source in rest), *kept]:
             if source.layout == torch.strided:
                 offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
                 if offset >= 0 and size <= storage.nbytes() - offset:
@@ -358,8 +359,21 @@ class _Plan:
                 uploads.add(place, source.data_ptr(), target.untyped_storage(), at, source.numel() * source.element_size())
                 torch.autograd.graph.increment_version(target)
         uploads.run()
-        for container, key, value in self.values:
-            container[key] = value
+        memo: dict[int, Any] = {}
+        for container, key, value in self.values:  # a tensor in a value gets memory of its own
+            container[key] = copy.deepcopy(value, memo) if kept and next(_tensors(value), None) is not None else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested containers. Several places may hold the same one."""
+    waiting, seen = [value], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values() if isinstance(part, dict) else part
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
