@@ -264,6 +264,38 @@ def test_a_resume_keeps_no_file(manager):
     assert found.extra["t"].sum() == 1 << 20 and torch.equal(target.weight, big.weight)
 
 
+def forget_memory(place):
+    """Leaves the versions in storage only."""
+    nm._shutdown()
+    place.kill_agent()
+    for file in place.memory.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("odd", [0, Path("/x")], ids=["plain", "with an odd object"])
+@pytest.mark.parametrize("way", ["from memory", "from storage"])
+def test_extra_comes_back_as_it_was_in_memory_of_its_own(place, odd, way):
+    """References to one object, memory that tensors share, cycles, parameters: all as torch.load restores them."""
+    weight, alike = torch.arange(20_000.0), [1]
+    extra = {"w": weight, "view": weight[:10_000], "l": alike, "m": alike, "odd": odd}
+    extra |= {"p": torch.nn.Parameter(torch.ones(2000)), "g": torch.ones(2, requires_grad=True), "t": torch.ones(300, 400).t(), "me": extra}
+    with nm.Manager(place.storage, weights_only=False) as manager:
+        manager.save(1, {"extra": extra})
+        manager.wait()
+    gc.collect()
+    if way == "from storage":
+        forget_memory(place)
+    before = mapped_files()
+    with nm.Manager(place.storage, weights_only=False) as manager:
+        found = manager.restore({}).extra
+        gc.collect()
+        assert set(mapped_files()) <= set(before)
+    found["w"][0] = 9
+    assert found["view"][0] == 9 and torch.equal(found["view"][1:], weight[1:10_000])
+    assert found["me"] is found and found["l"] is found["m"] and found["odd"] == odd
+    assert type(found["p"]) is torch.nn.Parameter and found["g"].requires_grad and torch.equal(found["t"], torch.ones(400, 300))
+
+
 def test_wrappers_of_torch_leave_no_mark_in_the_names(manager):
     model = torch.nn.Linear(3, 3)
     manager.save(1, {"model": torch.compile(model)})

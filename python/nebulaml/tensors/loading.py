@@ -5,10 +5,10 @@ A map is private, verified memory of this process. The loaded tensors lie in it,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,11 +30,12 @@ def load(
     weights_only: bool | None = None,
     storage: torch.UntypedStorage | None = None,
     name: str = "file",
+    own_bytes: int = unpickling.OWN_BYTES,
 ) -> Any:
     """Returns what torch.load would return for the file. ``name``: for errors.
 
     weights_only: None means False, or True with NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD overrides both.
-    storage: the storage of the map, for callers that need its address.
+    storage: the storage of the map, for callers that need its address. own_bytes: storages up to that size get memory of their own.
     """
     weights_only = _is_weights_only(weights_only)
     if not _is_zip(mapped):
@@ -47,7 +48,7 @@ def load(
                 f"{name!r} is not a file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
             ) from failure
     read = unpickling.read_weights if weights_only else unpickling.read
-    return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
+    return read(mapped, map_location, _storage_of(mapped) if storage is None else storage, own_bytes)
 
 
 def load_tensors(mapped: _nebula.Map, name: str) -> Any:
@@ -151,13 +152,12 @@ def load_part(
 
 def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
     """Returns the object of a file, with tensors in memory of their own, so that none keeps the file mapped. It copies the bytes once."""
-    file = _Lazy(mapped, name, weights_only)
-    if not file.is_plain:
-        return file.source
-    plan = _Plan()
-    twin = plan.twin(file.source, {})
-    plan.run(mapped, file.storage)
-    return twin
+    mapped.fetch_headers()
+    if _is_zip(mapped):
+        with contextlib.suppress(unpickling.NotPlain):
+            return unpickling.read_own(mapped, _storage_of(mapped))
+    mapped.fetch(0, len(memoryview(mapped)))
+    return load(mapped, "cpu", weights_only, name=name, own_bytes=unpickling.ALL_BYTES)
 
 
 def in_lines(problems: list[str]) -> str:
@@ -173,13 +173,11 @@ class _Lazy:
         self._mapped = mapped
         mapped.fetch_headers()
         self.storage = _storage_of(mapped)
-        self.is_plain = True
         try:
             if not _is_zip(mapped):
                 raise unpickling.NotPlain
             self.source = unpickling.read_plain(mapped, "cpu", self.storage)
         except unpickling.NotPlain:
-            self.is_plain = False
             self.fetch_all()
             self.source = load(mapped, "cpu", weights_only, self.storage, name)
 
@@ -268,19 +266,6 @@ class _Plan:
         else:
             expected, found = type(target).__name__, type(source).__name__
             self.problems.append(f"{path}: {expected} expected, the checkpoint has {found}")
-
-    def twin(self, value: Any, memo: dict[int, Any]) -> Any:
-        """Returns the same containers, with new tensors that run() fills."""
-        if isinstance(value, torch.Tensor):
-            if id(value) not in memo:
-                memo[id(value)] = (torch.empty_like(value), value)  # holding `value` keeps its id unique
-                self.copies.append(memo[id(value)])
-            return memo[id(value)][0]
-        if type(value) in (dict, OrderedDict):
-            return type(value)((key, self.twin(part, memo)) for key, part in value.items())
-        if type(value) in (list, tuple):
-            return type(value)(self.twin(part, memo) for part in value)
-        return value
 
     def item(self, source: Any, target: Any, key: Any, path: str) -> None:
         old, path = target[key], f"{path}[{key!r}]"

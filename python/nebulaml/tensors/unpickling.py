@@ -25,10 +25,12 @@ from .. import _nebula
 from ..errors import NebulaError
 from . import uploading
 
-__all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
+__all__ = ["MapFile", "NotPlain", "read", "read_own", "read_plain", "read_tensors", "read_weights"]
 
 # smaller storages are copied: a counter such as an optimizer's `step` may outlive the rest, and must not keep the file mapped
 OWN_BYTES = 4 << 10
+
+ALL_BYTES = sys.maxsize  # every storage is copied
 
 # Functions that build tensors without reading their values.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
@@ -89,12 +91,24 @@ class _Unusual(Exception):
 
 
 class _Records:
-    """The records of a file."""
+    """The records of a file.
 
-    def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = False) -> None:
+    is_whole: all bytes are there. own_bytes: larger storages lie in the map. reads: takes (offset, size, memory) of each storage, which
+    then has memory of its own, without values.
+    """
+
+    def __init__(
+        self,
+        mapped: _nebula.Map,
+        storage: torch.UntypedStorage,
+        is_whole: bool = False,
+        own_bytes: int = OWN_BYTES,
+        reads: list[tuple[int, int, torch.UntypedStorage]] | None = None,
+    ) -> None:
         self._mapped, self._storage = mapped, storage
         self.is_whole = is_whole
-        self._own_bytes = OWN_BYTES if is_whole else 0  # otherwise the bytes may not be there yet
+        self._own_bytes = own_bytes if is_whole else 0  # otherwise the bytes may not be there yet
+        self._reads = reads
         try:
             self._places = mapped.records()
         except NebulaError as failure:
@@ -132,6 +146,9 @@ class _Records:
 
     def storage(self, key: str, size: int) -> torch.UntypedStorage:
         offset = self._offset(key, size)
+        if self._reads is not None:
+            self._reads.append((offset, size, torch.UntypedStorage(size)))
+            return self._reads[-1][2]
         if 0 < size <= self._own_bytes:
             own = torch.UntypedStorage(size)
             ctypes.memmove(own.data_ptr(), self._storage.data_ptr() + offset, size)  # copy_ takes longer than all the rest of a small tensor
@@ -319,7 +336,8 @@ def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> A
         return kind(records, records.content("data.pkl"), map_location).load()
 
 
-def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
+def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, **how: Any) -> Any:
+    """how: the further arguments of _Records."""
     if (  # not every torch has the first three
         _told is None
         or not hasattr(torch.serialization, "_get_restore_location")
@@ -329,7 +347,7 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
         or map_location in ("meta", torch.device("meta"))
     ):
         raise _Unusual("the pickle holds no tensors with values")
-    records = _Records(mapped, storage, is_whole)
+    records = _Records(mapped, storage, **how)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
     _told.map_location = map_location  # for objects that other functions rebuild
@@ -341,15 +359,15 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
         _told.map_location = None
 
 
-def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """Returns the object of a trusted file."""
+def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:
+    """Returns the object of a trusted file. Storages of more than ``own_bytes`` lie in the map."""
     if uploading.may_go_to_devices(map_location):  # values come last there, so nothing in the file may look at them on its way
         with contextlib.suppress(NotPlain):
-            return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True)
+            return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     try:
-        found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True)
+        found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     except _Unusual:
-        return _with_torch(pickle, mapped, map_location, storage)
+        return _with_torch(pickle, mapped, map_location, _shared(storage, own_bytes))
     torch._utils._validate_loaded_sparse_tensors()
     return found
 
@@ -362,11 +380,25 @@ def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedSto
     return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
 
 
-def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
+def read_own(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
+    """Does read_plain() on the CPU, with tensors in memory of their own. It reads each of their bytes once, from memory or storage."""
+    reads: list[tuple[int, int, torch.UntypedStorage]] = []
+    found = _read_plain(_PlainUnpickler, mapped, "cpu", storage, reads=reads)
+    parts, end = [], 0
+    for offset, size, memory in sorted((read for read in reads if read[1]), key=lambda read: read[0]):
+        if offset < end:
+            raise NotPlain("records that overlap")
+        parts.append((offset, size, memory.data_ptr()))
+        end = offset + size
+    mapped.read(parts)
+    return found
+
+
+def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, **how: Any) -> Any:
     if copyreg._extension_registry:  # its codes are looked up without find_class
         raise NotPlain("copyreg")
     try:
-        return _unpickled(kind, mapped, map_location, storage, is_whole)
+        return _unpickled(kind, mapped, map_location, storage, **how)
     except _Unusual as failure:
         raise NotPlain(str(failure)) from failure
 
@@ -376,14 +408,14 @@ def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
     return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
 
 
-def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """Returns the object of a file that is not trusted, as torch.load does with weights_only=True."""
+def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:
+    """Returns the object of a file that is not trusted, as torch.load does with weights_only=True. own_bytes: as in read()."""
     try:
-        return _read_plain(_SafeUnpickler, mapped, map_location, storage, is_whole=True)
+        return _read_plain(_SafeUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     except NotPlain:
         pass
     try:
-        return _with_torch(torch._weights_only_unpickler, mapped, map_location, storage)
+        return _with_torch(torch._weights_only_unpickler, mapped, map_location, _shared(storage, own_bytes))
     except NebulaError:
         raise
     except _REFUSALS as failure:
@@ -405,8 +437,13 @@ def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
         return []
 
 
-def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """Does the same as torch.load(path, mmap=True), over memory instead of a path."""
+def _shared(storage: torch.UntypedStorage, own_bytes: int) -> torch.UntypedStorage | None:
+    """Returns the memory in which torch's own loader shall leave the tensors. None: it copies each storage."""
+    return None if own_bytes == ALL_BYTES else storage
+
+
+def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage | None) -> Any:
+    """Does the same as torch.load(path, mmap=True), over memory instead of a path; without ``storage``, as torch.load(path)."""
     file = MapFile(mapped)
     try:
         with torch.serialization._open_zipfile_reader(file) as archive:
