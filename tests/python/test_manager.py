@@ -245,6 +245,25 @@ def test_an_optimizer_that_has_its_tensors_gets_values_into_them(manager):
     assert others[1].param_groups[0]["lr"] == parts[1].param_groups[0]["lr"]
 
 
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_the_state_of_an_optimizer_of_other_shapes_is_refused_with_key_and_both_shapes(manager, caplog, has_stepped):
+    parts = made()
+    train(*parts)
+    manager.save(1, {"optimizer": parts[1]})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2))
+    others = (model, torch.optim.AdamW(model.parameters()), parts[2])
+    if has_stepped:
+        train(*others)
+    before = dict(others[1].state)
+    said = r"optimizer\.pt\['state'\]\[0\]\['exp_avg'\]: shape \(6, 4\) expected, the checkpoint has \(8, 4\)"
+    with pytest.raises(nm.NebulaConfigError, match=said):
+        manager.restore({"optimizer": others[1]})
+    manager.restore({"optimizer": others[1]}, strict=False)
+    assert "shape (6, 4) expected, the checkpoint has (8, 4)" in caplog.text
+    assert dict(others[1].state) == before
+    train(*others)
+
+
 def mapped_files():
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
 

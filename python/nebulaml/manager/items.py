@@ -19,6 +19,12 @@ log = logging.getLogger("nebulaml")
 
 _WRAPPERS = (("DistributedDataParallel", "module"), ("OptimizedModule", "_orig_mod"))  # of torch; their names would be part of every key
 
+# The state of torch's optimizers that has the shape of its parameter.
+_SHAPED_AS_PARAMETER = frozenset((
+    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq",
+    "momentum_buffer", "prev", "square_avg", "step_size", "sum",
+))  # fmt: skip
+
 
 def _bare(item: Any) -> Any:
     """Returns the module inside the wrappers of DistributedDataParallel and torch.compile."""
@@ -89,7 +95,14 @@ def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, wei
     try:
         if isinstance(target, torch.optim.Optimizer) and _refill(checkpoint, file, target, weights_only):
             return []
-        target.load_state_dict(load(checkpoint, file, weights_only))
+        saved = load(checkpoint, file, weights_only)
+        problems = _misfits(target, saved, file) if isinstance(target, torch.optim.Optimizer) else []
+        if problems and strict:
+            kind = type(target).__name__
+            raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {loading.in_lines(problems)}")
+        if problems:
+            return problems
+        target.load_state_dict(saved)
     except NebulaError:
         raise
     except (ValueError, KeyError, TypeError, RuntimeError) as failure:
@@ -97,6 +110,28 @@ def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, wei
             raise NebulaConfigError(f"{file} does not fit the {type(target).__name__} that it is restored into: {failure}") from failure
         return [f"{file}: {failure}"]
     return []
+
+
+def _misfits(optimizer: torch.optim.Optimizer, saved: Any, file: str) -> list[str]:
+    """Returns a sentence for each tensor of a saved state that has not the shape of its parameter.
+
+    load_state_dict() takes such a state, and a later step fails, or changes the wrong values.
+    """
+    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
+        return []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    problems = []
+    for index, parameter in enumerate(parameters):
+        now, state = optimizer.state.get(parameter, {}), saved["state"].get(index)
+        for key, value in state.items() if isinstance(state, dict) else ():
+            present = now.get(key)
+            is_alike = present.shape == parameter.shape if isinstance(present, torch.Tensor) else is_torchs and key in _SHAPED_AS_PARAMETER
+            if is_alike and isinstance(value, torch.Tensor) and value.shape != parameter.shape:
+                problems.append(
+                    f"{file}['state'][{index}][{key!r}]: shape {tuple(parameter.shape)} expected, the checkpoint has {tuple(value.shape)}"
+                )
+    return problems
 
 
 def _refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, weights_only: bool) -> bool:
