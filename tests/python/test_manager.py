@@ -145,6 +145,16 @@ def test_a_metric_that_is_no_number_is_never_the_best():
     assert policy.Best("loss").order({1: {"loss": float("nan")}, 2: {"loss": 3}, 3: {}, 4: {"loss": 3}}) == [4, 2]
 
 
+def test_a_metric_that_is_not_finite_is_the_best_neither_now_nor_after_a_restart(place):
+    loss = {1: 1.0, 2: float("inf"), 3: 0.5, 4: float("-inf")}
+    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max")) as manager:
+        save(manager, *loss, loss=loss.get)
+        assert manager.best_step() == 1 and manager.best_step("loss", "min") == 3
+        manager.wait()
+    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max")) as manager:
+        assert manager.best_step() == 1 and manager.all_steps() == [1, 4]
+
+
 def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
     loss = {1: 0.9, 2: 0.1, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8}
     with nm.Manager(place.storage, keep_last=2, keep_best=nm.Best("loss")) as manager:

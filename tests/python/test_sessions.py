@@ -230,7 +230,19 @@ def test_metrics_and_metadata_are_committed_with_a_version(place):
     assert bare.metrics == {} and list(bare.files) == ["a"]
 
 
-@pytest.mark.parametrize("said", [{"metrics": {"loss": "low"}}, {"metrics": {1: 2.0}}, {"metadata": {"f": object()}}, {"metadata": {"f": float("inf")}}])
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("said", [
+    {"metrics": {"loss": "low"}}, {"metrics": {1: 2.0}}, {"metrics": {"loss": 10**400}}, {"metrics": {"loss": torch.ones((), device="meta")}},
+    {"metrics": {"loss": torch.ones(2)}}, {"metrics": {"loss": 1j}}, {"metrics": [0.5]}, {"metrics": 0.5}, {"metrics": {"\ud800": 1}}, {"metrics": {"a\0": 1}},
+    {"metadata": {"f": object()}}, {"metadata": {"f": float("inf")}}, {"metadata": ["f"]}, {"metadata": "f"}, {"metadata": {"f": "\ud800"}},
+    {"metadata": {"f": [{"\udfff": 1}]}}, {"metadata": {"f": {"a\0": 1}}}, {"metadata": {"f": nested(900)}}, {"metadata": {"f": nested(100_000)}},
+], ids=lambda said: next(iter(said)))  # fmt: skip
 def test_values_that_json_cannot_hold_are_refused_before_the_save_begins(place, said):
     nm.init(place.storage, 0)
     with pytest.raises(nm.NebulaConfigError):
