@@ -17,12 +17,19 @@ json_t *about_load(struct store *store, const struct manifest *manifest)
 
         if (!file || manifest_file_key(manifest, file, key, NULL) || store->ops->get(store, key, ABOUT_MAX, &text, &size, NULL, NULL))
                 return NULL;
-        document = json_loadb(text, size, JSON_REJECT_DUPLICATES, NULL);
+        document = json_loadb(text, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+        if (!document) /* a seed, for example, may have more than 64 bits */
+                document = json_loadb(text, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
         free(text);
         if (json_is_object(json_object_get(document, "metrics")) && json_is_object(json_object_get(document, "metadata")))
                 return document;
         json_decref(document);
         return NULL;
+}
+
+static int is_text(const json_t *value)
+{
+        return json_is_string(value) && strlen(json_string_value(value)) == json_string_length(value);
 }
 
 char *about_text(const json_t *object)
@@ -36,7 +43,7 @@ char *about_text(const json_t *object)
         if (!json_object_size(object))
                 return NULL;
         json_object_foreach((json_t *)object, name, value) {
-                text = json_is_null(value) ? strdup("nan") : json_is_string(value) ? strdup(json_string_value(value))
+                text = json_is_null(value) ? strdup("nan") : is_text(value) ? strdup(json_string_value(value))
                                                           : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
                 buf_add_text(&buf, buf.size ? " " : "");
                 buf_add_text(&buf, name);

@@ -107,3 +107,13 @@ def test_the_metrics_of_a_version_are_shown(run, maker, tmp_path):
     )
     told = run("inspect", "t", "--path", "store").stdout
     assert "  metrics     loss=0.25 bad=nan\n" in told and "  metadata    lr=1e-3?[31m\n" in told
+
+
+def test_metadata_with_large_numbers_and_a_nul_hides_no_metrics(run, maker, tmp_path):
+    said = {"metrics": {"loss": 0.25}, "metadata": {"seed": 2**127, "note": "a\0b", "of": [[2**64, -(2**70)]]}}
+    (tmp_path / "said").write_text(json.dumps(said))
+    subprocess.run([maker, tmp_path / "store", "t", "--file", f"nebula-metadata.json={tmp_path}/said", "m.pt=3"], check=True)
+    assert "loss=0.25" in run("list", "--metrics", "--path", "store").stdout
+    versions = json.loads(run("list", "--metrics", "--json", "--path", "store").stdout)["versions"]
+    assert versions[0]["metadata"] == {"seed": float(2**127), "note": "a\0b", "of": [[float(2**64), -float(2**70)]]}
+    assert 'note="a\\u0000b"' in run("inspect", "t", "--path", "store").stdout
