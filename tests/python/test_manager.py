@@ -427,6 +427,39 @@ def test_invalid_arguments_are_refused_at_once(place):
         assert manager.all_steps() == []
 
 
+def test_whole_numbers_of_numpy_and_torch_are_steps_and_counts(place):
+    numpy = pytest.importorskip("numpy")
+    with nm.Manager(place.storage, save_every_steps=numpy.int64(2), keep_last=numpy.int32(2), keep_best=nm.Best("loss", count=numpy.int64(1))) as manager:
+        answers = [manager.should_save(numpy.int64(step)) for step in (1, 2)]
+        assert answers == [False, True] and all(type(answer) is bool for answer in answers)
+        assert manager.save(numpy.int64(2), {"model": {"w": torch.ones(1)}}).tag == "global_step2"
+        assert manager.save(torch.tensor(4), {"model": {"w": torch.ones(1)}}).step == 4
+        assert not manager.should_save(4)
+        manager.wait(numpy.int64(4))
+        assert manager.restore({}, step=torch.tensor(2)).step == 2 and manager.checkpoint(numpy.int8(4)).step == 4
+        manager.pin(numpy.int64(2), "why")
+        assert manager.checkpoints()[1].pinned == "why"
+        manager.unpin(torch.tensor(2))
+        manager.delete(numpy.int64(2))
+        assert manager.all_steps() == [4]
+
+
+def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
+    with pytest.raises(TypeError, match="there is no setting 'replica'"):
+        nm.Manager(place.storage, replica=1)
+    with pytest.raises(nm.NebulaConfigError, match="replicated=3: give the names of items"):
+        nm.Manager(place.storage, replicated=3)
+    with pytest.raises(nm.NebulaConfigError, match="a metric is named by text"):
+        nm.Best(3)
+    with nm.Manager(place.storage) as manager:
+        with pytest.raises(nm.NebulaConfigError, match="targets are a dict"):
+            manager.restore(made()[0])
+        with pytest.raises(nm.NebulaConfigError, match=r"keys are patterns.*not 3 \(int\)"):
+            manager.restore({"model": {}}, keys=[3])
+        with pytest.raises(nm.NebulaConfigError, match=r"a whole number of 0 or more, not tensor\(1.5"):
+            manager.save(torch.tensor(1.5), {"model": {}})
+
+
 RANK = """
     import datetime, torch.distributed as dist
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))

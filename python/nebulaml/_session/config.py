@@ -191,8 +191,11 @@ def resolve(
     keep_every: Any = None,
     job: Any = None,
     world: Any = None,
+    **unknown: Any,
 ) -> Settings:
     """Returns settings from the arguments. An argument of None keeps the value of ``current``, or takes that of the environment."""
+    if unknown:
+        raise TypeError(f"there is no setting {', '.join(map(repr, unknown))}; docs/python.md lists the arguments of init()")
     changes: dict[str, Any] = {}
     if persistent_storage_path is not None:
         changes["persist_path"] = clean_path(persistent_storage_path)

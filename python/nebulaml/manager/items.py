@@ -48,6 +48,8 @@ def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[s
         return None
     patterns = [keys] if isinstance(keys, str) else list(keys)
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise NebulaConfigError(f"keys are patterns, as 'model' or 'model.encoder.*', not {pattern!r:.200} ({type(pattern).__name__})")
         if not any(fnmatch.fnmatchcase(name, pattern.partition(".")[0]) for name in names):
             raise NebulaConfigError(f"keys={pattern!r} begins with the name of none of the items {', '.join(names)}: write item, or item.key")
     return patterns

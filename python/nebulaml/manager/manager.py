@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import operator
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -96,7 +97,7 @@ class Manager:
         self._due = SaveEvery(save_every_steps, save_every_s)
         self._keep = Keep(keep_last, keep_every, keep_best)
         self._weights_only = weights_only
-        self._replicated = frozenset([replicated] if isinstance(replicated, str) else replicated)
+        self._replicated = _names_of("replicated", replicated)
         # keep_last=0, because the agent does not know the best and the pinned versions: this manager removes old ones.
         self._session = Session(
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_last=0, keep_every=0, **settings
@@ -178,7 +179,7 @@ class Manager:
 
     def should_save(self, step: int) -> bool:
         """Returns True if this step is due, or a notice has come. All ranks get the same answer; each must ask at each step."""
-        _check_step(step)
+        step = _whole_step(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
             agreed = self._notices.agree(step, self._due.seconds is not None, self._due.is_due_by_time)
@@ -200,9 +201,9 @@ class Manager:
         not due, or if the save failed and on_error is "warn".
         """
         self._raise_late()
+        step = _whole_step(step)
         if not force and not self.should_save(step):
             return None
-        _check_step(step)
         _check_names(items)
         place = self._engine.place()
         said = about.check(metrics, metadata)
@@ -246,6 +247,8 @@ class Manager:
         them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit.
         """
         self._raise_late()
+        if not isinstance(targets, Mapping):
+            raise NebulaConfigError(f"targets are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(targets).__name__}")
         patterns = kinds.check_keys(keys, list(targets))
         checkpoint = self._session.get_latest_checkpoint() if step is None else self.checkpoint(step)
         if checkpoint is None:
@@ -330,7 +333,7 @@ class Manager:
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
-        _check_step(step)
+        step = _whole_step(step)
         found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
         if found is None or storage_tool.was_removed(path, found.tag, found.state):
             known = ", ".join(map(str, self.all_steps())) or "none"
@@ -362,6 +365,7 @@ class Manager:
         timeout: seconds; None sets no limit. Raises NebulaTimeout, or the error that made a version fail.
         """
         if step is not None:
+            step = _whole_step(step)
             (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
         elif state == "durable" and self._engine.has_session():
             in_memory = self._session.persist_path is None
@@ -387,16 +391,15 @@ class Manager:
 
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps a version in spite of the rules, until unpin()."""
-        self.checkpoint(step)
-        pins.add(self._session.persist_path, _tag(step), reason)
+        pins.add(self._session.persist_path, self.checkpoint(step).tag, reason)
 
     def unpin(self, step: int) -> None:
         """Removes the pin of a version, so that the rules apply to it again."""
-        _check_step(step)
-        pins.remove(self._session.persist_path, _tag(step))
+        pins.remove(self._session.persist_path, _tag(_whole_step(step)))
 
     def delete(self, step: int) -> None:
         """Removes a version from storage. Raises NebulaConfigError for a pinned version, and for the newest, which a restart would load."""
+        step = _whole_step(step)
         checkpoint = self._own.get(step) or self.checkpoint(step)
         if _tag(step) in pins.read(self._session.persist_path):
             raise NebulaConfigError(f"step {step} is pinned: unpin({step}) first")
@@ -473,9 +476,22 @@ def _file(name: str, is_each: bool, rank: int) -> str:
     return f"{name}.{rank:05d}.pt" if is_each else f"{name}.pt"
 
 
-def _check_step(step: Any) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 63:
-        raise NebulaConfigError(f"a step is a number of 0 or more, not {step!r}")
+def _whole_step(step: Any) -> int:
+    """Returns the step as an int; numpy and torch have whole numbers of their own. Raises NebulaConfigError for anything else."""
+    try:
+        whole = -1 if isinstance(step, bool) else operator.index(step)
+    except (TypeError, RuntimeError):  # torch raises the second for some tensors
+        whole = -1
+    if not 0 <= whole < 1 << 63:
+        raise NebulaConfigError(f"a step is a whole number of 0 or more, not {step!r:.200} ({type(step).__name__})")
+    return whole
+
+
+def _names_of(setting: str, names: Any) -> frozenset[str]:
+    found = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in found):
+        raise NebulaConfigError(f"{setting}={names!r:.200}: give the names of items, as ['model', 'optimizer']")
+    return frozenset(found)
 
 
 def _check_names(items: Any) -> None:

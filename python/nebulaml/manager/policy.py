@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from .._session.config import parse_seconds
 from ..errors import NebulaConfigError
 
 __all__ = ["Best", "Keep", "SaveEvery", "kept"]
+
+
+def _is_count(value: Any) -> bool:
+    """True for a whole number of 1 or more, also one of numpy."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +29,11 @@ class Best:
     count: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metric, str):
+            raise NebulaConfigError(f"Best({self.metric!r:.200}): a metric is named by text, as in Best('val_loss')")
         if self.mode not in ("min", "max"):
             raise NebulaConfigError(f"Best({self.metric!r}, mode={self.mode!r}): the mode is 'min' or 'max'")
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+        if not _is_count(self.count):
             raise NebulaConfigError(f"Best({self.metric!r}, count={self.count!r}): the count is 1 or more")
 
     def order(self, metrics: dict[int, dict[str, float]]) -> list[int]:
@@ -38,9 +47,9 @@ class SaveEvery:
     """Decides whether to save a step: every ``steps`` steps, after ``seconds`` seconds, or both. With neither, each step."""
 
     def __init__(self, steps: int | None, seconds: float | str | None) -> None:
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise NebulaConfigError(f"save_every_steps={steps!r}: a number of steps, 1 or more")
-        self.steps = steps
+        if steps is not None and not _is_count(steps):
+            raise NebulaConfigError(f"save_every_steps={steps!r:.200}: a whole number of steps, 1 or more")
+        self.steps = None if steps is None else int(steps)
         self.seconds = None if seconds is None else parse_seconds("save_every_s", seconds)
         self._last = time.monotonic()
 
@@ -68,8 +77,8 @@ class Keep:
 
     def __post_init__(self) -> None:
         for name, value in (("keep_last", self.last), ("keep_every", self.every)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise NebulaConfigError(f"{name}={value!r}: a number of 1 or more, or None")
+            if value is not None and not _is_count(value):
+                raise NebulaConfigError(f"{name}={value!r:.200}: a whole number of 1 or more, or None")
         if self.best is not None and not isinstance(self.best, Best):
             raise NebulaConfigError(f"keep_best={self.best!r}: give nebulaml.Best(metric, mode, count)")
 
