@@ -460,6 +460,19 @@ def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
             manager.save(torch.tensor(1.5), {"model": {}})
 
 
+def test_a_closed_manager_tells_its_errors_and_does_not_pretend_to_wait(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
+    place.storage.write_text("not a directory")
+    with nm.Manager(place.storage, on_error="warn") as manager:
+        save(manager, 1)
+        until(lambda: manager._engine._late, 30, "the agent to give up")
+    assert ["gave up" in str(failure) for failure in manager.errors] == [True]
+    assert repr(manager) == "<nebulaml.Manager, closed>"
+    for call in (manager.wait, lambda: manager.wait(1), lambda: asyncio.run(manager.wait_async())):
+        with pytest.raises(nm.NebulaUnavailable, match="was closed"):
+            call()
+
+
 RANK = """
     import datetime, torch.distributed as dist
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))

@@ -112,6 +112,8 @@ class Manager:
         self._engine.listeners.append(_keeper(self))
 
     def __repr__(self) -> str:
+        if self._engine.is_closed:
+            return "<nebulaml.Manager, closed>"
         return f"<nebulaml.Manager {config.shown(self._session.persist_path or 'in memory')}>"
 
     def __enter__(self) -> Manager:
@@ -353,7 +355,9 @@ class Manager:
 
     @property
     def errors(self) -> list[NebulaError]:
-        """Failures that were not raised, the oldest first."""
+        """Failures that were not raised, the oldest first. It can be read after close(), too."""
+        if self._engine.is_closed:
+            return self._errors
         self._errors += self._engine.take_late() if self._engine.settings().on_error != "raise" else []
         return self._errors
 
@@ -364,6 +368,7 @@ class Manager:
 
         timeout: seconds; None sets no limit. Raises NebulaTimeout, or the error that made a version fail.
         """
+        self._engine.settings()  # raises if the manager was closed
         if step is not None:
             step = _whole_step(step)
             (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
