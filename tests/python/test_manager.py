@@ -176,6 +176,19 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
     assert sorted(path.name for path in place.storage.glob("global_step*")) == ["global_step2", "global_step6", "global_step7"]
 
 
+def test_a_pin_takes_any_reason_and_none(manager):
+    save(manager, 1, 2)
+    manager.wait()
+    for reason in ("why", "", "--early", "-x", "a\nb", "=", "\u202e" * 300):
+        manager.pin(1, reason)
+        assert manager.checkpoints()[-1].pinned == reason
+    manager.pin(2)
+    assert [row.pinned for row in manager.checkpoints()] == ["", reason] and repr(manager.checkpoints()).splitlines()[1].endswith("  yes")
+    for wrong in (3, None, "a\0", "\ud800"):
+        with pytest.raises(nm.NebulaConfigError, match="the reason of a pin"):
+            manager.pin(2, wrong)
+
+
 def test_the_agent_removes_nothing_that_is_pinned(place):
     """Only keep_last removes versions here; there is no manager."""
     nm.init(str(place.storage), 0, 2, keep_last=1, on_error="raise")

@@ -23,6 +23,8 @@ def human_bytes(size: int) -> str:
 def _shown(name: str, value: Any) -> str:
     if value is None:
         return ""
+    if name == "pinned" and value == "":
+        return "yes"
     if name == "size":
         return human_bytes(value)
     if name == "committed_at":

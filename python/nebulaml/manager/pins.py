@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._session import config
 from ..errors import NebulaConfigError
 from . import storage_tool
 
@@ -10,7 +11,8 @@ __all__ = ["add", "read", "remove"]
 
 def add(persist_path: str | None, tag: str, reason: str) -> None:
     """Pins a version, which may still be in memory only, or changes the reason of its pin."""
-    _call(persist_path, f"{tag} cannot be pinned", "pin", "--early", "--reason", reason, "--", tag)
+    config.check_text("the reason of a pin", reason)
+    _call(persist_path, f"{tag} cannot be pinned", "pin", "--early", *([f"--reason={reason}"] if reason else []), "--", tag)
 
 
 def remove(persist_path: str | None, tag: str) -> None:
