@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _nebula
 from ._session import about, config, engine
-from ._session.rows import human_bytes
+from ._session.rows import human_bytes, printable
 from ._session.tags import WHOLE
 from ._session.traced import traced
 from ._session.waits import patiently, refuse_within_save
@@ -58,6 +58,10 @@ def _place(path_and_job: tuple[str | None, str] | None) -> str:
 
 def _sizes(report: dict[str, Any]) -> dict[str, int]:
     return {file["name"]: file["size"] for file in report.get("files", [])}
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def milliseconds(timeout: float | None) -> int:
@@ -158,8 +162,9 @@ class Checkpoint:
             state, report = self._state(), self._report()
         except NebulaError:
             return html.escape(repr(self))
-        lines = [f"<b>{html.escape(self._tag)}</b>, {state}" + (f": {html.escape(error)}" if (error := report.get("error")) else "")]
-        lines += [f"{html.escape(name)}: {human_bytes(size)}" for name, size in _sizes(report).items()]
+        error = report.get("error")
+        lines = [f"<b>{_escaped(self._tag)}</b>, {state}" + (f": {_escaped(error)}" if error else "")]
+        lines += [f"{_escaped(name)}: {human_bytes(size)}" for name, size in _sizes(report).items()]
         return "<br>".join(lines)
 
     def _is_of(self, owner: engine.Engine, tag: str) -> bool:

@@ -51,3 +51,18 @@ def test_no_output_acts_on_a_terminal_and_json_tells_the_tag(place):
         inside = json.loads(printed(place, ["inspect", "--tensors", "--json"], "--", tag, f"{tag}.pt"))
         assert [one["name"] for one in inside["tensors"]] == [tag]
     assert not ACTS.search("".join(path.read_text() for path in place.root.rglob("agent.log")))
+
+
+def test_no_table_in_python_acts_on_a_terminal(place):
+    with nebulaml.Manager(place.storage) as manager:
+        for step, tag in enumerate(TAGS):
+            manager.save(step, {"x": 1}, metrics={tag: 1.0}, metadata={tag: [tag]})
+        manager.wait()
+        text = repr(manager.checkpoints()) + manager.checkpoints()._repr_html_()
+    nebulaml.init(place.root / "other", 0)
+    for tag in TAGS:
+        with nebulaml.Checkpoint(tag) as checkpoint:
+            checkpoint.save(f"{tag}.pt", 1)
+        text += checkpoint._repr_html_() + repr(checkpoint)
+    text += repr(nebulaml.checkpoints()) + nebulaml.checkpoints()._repr_html_()
+    assert not ACTS.search(text) and text.count("\n") == 2 * len(TAGS)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["Row", "Rows", "human_bytes", "listing"]
+__all__ = ["Row", "Rows", "human_bytes", "listing", "printable"]
 
 T = TypeVar("T")
 
@@ -20,7 +20,16 @@ def human_bytes(size: int) -> str:
     return f"{size} B"
 
 
+def printable(text: str) -> str:
+    """Returns a text without characters on which a terminal would act, or that it cannot show."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def _shown(name: str, value: Any) -> str:
+    return printable(_text(name, value))
+
+
+def _text(name: str, value: Any) -> str:
     if value is None:
         return ""
     if name == "pinned" and value == "":
@@ -32,7 +41,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_shown('', part)}" for key, part in value.items())
+        return ", ".join(f"{key}={_text('', part)}" for key, part in value.items())
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
