@@ -12,7 +12,7 @@ See docs/python.md. Importing this package imports no framework; the first save 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import (
     NebulaConfigError,
@@ -112,13 +112,61 @@ _LAZY: dict[str, str] = {
     "wait_for_exports": ".integrations.export",
 }
 
+if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
+    from .elastic.sampler import ElasticSampler
+    from .events import Event
+    from .integrations.attaching import attach
+    from .integrations.export import export_safetensors, wait_for_exports
+    from .integrations.hf import NebulaTrainerMixin
+    from .integrations.lightning import NebulaCheckpointIO
+    from .manager.manager import Manager, Restored
+    from .manager.policy import Best
+    from .monitor.metrics import MetricsLog
+    from .monitor.profiling import add_to_trace, profiler_track
+    from .monitor.trackers import log_to
+    from .tensors.rng import rng_state, set_rng_state
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'nebulaml' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name], __name__), name)
-    globals()[name] = value
-    return value
+    # made from Lightning's classes when they are used
+    NebulaCallback: Any
+    NebulaDeepspeedStrategy: Any
+    NebulaFSDPStrategy: Any
+    NebulaFabricFSDPStrategy: Any
+    NebulaFabricModelParallelStrategy: Any
+    NebulaModelParallelStrategy: Any
+
+    __all__ += [
+        "Best",
+        "ElasticSampler",
+        "Event",
+        "Manager",
+        "MetricsLog",
+        "NebulaCallback",
+        "NebulaCheckpointIO",
+        "NebulaDeepspeedStrategy",
+        "NebulaFSDPStrategy",
+        "NebulaFabricFSDPStrategy",
+        "NebulaFabricModelParallelStrategy",
+        "NebulaModelParallelStrategy",
+        "NebulaTrainerMixin",
+        "Restored",
+        "add_to_trace",
+        "attach",
+        "export_safetensors",
+        "log_to",
+        "profiler_track",
+        "rng_state",
+        "set_rng_state",
+        "wait_for_exports",
+    ]
+
+if not TYPE_CHECKING:  # otherwise a type checker takes every name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'nebulaml' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_LAZY[name], __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

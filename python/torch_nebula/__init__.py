@@ -12,6 +12,10 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nebulaml import *  # noqa: F403
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):

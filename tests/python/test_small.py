@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import nebulaml
 import pytest
@@ -42,3 +44,20 @@ import importlib.util, torch
 assert torch.__spec__.loader.get_source("torch") and importlib.util.find_spec("torch") is not None
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_checkers_see_each_lazy_name_where_it_is_defined_and_no_other_name():
+    """A module's own __getattr__ would make every name, also a misspelled one, Any."""
+    branches = [part for part in ast.parse(Path(nebulaml.__file__).read_text()).body if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test)]
+    seen, listed = {}, set()
+    for part in (part for branch in branches for part in branch.body):
+        if isinstance(part, ast.ImportFrom):
+            seen |= {name.name: "." * part.level + part.module for name in part.names}
+        elif isinstance(part, ast.AnnAssign):
+            seen |= {part.target.id: nebulaml._LAZY[part.target.id]}
+        elif isinstance(part, ast.AugAssign):
+            listed = set(ast.literal_eval(part.value))
+    assert seen == nebulaml._LAZY and listed == set(seen)
+    assert [ast.unparse(branch.test) for branch in branches if "__getattr__" in ast.unparse(branch)] == ["not TYPE_CHECKING"]
+    old = (Path(nebulaml.__file__).parent.parent / "torch_nebula" / "__init__.py").read_text()
+    assert "if TYPE_CHECKING:\n    from nebulaml import *" in old

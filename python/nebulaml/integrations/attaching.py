@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import NebulaConfigError
 
 __all__ = ["attach"]
+
+T = TypeVar("T")
 
 # Package and class among the bases of an object's class -> what to use instead of attach().
 _INSTEAD = {
@@ -17,7 +19,7 @@ _INSTEAD = {
 }
 
 
-def attach(target: Any, **options: Any) -> Any:
+def attach(target: T, **options: Any) -> T:
     """Makes an object of a framework save through Nebula from then on, and returns it. Call it on every rank.
 
     target: a transformers.Trainer or a subclass, an accelerate.Accelerator, or a DeepSpeedEngine.
