@@ -412,6 +412,29 @@ def test_waiting_on_an_event_loop_lets_it_go_on(manager):
     assert asyncio.run(main()) > 1 and manager.checkpoint(1).state == "durable"
 
 
+def test_a_wait_on_an_event_loop_can_be_cancelled_and_raises_what_wait_raises(place):
+    place.storage.write_text("not a directory")
+    with nm.Manager(place.storage, on_error="warn") as manager:
+
+        async def main():
+            with pytest.raises(nm.NebulaNotFound):
+                await manager.wait_async(7)
+            with pytest.raises(nm.NebulaTimeout):
+                await manager.wait_async(1, timeout=0.1)
+            waiting = asyncio.create_task(manager.wait_async(1))
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            return time.monotonic()
+
+        save(manager, 1)
+        ended = asyncio.run(main())  # to_thread() would hold up its end until the agent gives up
+        assert time.monotonic() - ended < 5
+        place.storage.unlink()
+        manager.wait(1, timeout=60)
+
+
 def test_two_managers_and_the_functions_of_the_package_live_side_by_side(place):
     nm.init(place.root / "third", 0)
     with nm.Manager(place.root / "one") as one, nm.Manager(place.root / "two") as two:

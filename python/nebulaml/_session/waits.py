@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..errors import NebulaTimeout, NebulaUnavailable
 
-__all__ = ["interruptible", "patiently", "refuse_within_save", "run_handlers", "within_save"]
+__all__ = ["beside_loop", "interruptible", "patiently", "refuse_within_save", "run_handlers", "within_save"]
 
 log = logging.getLogger("nebulaml")
 
@@ -76,6 +76,36 @@ def interruptible(call: Callable[..., T], *arguments: object) -> T:
     if failures:
         raise failures[0]
     return results[0]
+
+
+async def beside_loop(call: Callable[[], T]) -> T:
+    """Runs a call that may wait for long on a thread of its own.
+
+    asyncio.run() waits at its end for the threads of to_thread(), for as long as a call there waits, also after it was cancelled.
+    """
+    import asyncio  # a program without an event loop does not need it
+
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, failure: BaseException | None) -> None:
+        if answer.done():  # cancelled
+            return
+        if failure is None:
+            answer.set_result(result)  # type: ignore[arg-type]
+        else:
+            answer.set_exception(failure)
+
+    def run() -> None:
+        try:
+            found: tuple[T | None, BaseException | None] = (call(), None)
+        except BaseException as failure:
+            found = (None, failure)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell, *found)
+
+    threading.Thread(target=run, name="nebula-wait", daemon=True).start()
+    return await answer
 
 
 def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -19,7 +18,7 @@ from .. import _nebula
 from .._session import about, agree, config, engine, notices
 from .._session.rows import Rows
 from .._session.session import Session
-from .._session.waits import patiently
+from .._session.waits import beside_loop, patiently
 from ..checkpoint import Checkpoint, milliseconds
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..events import Event
@@ -385,8 +384,8 @@ class Manager:
         self._raise_late()
 
     async def wait_async(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
-        """As wait(), without blocking the event loop of the program."""
-        await asyncio.to_thread(self.wait, step, state, timeout)
+        """As wait(), without blocking the event loop of the program. A cancelled wait holds up neither the loop's end nor the program's."""
+        await beside_loop(lambda: self.wait(step, state, timeout))
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Makes Nebula call ``callback(event)`` for events of versions in the background: on rank 0, on a thread of Nebula."""
