@@ -116,6 +116,25 @@ def test_metadata_builds_nothing_but_metadata(module, name):
         dcp_reader._MetadataUnpickler(io.BytesIO(pickle.dumps(Evil()))).load()
 
 
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"\x80\x04K\x01s.", b"\x80\x04h\x07.", b"\x00" * 40, pickle.dumps(7)], ids=range(6))
+def test_damaged_metadata_are_named(place, content):
+    folder = place.root / "stock" / "step1"
+    dcp.save(state(5), checkpoint_id=folder)
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(nm.NebulaCorrupt, match=rf"\.metadata of {folder} (is damaged|holds a int)"):
+        NebulaStorageReader(folder).read_metadata()
+
+
+def test_the_log_warns_of_a_folder_without_a_manifest_only_if_it_cannot_be_read(place, caplog):
+    dcp.save(state(5), checkpoint_id=place.root / "stock" / "step1")
+    same(load(place.root / "stock" / "step1"), 5)
+    assert "manifest" not in caplog.text
+    (place.root / "stock" / "step2").mkdir()
+    with pytest.raises(CheckpointException):
+        load(place.root / "stock" / "step2")
+    assert "its folder is there, but has no manifest" in caplog.text
+
+
 def test_metadata_that_lead_out_of_a_stock_directory_are_refused(place):
     folder = place.root / "stock" / "step1"
     dcp.save(state(5), checkpoint_id=folder)

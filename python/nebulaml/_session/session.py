@@ -169,6 +169,13 @@ class Session:
         """Finds the complete checkpoint of a tag; without a tag, the newest. None: there is none."""
         if tag is None:
             return self.get_latest_checkpoint(persist_path)
+        found = self._tagged(tag, persist_path)
+        if found is None:
+            guards.check_bare(tag, config.clean_path(persist_path) or self._engine.settings().persist_path)
+        return found
+
+    def _tagged(self, tag: str, persist_path: str | None) -> Checkpoint | None:
+        """As get_checkpoint(), for a tag whose folder may be of another program."""
         _nebula.encode_name(config.check_text("a tag", tag))  # raises for a tag that storage cannot hold
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
@@ -181,7 +188,6 @@ class Session:
             except NebulaNotFound:
                 pass
         guards.check_missing(tag, path)
-        guards.check_bare(tag, path or owner.settings().persist_path)
         return None
 
     def list_checkpoints(self, persist_path: str | None = None) -> dict[str, dict[str, Any]]:

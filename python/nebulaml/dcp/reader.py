@@ -19,7 +19,8 @@ from torch.futures import Future as TorchFuture
 
 from .. import _nebula
 from .._session import config
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
+from ..integrations import guards
 from .places import METADATA, frame, is_place, is_stock, reading_session, split
 
 __all__ = ["NebulaStorageReader"]
@@ -147,12 +148,13 @@ class NebulaStorageReader(StorageReader):
             if self._path is None:
                 raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")
             persist, tag = split(self._path)
-            checkpoint = reading_session(persist).get_checkpoint(tag=tag, persist_path=persist)
+            checkpoint = reading_session(persist)._tagged(tag, persist)
             if checkpoint is not None:
                 self._files = _NebulaFiles(checkpoint)
             elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
                 self._files = _PlainFiles(folder)
             else:
+                guards.check_bare(tag, persist)
                 raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {config.shown(persist)}")
         return self._files
 
@@ -160,7 +162,13 @@ class NebulaStorageReader(StorageReader):
         """Returns the metadata of all ranks, or of one `rank`. torch asks for those of a rank if there are none of all."""
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
-        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(name))).load()
+        content = self._open().read_bytes(name)
+        try:
+            metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+        except (NebulaError, MemoryError):
+            raise
+        except Exception as failure:  # damaged bytes can ask the unpickler for anything
+            raise NebulaCorrupt(f"{name} of {self._path} is damaged ({type(failure).__name__}: {failure})") from failure
         if not isinstance(metadata, Metadata):
             raise NebulaCorrupt(f"{name} of {self._path} holds a {type(metadata).__name__} and no metadata")
         if getattr(metadata, "storage_meta", None) is None:
