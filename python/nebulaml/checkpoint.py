@@ -129,6 +129,7 @@ class Checkpoint:
         self._newest: dict[str, object | None] = {}  # the last save of each name: failures of earlier saves no longer matter
         self._lost_files: set[str] = set()  # names whose last save failed: with one of them the checkpoint must not count as complete
         self._late_failure: NebulaError | None = None  # the failure of a save that had already returned
+        self._given_up: set[object | None] = set()  # saves of a checkpoint that was given up: their copies may fail
         self._was_durable = False  # at the last look
         self._is_silent = False  # the log has said that no agent answers for this checkpoint
         # (tag, reason) of versions that may be newer, if get_latest_checkpoint() made this object
@@ -147,7 +148,7 @@ class Checkpoint:
         self._persist_path = persist_path or self._engine.settings().persist_path
         self._tag, self._handle, self._begun_at = handle.tag, handle, None
         self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
-        self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
+        self._failure, self._lost_files, self._late_failure, self._newest, self._given_up = None, set(), None, {}, set()
         self._was_durable = self._is_silent = False
         self._about = None
         self.passed_over = handle.passed_over()
@@ -261,6 +262,9 @@ class Checkpoint:
         if self._newest.get(name) is not save:
             log.info("nebula: a save of %r failed, and a later save has replaced it: %s", name, failure)
             return
+        if save in self._given_up:
+            log.info("nebula: the copy of %r ended, because checkpoint %r was given up: %s", name, self._tag, failure)
+            return
         what = f"file {name!r} of checkpoint {self._tag!r}"
         log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
         if isinstance(failure, NebulaError):
@@ -363,6 +367,7 @@ class Checkpoint:
             self._engine.committed(handle)
 
     def _give_up(self, reason: str) -> None:
+        self._given_up |= set(self._newest.values())  # first: another thread may hear of a failed copy at once
         try:
             self._known().fail(reason)
         except NebulaError as failure:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import threading
+import time
 
 import nebulaml as nm
 import pytest
@@ -209,6 +211,22 @@ def test_a_copy_that_fails_behind_a_save_is_raised_by_the_next_call(place):
         session.flush_persistence(timeout=1)
     with pytest.raises(nm.NebulaError, match="memory went"):  # and a commit must not call it whole
         checkpoint.commit()
+
+
+def test_a_checkpoint_that_was_given_up_while_it_was_copied_leaves_no_failure_for_the_next_call(place, caplog):
+    """The agent takes the image back, so the copies fail. The program knows why: its own exception has ended the block."""
+    state = {"w": torch.ones(20 << 20)}
+    with nm.Session(place.storage, on_error="raise") as session:
+        for step in range(4):
+            with contextlib.suppress(ValueError), session.checkpoint(f"global_step{step}") as checkpoint:
+                checkpoint.save("a", state)
+                raise ValueError("not this one")
+            assert (checkpoint.state, checkpoint.error) == ("failed", "ValueError: not this one")
+            time.sleep(0.3)
+        with session.checkpoint("global_step9") as checkpoint:
+            checkpoint.save("a", state)
+        assert checkpoint.load("a")["w"].sum() == 20 << 20
+    assert "is lost" not in caplog.text
 
 
 def test_metrics_and_metadata_are_committed_with_a_version(place):
