@@ -274,13 +274,13 @@ class Checkpoint:
 
     @traced("save")
     def save_bytes(self, name: str, parts: Any, overlap: bool = False) -> bool:
-        """Saves the concatenation of ``parts``, bytes-like objects and contiguous tensors, as file ``name``.
+        """Saves the concatenation of ``parts``, bytes-like objects and contiguous tensors, as file ``name``; or one of them alone.
 
         The values are fixed on return, False means failure, and ``overlap`` works as in save(). C copies each part once.
         """
         config.check_text("a file name", name)
         try:
-            ranges = engine.part("pickling").ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
+            ranges = engine.part("pickling").ranges(parts, name)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise

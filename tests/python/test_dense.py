@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import re
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -240,3 +242,24 @@ def test_load_into_lazy_views_changes_their_values_and_those_of_the_tensor_below
     checkpoint.load_into("x", {"c": base.conj(), "n": torch._neg_view(below)})
     assert torch.equal(base.conj(), Z) and base[0].item() == 1 - 7j
     assert torch.equal(below, -torch.arange(4.0))
+
+
+@pytest.mark.parametrize(("parts", "words"), [
+    ([b"a", {}], r"part 1 of 'x' is a builtins\.dict, which has no bytes"), (["text"], r"part 0 of 'x' is a builtins\.str"), ([3], "part 0"),
+    ("text", r"encode\(\) the text"), (None, "'x' is to hold bytes, not a builtins.NoneType"), (3, "is to hold bytes"),
+    ([numpy.array([{}, "b"], dtype=object)], "of Python objects: save it with"), (numpy.array([None]), "of Python objects"),
+    ([numpy.zeros(2, dtype=[("a", "i4"), ("b", "O")])], "of Python objects"), ([numpy.arange(6).reshape(2, 3).T], "not contiguous"),
+], ids=lambda value: f"{value!r:.40}")  # fmt: skip
+def test_what_has_no_bytes_of_its_own_is_refused_and_named(nm, parts, words):
+    checkpoint = nm.Checkpoint("refused")
+    with pytest.raises(nm.NebulaConfigError, match=words):
+        checkpoint.save_bytes("x", parts)
+
+
+@pytest.mark.parametrize("alone", [
+    torch.arange(6).view(2, 3), torch.tensor(7), numpy.arange(6.0).reshape(2, 3), numpy.float32(2), array.array("i", [1, 2]), memoryview(b"abc"), b"",
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_one_tensor_or_buffer_alone_is_saved_as_one_part(nm, alone):
+    checkpoint = nm.Checkpoint("alone")
+    assert checkpoint.save_bytes("x", alone) and checkpoint.commit()
+    assert checkpoint.read_bytes("x") == (alone.numpy() if isinstance(alone, torch.Tensor) else memoryview(alone)).tobytes()

@@ -9,7 +9,7 @@ import io
 import logging
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once in any case (s
 
 
 MANY = 500  # tensors, from which on the way that is taken matters
+
+_SAVE_OBJECTS = "save it with Checkpoint.save()"
 
 _slow_said = False
 
@@ -141,6 +143,11 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
 
     The owner may be a copy of the part. The address is None if device.plan finds the tensor on a device.
     """
+    if isinstance(parts, torch.Tensor) or _is_buffer(parts):
+        parts = [parts]
+    elif isinstance(parts, str) or not isinstance(parts, Iterable):
+        advice = "encode() the text" if isinstance(parts, str) else "give bytes-like objects and tensors"
+        raise NebulaConfigError(f"{name!r} is to hold bytes, not a {_type_name(parts)}: {advice}")
     found = _nebula.Ranges()
     for index, part in enumerate(parts):
         if isinstance(part, torch.Tensor):
@@ -151,12 +158,25 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
                 part = part.cpu()
             found.append(part.data_ptr(), part.numel() * part.element_size(), part)
         else:
-            data = memoryview(part)  # the owner: while it lives, the bytes cannot move or be resized
-            if not data.contiguous:
+            try:
+                data = memoryview(part)  # the owner: while it lives, the bytes cannot move or be resized
+            except (TypeError, ValueError, BufferError) as failure:
+                raise NebulaConfigError(f"part {index} of {name!r} is a {_type_name(part)}, which has no bytes to save: {failure}") from failure
+            if not data.c_contiguous:
                 raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
+            if "O" in data.format:  # its bytes are addresses of this process
+                raise NebulaConfigError(f"part {index} of {name!r} is a {_type_name(part)} of Python objects: {_SAVE_OBJECTS}")
             found.append(_nebula.address_of(data), data.nbytes, data)
     device.find(found)
     return found
+
+
+def _is_buffer(obj: Any) -> bool:
+    try:
+        memoryview(obj).release()
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
 
 
 def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any], int]:
