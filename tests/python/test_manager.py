@@ -353,7 +353,7 @@ class Odd:
 def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
     target = {"w": torch.zeros(8)}
     manager.save(1, {"model": {"w": torch.ones(8)}, "extra": Odd()})
-    with pytest.raises(nm.NebulaConfigError, match=rf"It needs {Odd.__module__}\.Odd: .*add_safe_globals.*weights_only=False"):
+    with pytest.raises(nm.NebulaConfigError, match=rf"^global_step1, extra\.pt: .*It needs {Odd.__module__}\.Odd: .*add_safe_globals.*weights_only=False"):
         manager.restore({"model": target})
     assert target["w"].sum() == 0
     with nm.Manager(place.storage, weights_only=False) as trusting:

@@ -56,14 +56,14 @@ def saved(nm) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def torchs_reader(monkeypatch) -> list[Any]:
-    """Records the calls to torch's reader."""
-    calls, load = [], torch.serialization._load
+    """Records the calls to torch's readers; an archive of TorchScript has one of its own."""
+    calls: list[Any] = []
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls.append(arguments)
-        return load(*arguments, **options)
+    def counted(load: Any) -> Any:
+        return lambda *arguments, **options: calls.append(arguments) or load(*arguments, **options)
 
-    monkeypatch.setattr(torch.serialization, "_load", counted)
+    for module, name in ((torch.serialization, "_load"), (torch.jit, "load")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
     return calls
 
 

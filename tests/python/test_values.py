@@ -6,6 +6,7 @@ import collections
 import contextlib
 import importlib
 import io
+import pickle
 import random
 import zipfile
 
@@ -225,6 +226,30 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "True")
     with pytest.raises(Exception, match=REFUSED):
         checkpoint.load("n.pt", weights_only=False)
+
+
+def test_an_archive_of_torchscript_is_loaded_as_torch_load_does(nm):
+    script = torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(3))
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    checkpoint = nm.Checkpoint("script")
+    checkpoint.save_bytes("s.pt", file.getvalue())
+    checkpoint.commit()
+    assert torch.equal(checkpoint.load("s.pt", map_location="cpu")(torch.ones(3)), script(torch.ones(3)))
+    target = torch.nn.Linear(3, 2)
+    checkpoint.load_into("s.pt", target)
+    assert torch.equal(target(torch.ones(3)), script(torch.ones(3)))
+    with pytest.raises(pickle.UnpicklingError, match=r"^the file is a TorchScript archive, which holds code: load it with weights_only=False"):
+        checkpoint.load("s.pt", weights_only=True)
+
+
+def test_an_empty_file_is_no_torch_file_on_any_way(nm):
+    checkpoint = nm.Checkpoint("empty")
+    checkpoint.save_bytes("e", b"")
+    checkpoint.commit()
+    for load in (checkpoint.load, lambda name: checkpoint.load_into(name, {}), lambda name: checkpoint.load(name, weights_only=True)):
+        with pytest.raises(pickle.UnpicklingError, match=r"'e' is not a file that torch.load reads; read_bytes\(\) gives its bytes"):
+            load("e")
 
 
 def _with_attributes(module: str, name: str) -> bytes:

@@ -65,12 +65,16 @@ def selector(name: str, patterns: list[str] | None) -> Callable[[str], bool] | b
     return lambda key: any(fnmatch.fnmatchcase(f"{name}.{key}", pattern) for pattern in inner)
 
 
+def _refusal(checkpoint: Any, file: str, failure: Exception) -> NebulaConfigError:
+    return NebulaConfigError(f"{checkpoint.tag}, {file}: {failure}. Manager(..., weights_only=False) trusts all files of its path")
+
+
 def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
     """Loads the object of a file, with tensors in memory of their own, so that none keeps the file mapped."""
     try:
         return loading.load_own(checkpoint._map(file, lazily=True), file, weights_only)
     except pickle.UnpicklingError as failure:
-        raise NebulaConfigError(f"{failure}. Manager(..., weights_only=False) trusts all files of its path") from failure
+        raise _refusal(checkpoint, file, failure) from failure
 
 
 def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], bool] | bool, strict: bool, weights_only: bool) -> list[str]:
@@ -90,7 +94,7 @@ def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], boo
     try:
         return loading.load_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
     except pickle.UnpicklingError as failure:
-        raise NebulaConfigError(f"{failure}. Manager(..., weights_only=False) trusts all files of its path") from failure
+        raise _refusal(checkpoint, file, failure) from failure
 
 
 def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weights_only: bool) -> list[str]:

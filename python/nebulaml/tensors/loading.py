@@ -85,6 +85,8 @@ def _is_zip(mapped: _nebula.Map) -> bool:
 
 
 def _storage_of(mapped: _nebula.Map) -> torch.UntypedStorage:
+    if not len(memoryview(mapped)):
+        return torch.UntypedStorage(0)
     return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
 
 

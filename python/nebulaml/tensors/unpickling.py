@@ -90,6 +90,10 @@ class _Unusual(Exception):
     """The file, or the way to load it, is one that only torch knows."""
 
 
+class _HoldsCode(pickle.UnpicklingError):
+    """An untrusted file is an archive of torch.jit.save."""
+
+
 class _Records:
     """The records of a file.
 
@@ -416,13 +420,13 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
         pass
     try:
         return _with_torch(torch._weights_only_unpickler, mapped, map_location, _shared(storage, own_bytes))
-    except NebulaError:
+    except (NebulaError, _HoldsCode):
         raise
     except _REFUSALS as failure:
         needed = _needed(mapped, storage)
-        more = f" It needs {', '.join(needed)}: allow them by torch.serialization.add_safe_globals([...])," if needed else ""
+        more = f"It needs {', '.join(needed)}: allow them by torch.serialization.add_safe_globals([...]), or load" if needed else "Load"
         raise pickle.UnpicklingError(
-            f"{failure}. The file holds more than tensors and plain values.{more} or load it with weights_only=False if you trust it"
+            f"{str(failure).rstrip('.')}. The file holds more than tensors and plain values. {more} it with weights_only=False if you trust it"
         ) from None
 
 
@@ -447,7 +451,12 @@ def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: to
     file = MapFile(mapped)
     try:
         with torch.serialization._open_zipfile_reader(file) as archive:
-            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+            if not torch.serialization._is_torchscript_zip(archive):
+                return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+        if module is not pickle:
+            raise _HoldsCode("the file is a TorchScript archive, which holds code: load it with weights_only=False if you trust it")
+        file.seek(0)
+        return torch.jit.load(file, map_location=map_location)
     except Exception:
         if file.failure:
             raise file.failure from None
