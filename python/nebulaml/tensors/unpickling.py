@@ -13,6 +13,7 @@ import gc
 import io
 import os
 import pickle
+import pickletools
 import sys
 import threading
 from collections import OrderedDict
@@ -436,7 +437,10 @@ def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
         unpickler = torch._weights_only_unpickler
         content = _Records(mapped, storage).content("data.pkl")
         known = {*unpickler._get_allowed_globals(), *unpickler._get_user_allowed_globals()}
-        return sorted(set(unpickler.get_globals_in_pkl(io.BytesIO(content))) - known)
+        if hasattr(unpickler, "get_globals_in_pkl"):
+            return sorted(set(unpickler.get_globals_in_pkl(io.BytesIO(content))) - known)
+        # torch 2.4, whose unpickler knows no other opcode that looks up a name
+        return sorted({name.replace(" ", ".") for opcode, name, _ in pickletools.genops(content) if opcode.name == "GLOBAL"} - known)
     except Exception:  # this is only a hint, made with parts of torch that are not in every release
         return []
 
