@@ -287,6 +287,28 @@ def test_the_state_of_an_optimizer_of_other_shapes_is_refused_with_key_and_both_
     train(*others)
 
 
+def test_if_one_item_does_not_fit_no_item_changes(manager):
+    parts = made()
+    train(*parts, 2)
+    manager.save(1, {**items(*parts), "state": {"w": torch.ones(3)}})
+    for has_stepped in (False, True):
+        others = made(1)
+        if has_stepped:
+            train(*others)
+        longer = torch.optim.AdamW([*others[0].parameters(), torch.nn.Parameter(torch.ones(2))])
+        before = {name: value.clone() for name, value in others[0].state_dict().items()}
+        for wrong, said in (
+            ({"optimizer": longer}, r"groups of \[7\] parameters expected, the checkpoint has groups of \[6\]"),
+            ({"state": {"w": torch.ones(4)}}, r"shape \(4,\) expected, the checkpoint has \(3,\)"),
+            ({"state": {"v": torch.ones(3)}}, "is missing in the checkpoint"), ({"state": 3}, "nothing can be restored into a int"),
+            ({"other": {}}, "has no item 'other'"),
+        ):  # fmt: skip
+            with pytest.raises(nm.NebulaError, match=said):
+                manager.restore({"model": others[0], "scheduler": others[2], **wrong})
+            assert all(torch.equal(before[name], value) for name, value in others[0].state_dict().items())
+            assert others[2].last_epoch == int(has_stepped)
+
+
 def mapped_files():
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
 

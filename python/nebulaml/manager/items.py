@@ -13,7 +13,7 @@ import torch
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import loading
 
-__all__ = ["check_keys", "load", "restore", "selector", "state_of"]
+__all__ = ["check_keys", "load", "plan", "selector", "state_of"]
 
 log = logging.getLogger("nebulaml")
 
@@ -77,14 +77,16 @@ def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
         raise _refusal(checkpoint, file, failure) from failure
 
 
-def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], bool] | bool, strict: bool, weights_only: bool) -> list[str]:
-    """Restores a target in place. Returns a sentence for each part that was left out."""
+def plan(
+    checkpoint: Any, file: str, target: Any, select: Callable[[str], bool] | bool, strict: bool, weights_only: bool
+) -> Callable[[], list[str]]:
+    """Checks that a file fits its target, and returns a function that restores in place. That returns a sentence for each part left out."""
     target = _bare(target)
     part = None if select is True else select
     if not isinstance(target, torch.nn.Module) and callable(getattr(target, "load_state_dict", None)):
         if part is not None:
             raise NebulaConfigError(f"{file}: a {type(target).__name__} can only be restored as a whole")
-        return _restore_stateful(checkpoint, file, target, strict, weights_only)
+        return _plan_stateful(checkpoint, file, target, strict, weights_only)
     if not isinstance(target, (torch.nn.Module, torch.Tensor, dict, list)):
         raise NebulaConfigError(
             f"{file}: nothing can be restored into a {type(target).__name__}: give a module, an optimizer, something else with "
@@ -92,39 +94,47 @@ def restore(checkpoint: Any, file: str, target: Any, select: Callable[[str], boo
         )
     assert part is not False
     try:
-        return loading.load_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
+        return loading.plan_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
     except pickle.UnpicklingError as failure:
         raise _refusal(checkpoint, file, failure) from failure
 
 
-def _restore_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weights_only: bool) -> list[str]:
-    try:
-        if isinstance(target, torch.optim.Optimizer) and _refill(checkpoint, file, target, weights_only):
-            return []
-        saved = load(checkpoint, file, weights_only)
-        problems = _misfits(target, saved, file) if isinstance(target, torch.optim.Optimizer) else []
-        if problems and strict:
-            kind = type(target).__name__
-            raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {loading.in_lines(problems)}")
+def _plan_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weights_only: bool) -> Callable[[], list[str]]:
+    fill = _plan_refill(checkpoint, file, target, weights_only) if isinstance(target, torch.optim.Optimizer) else None
+    if fill is not None:
+        return fill
+    saved = load(checkpoint, file, weights_only)
+    problems = _misfits(target, saved, file) if isinstance(target, torch.optim.Optimizer) else []
+    if problems and strict:
+        kind = type(target).__name__
+        raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {loading.in_lines(problems)}")
+
+    def run() -> list[str]:
         if problems:
             return problems
-        target.load_state_dict(saved)
-    except NebulaError:
-        raise
-    except (ValueError, KeyError, TypeError, RuntimeError) as failure:
-        if strict:
-            raise NebulaConfigError(f"{file} does not fit the {type(target).__name__} that it is restored into: {failure}") from failure
-        return [f"{file}: {failure}"]
-    return []
+        try:
+            target.load_state_dict(saved)
+        except NebulaError:
+            raise
+        except (ValueError, KeyError, TypeError, RuntimeError) as failure:
+            if strict:
+                raise NebulaConfigError(f"{file} does not fit the {type(target).__name__} that it is restored into: {failure}") from failure
+            return [f"{file}: {failure}"]
+        return []
+
+    return run
 
 
 def _misfits(optimizer: torch.optim.Optimizer, saved: Any, file: str) -> list[str]:
-    """Returns a sentence for each tensor of a saved state that has not the shape of its parameter.
+    """Returns a sentence for each part of a saved state that does not fit the parameters.
 
-    load_state_dict() takes such a state, and a later step fails, or changes the wrong values.
+    load_state_dict() takes tensors of other shapes, and a later step fails, or changes the wrong values.
     """
-    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
+    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict) or not isinstance(saved.get("param_groups"), list):
         return []
+    now_groups, groups = [len(group["params"]) for group in optimizer.param_groups], [len(group["params"]) for group in saved["param_groups"]]
+    if now_groups != groups:
+        return [f"{file}['param_groups']: groups of {now_groups} parameters expected, the checkpoint has groups of {groups}"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     problems = []
@@ -140,15 +150,22 @@ def _misfits(optimizer: torch.optim.Optimizer, saved: Any, file: str) -> list[st
     return problems
 
 
-def _refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, weights_only: bool) -> bool:
-    """Loads into the tensors that an optimizer already has. Returns False if it has none yet, or others."""
+def _plan_refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, weights_only: bool) -> Callable[[], list[str]] | None:
+    """As plan(), into the tensors that an optimizer already has. None: it has none yet, or others."""
     current = optimizer.state_dict()
     if not current["state"]:
-        return False
+        return None
     into = {"state": current["state"], "param_groups": [dict(group) for group in current["param_groups"]]}
     try:
-        loading.load_part(checkpoint._map(file, lazily=True), into, file, weights_only)
+        fill = loading.plan_part(checkpoint._map(file, lazily=True), into, file, weights_only)
+    except pickle.UnpicklingError as failure:
+        raise _refusal(checkpoint, file, failure) from failure
     except NebulaConfigError:
-        return False
-    optimizer.load_state_dict(into)
-    return True
+        return None
+
+    def run() -> list[str]:
+        fill()
+        optimizer.load_state_dict(into)
+        return []
+
+    return run

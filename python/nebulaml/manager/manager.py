@@ -245,7 +245,8 @@ class Manager:
 
         step: the version; None: the newest. keys: patterns of the parts to restore, for example "model", "model.encoder.*" or "*";
         None: all. strict: names, shapes and types must fit; otherwise parts that do not fit stay as they are, and the log names
-        them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit.
+        them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit. Then it has
+        changed nothing, unless it is a load_state_dict() of the program that refuses.
         """
         self._raise_late()
         if not isinstance(targets, Mapping):
@@ -262,9 +263,13 @@ class Manager:
             file = self._find(checkpoint, EXTRA, said, files, False)
             extra = None if file is None else kinds.load(checkpoint, file, self._weights_only)
         left_out: list[str] = [f"item {name!r} is not in the checkpoint" for name, file in found.items() if file is None]
-        for name, file in found.items():
-            if file is not None:
-                left_out += kinds.restore(checkpoint, file, targets[name], wanted[name], strict, self._weights_only)
+        ready = [  # first all checks: if one item does not fit, no other one has changed
+            kinds.plan(checkpoint, file, targets[name], wanted[name], strict, self._weights_only)
+            for name, file in found.items()
+            if file is not None
+        ]
+        for restore in ready:
+            left_out += restore()
         if left_out:
             log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)

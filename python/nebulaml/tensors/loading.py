@@ -18,7 +18,7 @@ from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError
 from . import dense, device, unpickling, uploading
 
-__all__ = ["load", "load_into", "load_own", "load_part", "load_tensors"]
+__all__ = ["load", "load_into", "load_own", "load_tensors", "plan_part"]
 
 # Layouts whose tensors cannot change their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -96,20 +96,21 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     Containers must have the same keys and lengths, tensors the same shape and dtype. All this is checked before anything is changed.
     Values that are not tensors replace those of ``target``. Returns ``target``. Raises NebulaConfigError if the two do not fit.
     """
-    load_part(mapped, target, name, weights_only)
+    plan_part(mapped, target, name, weights_only)()
     return target
 
 
-def load_part(
+def plan_part(
     mapped: _nebula.Map,
     target: Any,
     name: str,
     weights_only: bool | None = None,
     select: Callable[[str], bool] | None = None,
     strict: bool = True,
-) -> list[str]:
-    """Does load_into() for the keys that ``select`` accepts (None: all). Without ``strict``, returns a sentence for each part that does not
-    fit.
+) -> Callable[[], list[str]]:
+    """Checks what load_into() checks, for the keys that ``select`` accepts (None: all), and returns a function that loads.
+
+    Without ``strict`` parts that do not fit are left out. The function returns a sentence for each of them.
     """
     file = _Lazy(mapped, name, weights_only)
     source, root, state = file.source, target, file.source
@@ -138,18 +139,23 @@ def load_part(
     if plan.problems and strict:
         raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {in_lines(plan.problems)}")
     is_part = not strict or select is not None
-    if made and not is_part:
-        file.fetch_all()
-        root.load_state_dict(state)
-    else:
-        plan.run(mapped, file.storage)
-    if made and is_part and isinstance(state, dict):
-        file.fetch_all()
-        fitting = {key: state[key] for key in made & state.keys() if _is_free(key, state[key]) or _fits(state[key], root.state_dict()[key])}
-        root.load_state_dict(fitting, strict=False)
-    if select is not None and root is not target and not isinstance(root, torch.nn.Module):
-        root.update(target)
-    return plan.problems
+
+    def run() -> list[str]:
+        if made and not is_part:
+            file.fetch_all()
+            root.load_state_dict(state)
+        else:
+            plan.run(mapped, file.storage)
+        if made and is_part and isinstance(state, dict):
+            file.fetch_all()
+            now = root.state_dict()
+            fitting = {key: state[key] for key in made & state.keys() if _is_free(key, state[key]) or _fits(state[key], now[key])}
+            root.load_state_dict(fitting, strict=False)
+        if select is not None and root is not target and not isinstance(root, torch.nn.Module):
+            root.update(target)
+        return plan.problems
+
+    return run
 
 
 def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
