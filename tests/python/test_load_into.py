@@ -221,6 +221,23 @@ def test_dtensors_get_this_ranks_shard_in_place_and_no_other_ranks(place, monkey
     assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["all\n"] * 2
 
 
+def test_a_lazy_module_becomes_what_was_saved(nm):
+    saved = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3))
+    checkpoint = nm.Checkpoint("lazy")
+    checkpoint.save("m.pt", saved.state_dict())
+    checkpoint.save("unknown.pt", torch.nn.LazyLinear(3).state_dict())
+    checkpoint.commit()
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())
+    checkpoint.load_into("m.pt", lazy)
+    assert all(torch.equal(value, saved.state_dict()[name]) for name, value in lazy.state_dict().items())
+    assert lazy(torch.ones(2, 5)).shape == (2, 3)
+    with pytest.raises(nebulaml.NebulaConfigError, match=r"\['0.weight'\]: a parameter that is not initialized holds no values: give the module"):
+        checkpoint.load_into("m.pt", dict(torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.BatchNorm1d(3)).state_dict()))
+    for target in (torch.nn.Linear(5, 3), torch.nn.LazyLinear(3)):
+        with pytest.raises(nebulaml.NebulaConfigError, match="the checkpoint has a parameter that was not initialized"):
+            checkpoint.load_into("unknown.pt", target)
+
+
 @pytest.fixture
 def cold(nm, place):
     """Saves an object so that only storage has it. Returns the checkpoint that a new agent finds."""

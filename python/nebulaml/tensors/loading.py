@@ -128,7 +128,7 @@ def plan_part(
         made = _made(root, target)
         if made and isinstance(source, dict):
             # Only the module knows how to load values that are no tensors, and extra state.
-            free = {key for key in made & source.keys() if _is_free(key, target[key])}
+            free = {key for key in made & source.keys() if _is_free(key, target[key]) and not _is_lazy(source[key])}
             target = {key: value for key, value in target.items() if key not in free}
             source = {key: value for key, value in source.items() if key not in free}
     plan = _Plan()
@@ -149,7 +149,7 @@ def plan_part(
         if made and is_part and isinstance(state, dict):
             file.fetch_all()
             now = root.state_dict()
-            fitting = {key: state[key] for key in made & state.keys() if _is_free(key, state[key]) or _fits(state[key], now[key])}
+            fitting = {key: state[key] for key in made & state.keys() if _is_free(key, now[key]) or _fits(state[key], now[key])}
             root.load_state_dict(fitting, strict=False)
         if select is not None and root is not target and not isinstance(root, torch.nn.Module):
             root.update(target)
@@ -238,6 +238,8 @@ def _shard_problem(source: torch.Tensor, target: torch.Tensor) -> str:
 
 
 def _memory_of(tensor: torch.Tensor) -> int | None:
+    if torch.nn.parameter.is_lazy(tensor):
+        return None  # its module makes it when it loads a state
     try:
         return int(_local(tensor).untyped_storage()._cdata)
     except NotImplementedError:  # a sparse tensor has no storage
@@ -245,7 +247,12 @@ def _memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def _is_free(key: str, value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or key.rpartition(".")[2] == "_extra_state"
+    """Returns True for a value of a module that is compared with nothing: its module alone knows what it may become."""
+    return not isinstance(value, torch.Tensor) or _is_lazy(value) or key.rpartition(".")[2] == "_extra_state"
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch.nn.parameter.is_lazy(value)
 
 
 class _Plan:
@@ -291,6 +298,10 @@ class _Plan:
     def tensor(self, source: Any, target: torch.Tensor, path: str) -> None:
         if not isinstance(source, torch.Tensor):
             self.problems.append(f"{path}: a tensor expected, the checkpoint has {type(source).__name__}")
+        elif _is_lazy(source):
+            self.problems.append(f"{path}: a tensor expected, the checkpoint has a parameter that was not initialized")
+        elif _is_lazy(target):
+            self.problems.append(f"{path}: a parameter that is not initialized holds no values: give the module, not its state_dict()")
         elif source.shape != target.shape:
             self.problems.append(
                 f"{path}: shape {tuple(target.shape)} expected, the checkpoint has {tuple(source.shape)}"
