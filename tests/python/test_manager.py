@@ -268,6 +268,20 @@ def test_an_optimizer_that_has_its_tensors_gets_values_into_them(manager):
     assert others[1].param_groups[0]["lr"] == parts[1].param_groups[0]["lr"]
 
 
+def test_a_pattern_that_matches_no_key_is_no_success(manager, caplog):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    manager.save(1, {"model": model})
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(nm.NebulaConfigError, match=r"^global_step1: keys='model\.1\.wieght' matches no key"):
+        manager.restore({"model": other}, keys=["model.0.*", "model.1.wieght"])
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+    manager.restore({"model": other}, keys=["model.0.*", "model.1.wieght"], strict=False)
+    assert torch.equal(other[0].weight, model[0].weight) and "keys='model.1.wieght' matches no key" in caplog.text
+    manager.restore({"model": other}, keys=["*.1.weight", "model.1.b*"])
+    assert torch.equal(other[1].weight, model[1].weight) and torch.equal(other[1].bias, model[1].bias)
+
+
 @pytest.mark.parametrize("has_stepped", [False, True])
 def test_the_state_of_an_optimizer_of_other_shapes_is_refused_with_key_and_both_shapes(manager, caplog, has_stepped):
     parts = made()

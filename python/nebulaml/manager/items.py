@@ -13,7 +13,7 @@ import torch
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import loading
 
-__all__ = ["check_keys", "load", "plan", "selector", "state_of"]
+__all__ = ["check_keys", "load", "plan", "selector", "state_of", "without_a_match"]
 
 log = logging.getLogger("nebulaml")
 
@@ -55,14 +55,28 @@ def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[s
     return patterns
 
 
-def selector(name: str, patterns: list[str] | None) -> Callable[[str], bool] | bool:
-    """Returns True to restore the whole item, False to skip it, or else a function that is True for the keys to restore."""
+def selector(name: str, patterns: list[str] | None, matched: set[str]) -> Callable[[str], bool] | bool:
+    """Returns True to restore the whole item, False to skip it, or else a function that is True for the keys to restore.
+
+    The function adds the patterns that match a key to ``matched``.
+    """
     if patterns is None or any("." not in pattern and fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
         return True
     inner = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern.partition(".")[0])]
     if not inner:
         return False
-    return lambda key: any(fnmatch.fnmatchcase(f"{name}.{key}", pattern) for pattern in inner)
+
+    def select(key: str) -> bool:
+        found = {pattern for pattern in inner if fnmatch.fnmatchcase(f"{name}.{key}", pattern)}
+        matched.update(found)
+        return bool(found)
+
+    return select
+
+
+def without_a_match(patterns: list[str] | None, matched: set[str]) -> list[str]:
+    """Returns a sentence for each pattern of keys that no key has matched, neither of the target nor of the checkpoint."""
+    return [f"keys={pattern!r} matches no key of its item" for pattern in patterns or () if "." in pattern and pattern not in matched]
 
 
 def _refusal(checkpoint: Any, file: str, failure: Exception) -> NebulaConfigError:

@@ -256,7 +256,8 @@ class Manager:
         if checkpoint is None:
             return None
         said, files = checkpoint._said(), checkpoint._all_files()
-        wanted = {name: select for name in targets if (select := kinds.selector(name, patterns)) is not False}
+        matched: set[str] = set()
+        wanted = {name: select for name in targets if (select := kinds.selector(name, patterns, matched)) is not False}
         found = {name: self._find(checkpoint, name, said, files, strict) for name in wanted}
         extra = None
         if EXTRA not in targets and patterns is None:
@@ -268,6 +269,10 @@ class Manager:
             for name, file in found.items()
             if file is not None
         ]
+        unmatched = kinds.without_a_match(patterns, matched)
+        if unmatched and strict:
+            raise NebulaConfigError(f"{checkpoint.tag}: {in_lines(unmatched)}")
+        left_out += unmatched
         for restore in ready:
             left_out += restore()
         if left_out:
