@@ -139,3 +139,16 @@ def test_the_state_of_other_optimizers_is_not_counted():
     assert preparing.state_to_come(torch.optim.LBFGS(model.parameters())) == []
     assert preparing.state_to_come(torch.optim.Adafactor(model.parameters())) == []  # its step looks at values
     assert preparing.state_to_come(model) == []
+
+
+def test_what_cannot_be_saved_is_refused_before_training_as_it_would_be_at_the_save(place):
+    nm.init(place.storage, 0, 2)
+    with pytest.raises(nm.NebulaPicklingError, match=r"object\['a'\]\.callback: an object of type builtins\.function cannot be pickled"):
+        nm.prepare({"a": Odd(callback=lambda: 0)})
+    with nm.Manager(place.root / "other") as manager, pytest.raises(nm.NebulaPicklingError, match="cannot be pickled"):
+        manager.prepare({"extra": lambda: 0})
+
+
+class Odd:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)

@@ -18,7 +18,7 @@ from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaPicklingError
 from . import dense, device
 
-__all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
+__all__ = ["Capture", "capture", "file_parts", "outline", "ranges", "unprotectable"]
 
 log = logging.getLogger("nebulaml")
 
@@ -125,8 +125,16 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
 
     Raises NebulaPicklingError, with the path inside the object, if torch.save cannot write it either.
     """
+    taken = outline(obj, name)
+    if taken.whole:
+        return taken
+    return taken._replace(filler=device.plan(taken.storages, overlap), unprotectable=unprotectable(taken.storages))
+
+
+def outline(obj: Any, name: str = "object") -> Capture:
+    """Does the part of capture() that begins no copy. Raises like that."""
     try:
-        pickle, storages = _dump(obj)
+        return Capture(*_dump(obj))
     except (RecursionError, MemoryError):
         raise
     except Exception as failure:
@@ -135,7 +143,6 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
         if whole is None:
             raise _explain(obj, name, failure) from failure
         return Capture(whole, _nebula.Ranges(), True)
-    return Capture(pickle, storages, False, device.plan(storages, overlap), unprotectable(storages))
 
 
 def ranges(parts: Any, name: str) -> _nebula.Ranges:

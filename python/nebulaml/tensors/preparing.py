@@ -20,7 +20,8 @@ def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
 
     The tensors of ``state`` move to huge pages. Returns at once. State that an optimizer makes at its first step is counted.
     """
-    pickle, found = pickling._dump(state)
+    taken = pickling.outline(state)
+    pickle, found = taken.pickle, taken.storages
     device.expect(found)
     for size in state_to_come(item):
         found.append(0, size, None)
