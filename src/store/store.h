@@ -35,8 +35,8 @@
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
  *                Otherwise keys are cut at the first '/' after the prefix, and equal ones are folded into one entry (is_prefix), which is
  *                sorted as if its key ended with '/'. `from` is NULL, or `next` of the page before. A page may be empty although `next` is
- *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. An object that
- *                appears or goes during a listing may be in it or not.
+ *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. A container or bucket
+ *                that does not exist is a failure. An object that appears or goes during a listing may be in it or not.
  *      list_after gives the first page of a deep list of all objects, but begins behind `key`. `next` leads to the page after it, in a list of
  *                the prefix "". The page may lack an object whose key begins with `key` and has one more character. NULL, or a failure: the
  *                store cannot begin a list there.

@@ -182,6 +182,33 @@ def test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was(name, tmp_p
     assert "removed 2 of 3 checkpoints" in said
 
 
+MISSING = {
+    "azure": "az://devstoreaccount1/nosuch/x",
+    "s3": "s3://nosuch/x",
+    "two accounts": "az://devstoreaccount1,nebulatwo/nosuch/x",
+    "two buckets": "s3://nebula,nosuch/x",
+    "adls": "abfss://nosuch@datalake.dfs.core.windows.net/x",
+    "gs": "gs://nosuch/x",
+}
+
+
+@pytest.mark.parametrize(("name", "path"), MISSING.items())
+def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path, run, make, serve, tmp_path):
+    store = make("global_step1", "model.pt=100")
+    for words in (
+        ["list", "--path", path],
+        ["verify", "--path", path],
+        ["prune", "--keep-last", "1", "--path", path],
+        ["restore", "latest", "--to", tmp_path / "out", "--path", path],
+        ["copy", path, tmp_path / "copy"],
+        ["copy", store, path],
+    ):
+        told = run(*words, **serve(name))
+        assert told.returncode == 4 and re.search("404 .*: create the (container|bucket)", told.stderr), (words, told)
+    told = run("doctor", "--path", path, **serve(name))
+    assert re.search("may list +BAD .*: create the (container|bucket)", told.stdout), told.stdout
+
+
 @pytest.mark.parametrize("name", ["s3", "gs"])
 def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, tmp_path):
     assert "resumed" in run_beside(name, tmp_path, DCP)

@@ -109,7 +109,7 @@ static enum nebula_status fetch(struct listing *listing, const char *directory, 
         *ret_next = NULL;
         if (response.status == 200)
                 status = read_page(listing, &response, error);
-        else if (response.status != 404 && strcmp(azure_code(&response), "PathIsNotDirectory"))
+        else if (strcmp(azure_code(&response), "PathNotFound") && strcmp(azure_code(&response), "PathIsNotDirectory"))
                 status = adls_fail(store, OBJECT_LIST, listing->prefix, &response, error);
         if (!status && response.status == 200 && next && *next) {
                 *ret_next = strdup(next);

@@ -50,7 +50,8 @@ enum nebula_status azure_fail(const struct object_store *store, enum object_deed
         enum nebula_status status = NEBULA_STORAGE;
         char text[256];
 
-        if (response->status == 404 && (deed == OBJECT_READ || !(is_code(response, "ContainerNotFound") || is_code(response, "FilesystemNotFound"))))
+        if (response->status == 404 && deed != OBJECT_LIST &&
+            (deed == OBJECT_READ || !(is_code(response, "ContainerNotFound") || is_code(response, "FilesystemNotFound"))))
                 status = NEBULA_NOT_FOUND;
         else if (response->status == 413 || is_code(response, "RequestBodyTooLarge") || is_code(response, "OutOfRangeInput"))
                 status = NEBULA_INVALID;

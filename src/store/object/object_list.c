@@ -216,9 +216,7 @@ static enum nebula_status list(struct store *base, const char *prefix, bool deep
                 return status;
         if (response.status == 200)
                 status = take_page(store, prefix, &response, ret_page, error);
-        else if (response.status == 404)
-                *ret_page = (struct store_page){ 0 };
-        else
+        else /* 404, too: a prefix without objects gives an empty list, so it is the container that is missing */
                 status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
         http_response_done(&response);
         return status;

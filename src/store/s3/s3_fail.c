@@ -49,7 +49,7 @@ enum nebula_status s3_explain(const struct object_store *store, enum object_deed
         char code[OBJECT_CODE_SIZE], text[320];
 
         s3_code(response, code);
-        if (response->status == 404 && (deed == OBJECT_READ || !IS_ONE_OF(code, "NoSuchBucket", "NoSuchUpload")))
+        if (response->status == 404 && deed != OBJECT_LIST && (deed == OBJECT_READ || !IS_ONE_OF(code, "NoSuchBucket", "NoSuchUpload")))
                 status = NEBULA_NOT_FOUND;
         else if (response->status == 413 || IS_ONE_OF(code, "EntityTooLarge", "KeyTooLongError"))
                 status = NEBULA_INVALID;
