@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "os/os.h"
+#include "store/place.h"
 
 /* Removes "", "." and ".." from the text of the path without looking at links, as Python's abspath does: that is the
  * name under which the agent knows the path. */
@@ -51,8 +52,12 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.80s...\" is too long", path);
         if (!text_is_utf8(ret_path, (size_t)length)) /* it may come from the current directory */
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", ret_path);
-        if (!is_url)
+        if (is_url) {
+                place_keep(ret_path); /* store_open finds the signature; nothing prints it */
+                place_settle(ret_path);
+        } else {
                 normalise(ret_path);
+        }
         return NEBULA_OK;
 }
 

@@ -43,6 +43,7 @@
         LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
         LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
         LOCK(LOCK_OBJECT_STORE)  /* azure_private.h, s3_private.h: the credential of a store, found once */ \
+        LOCK(LOCK_STORE_PLACES)  /* store/place.c: the signatures of storage paths */ \
         LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the list of tokens */ \
         LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: one token */ \
         LOCK(LOCK_OBJECT_PARTS)  /* store/object/object_parts.c: parts that no thread has taken */ \

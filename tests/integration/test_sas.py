@@ -57,6 +57,35 @@ assert "no damage" in nebula("verify")
 print("durable")
 """
 
+# The SAS is in the storage path. No output shows it, and a trainer that comes with a new one finds the version that waits.
+IN_PATH = """
+def told_by(path):
+    words = ("status", "status --json", "list", "list --json", "doctor --json", "inspect latest", "verify", "pin", "flush --timeout 1", "prune --keep-last 1")
+    for one in words:
+        done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *one.split(), "--path", path], capture_output=True, text=True, timeout=60)
+        assert "sig=" not in done.stdout + done.stderr, one
+        yield done
+
+os.environ["NEBULA_STORE_MBPS"] = "3"
+old = PATH + "?" + sas(seconds=3)
+nm.init(old, 0, 2, on_error="raise")
+checkpoint = save(1, 24)
+told = until(lambda: (text := nebula("status")) and "has expired, at 20" in text and text)
+assert "start again with a new one in the path" in told, told
+list(told_by(old))
+del os.environ["NEBULA_STORE_MBPS"]
+new = PATH + "//?" + sas()
+nm.init(new, 0, 2, on_error="raise")
+found = nm.get_latest_checkpoint()
+assert found.tag == "global_step1" and (found.load("m.pt")["w"] == 1).all()
+found.wait("durable", 60)
+assert all(done.returncode == 0 for done in told_by(new))
+assert nebula("status").count(PATH) == 1, nebula("status")  # one job
+log = "".join(one.read_text() for one in pathlib.Path(os.environ["NEBULA_RUNTIME_DIR"]).parent.glob("nb-" + test.RUN + "*/agent.log"))
+assert PATH in log and "sig=" not in log, log
+print("durable")
+"""
+
 RIGHTS = """
 import re, signal
 def becomes(permissions):
@@ -102,6 +131,11 @@ print("all said")
 @needs_npm
 def test_an_upload_whose_sas_ends_goes_on_when_the_file_has_a_new_one(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + ENDS)
+
+
+@needs_npm
+def test_the_sas_of_a_storage_path_is_never_shown_and_can_be_replaced(tmp_path):
+    assert "durable" in run_beside("azure", tmp_path, SETUP + IN_PATH)
 
 
 @needs_npm

@@ -8,6 +8,7 @@
 #include "agent/log.h"
 #include "os/os.h"
 #include "os/thread.h"
+#include "store/place.h"
 
 #define WAIT_MS 1000  /* less than the command's 5 s for an answer to its greeting */
 #define LINKS_MAX 40  /* the kernel's limit */
@@ -253,6 +254,8 @@ void location_resolve(struct catalogue *catalogue, char *path)
                 memmove(path, path + sizeof scheme - 1, length + 2 - sizeof scheme);
         if (path[0] == '/')
                 resolve(catalogue, path, 0);
+        else
+                place_settle(path);
 }
 
 void location_resolve_parent(struct catalogue *catalogue, char *path)

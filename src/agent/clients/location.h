@@ -1,10 +1,11 @@
 /*
- * location.h - one directory is one path, however it is spelled.
+ * location.h - one directory, or one place in an object store, is one path, however it is spelled.
  *
  * A client sends a storage path as its user wrote it: with symbolic links, "..", "//" or "file://". Two spellings of one
  * directory must be one job: otherwise two trainers overwrite each other's files. So the agent replaces each path from a
  * client by the path without links. A part that does not exist yet keeps its spelling. If a directory is mounted at two
- * places, its path is that of the job that came first; device and inode show that it is the same.
+ * places, its path is that of the job that came first; device and inode show that it is the same. The path of an object store has no
+ * signature (store/place.h).
  *
  * A file system may hang. The caller then waits for a second, and takes the path to which the same spelling led before, or
  * else the spelling itself.

@@ -14,6 +14,7 @@
 #include "agent/clients/session_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/place.h"
 #include "store/store.h"
 
 #define RIVAL_GONE_NS 500000000 /* a connection that was just closed is not seen to be gone at once */
@@ -198,7 +199,11 @@ static enum nebula_status request_hello(struct connection *connection, const voi
         if (!hello)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         memcpy(hello, payload, sizeof *hello);
+        if (hello->role == IPC_ROLE_TRAINER) /* the signature of a command may allow less */
+                place_keep(hello->persist_path);
         location_resolve(catalogue, hello->persist_path);
+        if (hello->persist_path[0] != '/')
+                spelling = hello->persist_path; /* a URL is the same on all nodes */
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
         status = enter(connection, hello, spelling, error);
@@ -455,6 +460,8 @@ static enum nebula_status request_find(struct connection *connection, const void
         if (!find)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
         memcpy(find, payload, sizeof *find);
+        if (connection->session->role == IPC_ROLE_TRAINER)
+                place_keep(find->persist_path);
         location_resolve(connection->catalogue, find->persist_path);
         status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
         free(find);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "store/place.h"
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
@@ -84,10 +85,13 @@ static void put_line(char **at, const struct line *line)
         put(at, line->forks, line->count * sizeof line->forks[0]);
 }
 
-/* The storage path is written too, so that the next agent can go on persisting. */
+/* The storage path is written too, with its signature, so that the next agent can go on persisting. The log is this user's alone. */
 static void put_job(char **at, const struct job *job)
 {
-        put_text(at, job->persist_path);
+        char *path = place_signed(job->persist_path);
+
+        put_text(at, path ? path : job->persist_path);
+        place_forget(path);
         put_text(at, job->name);
         put_text(at, job->output_dir);
         put_text(at, job->run);
@@ -358,6 +362,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
+                place_keep(settings->persist_path);
                 location_resolve(catalogue, settings->persist_path); /* an earlier agent may have known it by another spelling */
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         }

@@ -8,6 +8,7 @@
 #include "base/conf.h"
 #include "base/error.h"
 #include "store/adls/adls_private.h"
+#include "store/place.h"
 #include "store/http/crypt.h"
 
 struct object_limits adls_limits = {
@@ -148,7 +149,11 @@ static enum nebula_status parse(const char *url, struct azure_address *ret_addre
         root = make_root(ret_address);
         free(ret_address->root);
         ret_address->root = root;
-        status = root ? use_connection(ret_address, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
+        free(ret_address->place);
+        ret_address->place = strndup(url, strcspn(url, "?"));
+        if (!ret_address->sas)
+                ret_address->sas = place_query(url);
+        status = root && ret_address->place ? use_connection(ret_address, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
         if (status)
                 azure_address_done(ret_address);
         return status;

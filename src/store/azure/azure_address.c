@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "store/azure/azure_private.h"
 #include "store/http/url.h"
+#include "store/place.h"
 
 /* the account of every emulator; its key is public */
 #define EMULATOR_ACCOUNT "devstoreaccount1"
@@ -252,9 +253,10 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
         if (!address.prefix)
                 return object_wrong_url(text, "has a wrong path after the container", error);
         address.endpoint = is_az ? endpoint_of(address.account) : endpoint_in(&url, address.account, is_emulator);
-        address.sas = *url.query ? strdup(url.query) : NULL;
+        address.place = strndup(text, strcspn(text, "?"));
+        address.sas = *url.query ? strdup(url.query) : place_query(text);
         address.root = address.endpoint ? make_root(&address, is_az) : NULL;
-        if (!address.root || (*url.query && !address.sas)) {
+        if (!address.root || !address.place || (*url.query && !address.sas)) {
                 azure_address_done(&address);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
         }
@@ -266,6 +268,7 @@ void azure_address_done(struct azure_address *address)
 {
         free(address->endpoint);
         free(address->prefix);
+        free(address->place);
         object_forget(address->sas);
         free(address->root);
         *address = (struct azure_address){ 0 };

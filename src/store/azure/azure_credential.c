@@ -8,6 +8,7 @@
 #include "os/os.h"
 #include "store/azure/azure_private.h"
 #include "store/http/crypt.h"
+#include "store/place.h"
 
 static enum nebula_status use_key(const char *text, const char *source, struct azure_credential *credential, struct nebula_error *error)
 {
@@ -64,17 +65,32 @@ static enum nebula_status use_sas_file(const char *file, struct azure_credential
         return status || credential->sas_file ? status : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
 }
 
+/* The SAS that the file has now, or the last one with which a trainer named the storage path. */
+static enum nebula_status find_new(const struct azure_credential *credential, struct azure_credential *found)
+{
+        enum nebula_status status = NEBULA_NOT_FOUND;
+        char *query;
+
+        if (credential->sas_file)
+                return use_sas_file(credential->sas_file, found, NULL);
+        query = place_query(credential->place);
+        if (query)
+                status = use_sas(query, credential->source, found, NULL);
+        place_forget(query);
+        return status;
+}
+
 bool azure_credential_renew(struct azure_credential *credential, const char *used)
 {
         struct azure_credential found = { 0 };
         struct azure_old_sas *old;
 
-        if (!credential->sas_file)
+        if (!credential->sas_file && !credential->place)
                 return false;
         if (used != credential->sas) /* another thread has read the file since */
                 return true;
         old = malloc(sizeof *old);
-        if (!old || use_sas_file(credential->sas_file, &found, NULL) || !strcmp(found.sas, used)) {
+        if (!old || find_new(credential, &found) || !strcmp(found.sas, used)) {
                 free(old);
                 azure_credential_done(&found);
                 return false;
@@ -139,8 +155,10 @@ static enum nebula_status find(const struct azure_address *address, struct azure
         bool is_used;
         char *key;
 
-        if (address->sas)
+        if (address->sas) {
+                credential->place = address->place;
                 return use_sas(address->sas, "the SAS of the storage path", credential, error);
+        }
         status = use_connection(address, &is_used, credential, error);
         if (status || is_used)
                 return status;

@@ -33,7 +33,8 @@ struct azure_address {
         char account[AZURE_ACCOUNT_MAX], container[AZURE_CONTAINER_MAX];
         char *endpoint; /* "https://account.blob.core.windows.net", with no '/' at its end */
         char *prefix;   /* "", or it ends with '/' */
-        char *sas;      /* the SAS in the URL; NULL: none */
+        char *place;    /* the URL without its query */
+        char *sas;      /* the SAS in the URL, or the one that was kept for it (store/place.h); NULL: none */
         char *root;     /* for messages; without a secret */
 };
 enum nebula_status azure_address_parse(const char *url, struct azure_address *ret_address, struct nebula_error *error);
@@ -56,8 +57,9 @@ struct azure_credential {
         enum azure_proof proof;
         uint8_t key[AZURE_KEY_MAX];
         size_t key_size;
-        _Atomic(char *) sas;  /* without the leading '?'; a SAS from a file is replaced when the file has a new one */
-        char *sas_file;       /* the file that it was read from; NULL: it never changes */
+        _Atomic(char *) sas;  /* without the leading '?'; a SAS from a file or of the storage path is replaced when there is a new one */
+        char *sas_file;       /* the file that it was read from; NULL: none */
+        const char *place;    /* the storage path that it belongs to, of the address; NULL: none */
         struct azure_old_sas *old; /* replaced ones, which other threads may still read: kept until the store is closed */
         struct object_token *identity;
         char identity_name[AZURE_SOURCE_MAX];
@@ -65,7 +67,8 @@ struct azure_credential {
 };
 enum nebula_status azure_credential_find(const struct azure_address *address, struct azure_credential *ret_credential, struct nebula_error *error);
 void azure_credential_done(struct azure_credential *credential);
-/* After an answer that refused `used`: whether there is another SAS now. Reads the file again (lock held). */
+/* After an answer that refused `used`: whether there is another SAS now. Reads the file again, or takes the one of a trainer that has come
+ * since (lock held). */
 bool azure_credential_renew(struct azure_credential *credential, const char *used);
 
 struct azure_store {

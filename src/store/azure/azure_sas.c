@@ -60,13 +60,15 @@ static char missing(const char *permissions, enum object_deed deed)
 void azure_sas_advice(const struct azure_credential *credential, enum object_deed deed, char *ret_text, size_t size)
 {
         char end[40], may[40], lacks;
+        const char *remedy = credential->sas_file ? "write a new one into that file"
+                             : credential->place  ? "start again with a new one in the path; AZURE_STORAGE_SAS_TOKEN_FILE names a file whose SAS can be replaced"
+                                                  : "AZURE_STORAGE_SAS_TOKEN_FILE names a file whose SAS can be replaced";
 
         *ret_text = 0;
         azure_sas_param(credential->sas, "se", end, sizeof end);
         azure_sas_param(credential->sas, "sp", may, sizeof may);
         if (azure_sas_is_past(end))
-                snprintf(ret_text, size, "%s has expired, at %s; %s", credential->source, end,
-                         credential->sas_file ? "write a new one into that file" : "AZURE_STORAGE_SAS_TOKEN_FILE names a file whose SAS can be replaced");
+                snprintf(ret_text, size, "%s has expired, at %s; %s", credential->source, end, remedy);
         else if (*may && (lacks = missing(may, deed)))
                 snprintf(ret_text, size, "%s has sp=%s and lacks %c; writing takes a SAS with sp=rcwdl, reading one with sp=rl", credential->source, may, lacks);
 }
