@@ -10,6 +10,7 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "os/os.h"
+#include "store/place.h"
 #include "store/tag_log.h"
 
 #define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */
@@ -31,16 +32,29 @@ static bool is_kind(const char *path, enum os_kind kind)
         return !os->stat(path, true, &stat) && stat.kind == kind;
 }
 
+static bool is_url(const char *path)
+{
+        return strstr(path, "://") != NULL;
+}
+
 /* Cuts the last component off the path and copies it to ret_last; false at the root. */
 static bool cut_last(char *path, char ret_last[256])
 {
         char *slash = strrchr(path, '/');
 
-        if (!slash || slash == path || strlen(slash + 1) > 255)
-                return false;
-        strcpy(ret_last, slash + 1);
-        *slash = '\0';
-        return true;
+        char *url = is_url(path) ? place_signed(path) : NULL, *query = url ? strchr(url, '?') : NULL;
+        bool can_cut = slash && slash != path && slash[-1] != '/' && strlen(slash + 1) <= 255;
+
+        if (can_cut) {
+                strcpy(ret_last, slash + 1);
+                *slash = '\0';
+        }
+        if (can_cut && query) { /* a signature holds for what is above, too, or the store refuses it */
+                memmove(url + strlen(path), query, strlen(query) + 1);
+                place_keep(url);
+        }
+        place_forget(url);
+        return can_cut;
 }
 
 /* Whether the directory of that path is that of a tag. */
@@ -86,7 +100,12 @@ static enum nebula_status resolve_path(struct verify_target *target, struct nebu
         enum nebula_status status;
 
         strcpy(directory, target->path);
-        if (is_kind(directory, OS_KIND_FILE) && !cut_last(directory, file))
+        if (is_url(directory) && !holds_manifest(directory)) { /* TAG/FILE, or a storage path */
+                if (!cut_last(directory, file) || !holds_manifest(directory)) {
+                        strcpy(directory, target->path);
+                        file[0] = '\0';
+                }
+        } else if (is_kind(directory, OS_KIND_FILE) && !cut_last(directory, file))
                 return error_set(error, NEBULA_INVALID, 0, "cannot verify %s", target->path);
         if (!strncmp(file, "manifest-", 9) || strstr(file, ".record-")) {
                 if (strlen(directory) > 8 && !strcmp(directory + strlen(directory) - 8, "/" MANIFEST_DIRECTORY)) {
@@ -116,6 +135,10 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
 
         if (word && !*word) /* an empty path is not the current directory */
                 return error_set(error, NEBULA_INVALID, 0, "a tag or path is empty");
+        if (word && is_url(word) && !given_path) {
+                status = target_absolute(word, target->path, error);
+                return status ? status : resolve_path(target, error);
+        }
         status = target_open(given_path, &target->store, &absent);
         if (!status && all)
                 return NEBULA_OK;

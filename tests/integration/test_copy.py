@@ -53,6 +53,15 @@ def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_s
     assert (tmp_path / "back/latest").read_text() == "ev%2Fil%1B[31m<b>\u202e\n"
 
 
+def test_verify_takes_the_place_of_a_storage_a_version_or_a_file(run, make, each_storage):
+    run("copy", make("global_step1", "model.pt=1000", "optim.pt=1000"), each_storage)
+    for place, files in (("", 2), ("/", 2), ("/global_step1", 2), ("/global_step1/", 2), ("/global_step1/optim.pt", 1)):
+        checked = run("verify", each_storage + place)
+        assert checked.returncode == 0 and f"in {files} file" in checked.stdout, (place, checked)
+    missing = run("verify", each_storage + "/global_step2")
+    assert missing.returncode == 3 and "global_step2" in missing.stderr
+
+
 def test_people_see_neither_control_bytes_nor_a_progress_line_in_a_pipe(run, make, storage):
     store = make(HOSTILE, "m.pt=100000")
     told = run("copy", store, storage)
