@@ -34,14 +34,35 @@ static int harmless_length(const char *url)
         return (int)(at ? (size_t)(host - url) : strcspn(url, "?"));
 }
 
+/* Whether a component is a scheme, as in "/home/me/s3:/bucket/run". Python's pathlib.Path and os.path.abspath make that of a URL, and a
+ * directory of this name on this machine would take what belongs into the object store. */
+static bool was_url(const char *path)
+{
+        static const char *const schemes[] = { "az:", "abfs:", "abfss:", "s3:", "gs:", "https:", "http:", "file:" };
+
+        for (size_t length; *path; path += length + (path[length] == '/')) {
+                length = strcspn(path, "/");
+                for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
+                        if (length == strlen(schemes[i]) && !strncmp(path, schemes[i], length))
+                                return true;
+        }
+        return false;
+}
+
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
         const char *scheme_end = strstr(url, "://");
+        bool is_web;
 
+        if (!scheme_end && was_url(url))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "the storage path \"%.300s\" was a URL and has lost a '/', as pathlib.Path and os.path.abspath do it: "
+                                 "give the URL as a text", url);
         if (url[0] == '/' || !strncmp(url, "file://", 7))
                 return store_file.open(url, ret_store, error);
         if (!strncmp(url, "mem://", 6) && store_mem_is_allowed())
                 return store_mem.open(url, ret_store, error);
+        is_web = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
         for (size_t i = 0; i < offer_count; i++)
                 if (offers[i].takes(url))
                         return offers[i].ops->open(url, ret_store, error);
@@ -49,8 +70,9 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%.*s\" is neither an absolute path nor a URL", harmless_length(url), url);
         return error_set(error, NEBULA_INVALID, 0,
-                         "the storage path \"%.*s\": this build has no driver for \"%.*s\"; give a directory, or file:///directory",
-                         harmless_length(url), url, (int)(scheme_end - url), url);
+                         "the storage path \"%.*s\": there is no driver for \"%.*s\"%s; give a directory%s",
+                         harmless_length(url), url, (int)(scheme_end - url), url, is_web ? " with such a host" : "",
+                         offer_count ? ", or az://ACCOUNT/CONTAINER, abfss://CONTAINER@HOST, s3://BUCKET or gs://BUCKET, in small letters" : "");
 }
 
 void store_close(struct store *store)

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import os
+import pathlib
 import pydoc
 import shutil
 import signal
@@ -117,6 +118,7 @@ def test_numbers_of_numpy_are_numbers(place):
 
 REFUSED = {
     "a scheme that no driver has": {"persistent_storage_path": "ftp://host/run"},
+    "a URL that pathlib has shortened": {"persistent_storage_path": pathlib.PurePosixPath("s3://bucket/run")},
     "a path that is too long": {"persistent_storage_path": "/tmp/" + "a/" * 3000},
     "a job whose name is too long": {"job": "x" * 5000},
     "too many replicas": {"replicas": 9},

@@ -251,7 +251,7 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
                 return object_wrong_url(text, "names no container: 3 to 63 small letters, digits and single hyphens, after the account", error);
         address.prefix = object_make_prefix(path, size);
         if (!address.prefix)
-                return object_wrong_url(text, "has a wrong path after the container", error);
+                return object_wrong_url(text, "has a wrong path after the container: " OBJECT_PREFIX_RULE, error);
         address.endpoint = is_az ? endpoint_of(address.account) : endpoint_in(&url, address.account, is_emulator);
         address.place = strndup(text, strcspn(text, "?"));
         address.sas = *url.query ? strdup(url.query) : place_query(text);

@@ -209,7 +209,8 @@ enum nebula_status object_check_key(const struct object_store *store, const char
 enum nebula_status object_wrong_url(const char *url, const char *what, struct nebula_error *error);
 /* Takes the first component from a path. False: it is empty or too long. */
 bool object_take_component(const char **path, size_t *path_size, char *ret_text, size_t room);
-/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: the path is not valid, or no memory. */
+#define OBJECT_PREFIX_RULE "a component is empty, is . or .., ends with a dot or has more than 255 bytes, or there is a byte that no name can have"
+/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: the path is not valid (OBJECT_PREFIX_RULE), or no memory. */
 char *object_make_prefix(const char *path, size_t size);
 /* "https://host:443", from a URL that has both. NULL: no memory. */
 char *object_make_endpoint(const struct url *url);

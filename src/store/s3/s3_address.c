@@ -47,7 +47,9 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
         enum nebula_status status;
         struct url url;
 
-        if (!url_split(text, &url) || *url.query || url.port > 0)
+        if (url_split(text, &url) && (*url.query || url.port > 0))
+                return object_wrong_url(text, "has a port or a query; AWS_ENDPOINT_URL, or STORAGE_EMULATOR_HOST for gs://, names another server", error);
+        if (!url_split(text, &url))
                 return object_wrong_url(text, "is no SCHEME://BUCKET/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
         /* Case matters in a bucket's name, but not in a host's. */
         if (!is_bucket(url.host) || strncmp(strstr(text, "://") + 3, url.host, strlen(url.host)))
@@ -57,7 +59,7 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
         snprintf(address.bucket, sizeof address.bucket, "%.63s", url.host);
         address.prefix = object_make_prefix(url.path, url.path_size);
         if (!address.prefix)
-                return object_wrong_url(text, "has a wrong path after the bucket", error);
+                return object_wrong_url(text, "has a wrong path after the bucket: " OBJECT_PREFIX_RULE, error);
         status = strcmp(scheme, "s3://") ? NEBULA_OK : find_endpoint(&address.endpoint, error);
         address.root = status ? NULL : object_make_root(scheme, address.bucket, address.prefix);
         if (!status && !address.root)

@@ -17,6 +17,8 @@ static void a_url_chooses_the_driver(void)
         CHECK(store_open("relative/path", &store, &error) == NEBULA_INVALID);
         CHECK(store_open("file://host/path", &store, &error) == NEBULA_INVALID);
         CHECK(store_open("gopher://x/y", &store, &error) == NEBULA_INVALID && strstr(error.message, "gopher"));
+        CHECK(store_open("s3:/bucket/run", &store, &error) == NEBULA_INVALID && strstr(error.message, "lost a '/'")); /* pathlib.Path makes that of a URL */
+        CHECK(store_open("/home/me/az:/account/data", &store, &error) == NEBULA_INVALID && strstr(error.message, "lost a '/'"));
         store_close(NULL);
 }
 
