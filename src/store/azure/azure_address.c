@@ -63,6 +63,8 @@ enum nebula_status azure_connection_parse(const char *text, struct azure_connect
                        { "BlobEndpoint", &found.endpoint }, { "DfsEndpoint", &found.dfs }, { "DefaultEndpointsProtocol", &protocol }, { "EndpointSuffix", &suffix } };
         bool is_emulator = false, is_whole = true;
 
+        if (text && strchr(text, '"')) /* as files of variables for containers have it, which keep quotation marks */
+                return error_set(error, NEBULA_INVALID, 0, "AZURE_STORAGE_CONNECTION_STRING has quotation marks: leave them out");
         for (const char *part = text; part && *part;) {
                 size_t size = strcspn(part, ";"), name = strcspn(part, "=");
                 const char *value = part + name + 1;

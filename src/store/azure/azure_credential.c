@@ -31,8 +31,8 @@ static enum nebula_status use_sas(const char *text, const char *source, struct a
         text += *text == '?';
         credential->proof = AZURE_PROOF_SAS;
         credential->source = source;
-        if (!strstr(text, "sig=") || strpbrk(text, " \t\r\n#?"))
-                return error_set(error, NEBULA_INVALID, 0, "%s: this is not a SAS; a SAS contains \"sig=\" and neither blanks nor '?'", source);
+        if (!strstr(text, "sig=") || strpbrk(text, " \t\r\n#?\"'"))
+                return error_set(error, NEBULA_INVALID, 0, "%s: this is not a SAS; a SAS contains \"sig=\" and neither blanks nor '?' nor quotation marks", source);
         credential->sas = strdup(text);
         return credential->sas ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
 }

@@ -43,13 +43,16 @@ static struct object_token *find_given(char *text)
 static struct object_token *find_machine(void)
 {
         const char *host = conf_env("GCE_METADATA_HOST") ? conf_env("GCE_METADATA_HOST") : MACHINE_HOST;
-        struct object_oauth oauth = { .missing = "the environment holds neither key nor token, and gcloud has left no file", .is_machine = true };
+        bool has_half = conf_env("GS_ACCESS_KEY_ID") || conf_env("GS_SECRET_ACCESS_KEY");
+        struct object_oauth oauth = { .is_machine = true };
         struct buf buf = { 0 };
 
         buf_add_text(&buf, "http://");
         buf_add_text(&buf, host);
         buf_add_text(&buf, TOKEN_PATH);
         oauth.url = object_take(&buf);
+        oauth.missing = has_half ? "the environment holds half of an HMAC key (GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY), no token, and gcloud has left no file"
+                                 : "the environment holds neither key nor token, and gcloud has left no file";
         oauth.name = strdup("the service account of this machine");
         oauth.header = strdup("Metadata-Flavor");
         oauth.secret = strdup("Google");

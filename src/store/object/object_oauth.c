@@ -110,8 +110,10 @@ static enum nebula_status refused(const struct object_oauth *oauth, const struct
         const char *what = json_string_value(json_object_get(body, "error")), *why = json_string_value(json_object_get(body, "error_description"));
         enum nebula_status status;
 
-        status = error_set(error, NEBULA_STORAGE, 0, "%s gets no token: the answer is %d %.60s: %.200s", oauth->name, response->status,
-                           what ? what : "", why ? why : "");
+        status = error_set(error, NEBULA_STORAGE, 0, "%s gets no token: the answer is %d%s%.60s%s%.200s", oauth->name, response->status,
+                           what ? " " : "", what ? what : "", why ? ": " : "", why ? why : "");
+        if (oauth->is_machine) /* the last choice: the user may have meant another credential */
+                error_prefix(error, "%s", oauth->missing);
         if (error)
                 error->http_status = response->status;
         json_decref(body);

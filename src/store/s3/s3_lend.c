@@ -34,7 +34,7 @@ static enum nebula_status no_keys(const char *who, const struct http_response *r
         enum nebula_status status;
 
         s3_code(response, code);
-        status = error_set(error, NEBULA_STORAGE, 0, "%.200s gets no keys: the answer is %d %s", who, response->status, code);
+        status = error_set(error, NEBULA_STORAGE, 0, "%.200s gets no keys: the answer is %d%s%s", who, response->status, *code ? " " : "", code);
         if (error)
                 error->http_status = response->status;
         return status;
@@ -118,6 +118,20 @@ static enum nebula_status fetch_container(const struct lending *lending, char **
         return status;
 }
 
+/* The machine's role is the last choice, so the user may have meant other keys: says which ones are missing. */
+static void name_missing(struct nebula_error *error)
+{
+        const char *access = conf_env("AWS_ACCESS_KEY_ID"), *secret = conf_env("AWS_SECRET_ACCESS_KEY"), *profile = conf_env("AWS_PROFILE");
+
+        if (access || secret)
+                error_prefix(error, "%s is set without %s, the profile holds no keys, and this machine lends none",
+                             access ? "AWS_ACCESS_KEY_ID" : "AWS_SECRET_ACCESS_KEY", access ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID");
+        else if (profile)
+                error_prefix(error, "the environment and the profile \"%.60s\" hold no keys, and this machine lends none", profile);
+        else
+                error_prefix(error, "the environment and the profile hold no keys, and this machine lends none");
+}
+
 /* Gets a session of the machine's service, then the name of the role, then its keys. */
 static enum nebula_status fetch_machine(const struct lending *lending, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
@@ -127,11 +141,7 @@ static enum nebula_status fetch_machine(const struct lending *lending, char **re
 
         snprintf(url, sizeof url, "%.300s/latest/api/token", lending->url);
         status = ask("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds", "21600", &session, error);
-        if (status) {
-                error_prefix(error, "the environment and the profile hold no keys, and this machine lends none");
-                return status;
-        }
-        if (session.status != 200 || strpbrk(session.text, "\r\n"))
+        if (!status && (session.status != 200 || strpbrk(session.text, "\r\n")))
                 status = no_keys(who(lending), &session, error);
         snprintf(url, sizeof url, "%.300s" MACHINE_ROLES, lending->url);
         if (!status)
@@ -144,6 +154,8 @@ static enum nebula_status fetch_machine(const struct lending *lending, char **re
         }
         if (!status)
                 status = read_json(lending, &keys, ret_text, ret_life_s, error);
+        if (status)
+                name_missing(error);
         s3_forget_answer(&session);
         http_response_done(&role);
         s3_forget_answer(&keys);

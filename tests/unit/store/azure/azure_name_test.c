@@ -146,7 +146,7 @@ static void a_url_names_account_container_and_prefix(void)
 
 static void a_connection_string_names_the_endpoint(void)
 {
-        static const char *const bad[] = { "nonsense", "AccountKey=U0VDUkVU", "AccountName=a;SECRET", "=;=" };
+        static const char *const bad[] = { "nonsense", "AccountKey=U0VDUkVU", "AccountName=a;SECRET", "=;=", "\"AccountName=acct;AccountKey=U0VDUkVU\"" };
         struct azure_connection found;
         struct azure_address address;
 

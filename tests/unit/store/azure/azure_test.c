@@ -558,6 +558,11 @@ static void the_machines_identity_is_asked_once(void)
         CHECK(!strncmp(issuer.head, "GET /metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Fstorage.azure.com%2F HTTP/1.1\r\n", 109) &&
               strstr(issuer.head, "\r\nMetadata: true\r\n"));
         end_identity(service);
+        issuer = (struct issuer){ .status = 400 };
+        service = begin_identity(&issuer, "AZURE_POD_IDENTITY_AUTHORITY_HOST", "");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the environment holds no key, SAS or identity for this account: "
+              "the managed identity of this machine gets no token: the answer is 400 invalid_client: because"));
+        end_identity(service);
 }
 
 static void a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload(void)

@@ -746,10 +746,13 @@ static void a_machines_role_lends_keys_in_a_session(void)
         lender = (struct lender){ .refusal = 404 };
         service = begin_lent(&lender, "AWS_EC2_METADATA_SERVICE_ENDPOINT", "");
         CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the role of this machine gets no keys"));
+        CHECK(strstr(error.message, "AWS_SECRET_ACCESS_KEY is set without AWS_ACCESS_KEY_ID"));
+        printf("# %s\n", error.message);
         end_lent(service);
         setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1", 1);
         begin(NULL, NULL);
         unsetenv("AWS_ACCESS_KEY_ID");
+        unsetenv("AWS_SECRET_ACCESS_KEY");
         CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_UNAVAILABLE && strstr(error.message, "hold no keys"));
         printf("# %s\n", error.message);
         end();
