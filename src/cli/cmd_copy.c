@@ -24,12 +24,19 @@ struct copy {
         size_t count, broken;      /* broken: versions of the source that cannot be read */
         bool *is_needed;
         uint64_t total;
-        size_t copied, present, gone;
+        size_t copied, present, gone, damaged;
+        struct nebula_error damage; /* of the first damaged version: with all, the others are copied first */
         uint64_t copied_bytes;
         int64_t begun_ns;
         atomic_uint_fast64_t done;
         _Atomic int64_t told_ns;
 };
+
+/* Of the source: a file or record is missing, or is not what the manifest names. */
+static bool is_damage(enum nebula_status status)
+{
+        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
+}
 
 static void on_progress(void *argument, uint64_t bytes)
 {
@@ -90,6 +97,10 @@ static enum nebula_status look(struct copy *copy, const struct transfer *transfe
                 enum transfer_state state = TRANSFER_ABSENT;
 
                 status = transfer_look(transfer, &copy->versions[i], &state, error);
+                if (is_damage(status) && copy->all) { /* copy_one looks again */
+                        state = TRANSFER_ABSENT;
+                        status = NEBULA_OK;
+                }
                 if (!status && state == TRANSFER_OTHER && !copy->replaces)
                         return error_set(error, NEBULA_BUSY, 0, "%s has another version of \"%s\"; --replace puts this one in its place", copy->to->root,
                                          copy->versions[i].tag);
@@ -113,6 +124,8 @@ static void report(struct copy *copy, const struct manifest *version, const char
         printf("  %s in %zu file%s  ", human_size(manifest_size(version), size), version->file_count, version->file_count == 1 ? "" : "s");
         if (!strcmp(result, "copied"))
                 term_print(STYLE_GOOD, "copied, verified\n");
+        else if (!strcmp(result, "damaged"))
+                term_print(STYLE_BAD, "not copied: damaged\n");
         else
                 term_print(STYLE_DIM, "%s\n", !strcmp(result, "present") ? "is there already" : "was removed meanwhile");
         fflush(stdout);
@@ -123,9 +136,17 @@ static enum nebula_status copy_one(struct copy *copy, const struct transfer *tra
         enum transfer_state before;
         enum nebula_status status = transfer_version(transfer, version, &before, error);
 
-        if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && copy->all && manifest_is_gone(copy->from, version)) {
+        if (is_damage(status) && copy->all && manifest_is_gone(copy->from, version)) {
                 copy->gone++;
                 report(copy, version, "gone");
+                return NEBULA_OK;
+        }
+        if (is_damage(status) && copy->all) { /* the others are sound, and younger */
+                report(copy, version, "damaged");
+                if (copy->damaged++)
+                        cli_complain("%s", error->message);
+                else
+                        copy->damage = *error;
                 return NEBULA_OK;
         }
         if (status)
@@ -163,7 +184,12 @@ static int finish(const struct copy *copy)
 {
         double seconds = (double)(os->now_ns() - copy->begun_ns) / 1e9;
         char size[HUMAN_MAX], duration[HUMAN_MAX], speed[HUMAN_MAX];
-        int code = copy->broken ? CLI_WRONG : CLI_OK;
+        int code = copy->broken || copy->damaged ? CLI_WRONG : CLI_OK;
+
+        if (copy->json && copy->damaged) {
+                cli_fail_line(true, &copy->damage);
+                return code;
+        }
 
         if (copy->json)
                 return cli_print_json_line(json_pack("{s:s, s:I, s:I, s:I, s:I, s:f}", "event", "end", "copied", (json_int_t)copy->copied, "present",
@@ -171,6 +197,8 @@ static int finish(const struct copy *copy)
                                                      (json_int_t)copy->copied_bytes, "seconds", seconds), code);
         if (!copy->count) {
                 term_print(STYLE_PLAIN, "no checkpoints in %s\n", copy->from->root);
+        } else if (!copy->copied && copy->damaged) {
+                term_print(STYLE_PLAIN, "nothing was copied to %s\n", copy->to->root);
         } else if (!copy->copied) {
                 term_print(STYLE_PLAIN, "nothing to copy: %s has %s already\n", copy->to->root, copy->count == 1 ? "it" : "them");
         } else {
@@ -178,6 +206,8 @@ static int finish(const struct copy *copy)
                 printf("%s, %s, %s\n", human_size(copy->copied_bytes, size), human_duration(seconds, duration),
                        human_speed(copy->copied_bytes, seconds, speed));
         }
+        if (copy->damaged)
+                cli_fail_line(false, &copy->damage);
         return code;
 }
 

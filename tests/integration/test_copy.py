@@ -122,6 +122,26 @@ def test_a_damaged_source_is_named_and_nothing_of_it_counts(run, make, storage):
     ]
 
 
+@pytest.mark.parametrize("damage", ["a byte", "a file", "a record"])
+def test_a_damaged_version_does_not_keep_the_others_from_being_copied(run, make, storage, damage):
+    for step in (1, 2, 3):
+        store = make(f"global_step{step}", "model.pt=1000")
+    place = store / "global_step2"
+    if damage == "a byte":
+        rewrite(place / "model.pt", 2000)
+    else:
+        [one.unlink() for one in place.glob("model.pt" if damage == "a file" else ".nebula/*.record-*")]
+    for first in (True, False):
+        told = run("copy", store, storage, "--all")
+        assert told.returncode == 1 and "global_step2" in told.stderr, told
+        assert told.stdout.count("not copied: damaged") == 1 and told.stdout.count("copied, verified") == 2 * first
+        versions = json.loads(run("list", "--path", storage, "--json").stdout)["versions"]
+        assert [one["tag"] for one in versions] == ["global_step1", "global_step3"]
+    said = lines(run("copy", store, storage, "--all", "--json"))
+    assert [one["result"] for one in said[:-1]] == ["present", "damaged", "present"] and "error" in said[-1]
+    assert run("verify", "--all", "--path", storage).returncode == 0
+
+
 def test_a_copy_that_was_killed_goes_on_with_the_files_that_are_missing(run, make, storage, nebula, tmp_path):
     """The speed is limited, so that the kill comes when the first file exists and the second does not."""
     store = make("global_step1", "a.pt=250000", "b.pt=2000000")
