@@ -219,6 +219,40 @@ def test_without_wait_old_versions_go_in_the_background(place):
         until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 30, "two removals")
 
 
+def test_steps_that_left_memory_are_not_listed(place):
+    with nm.Manager(None) as manager:
+        save(manager, 1, 2, 3, 4, 5, 6, 7)
+        assert manager.all_steps() == [6, 7] and manager.latest_step() == 7 and len(manager._own) <= 5
+        with pytest.raises(nm.NebulaNotFound, match=r"it has the steps: 6, 7$"):
+            manager.restore({"model": {"w": torch.zeros(8)}}, step=1)
+        with pytest.raises(nm.NebulaConfigError, match="step 6 is in memory only"):
+            manager.delete(6)
+        with pytest.raises(nm.NebulaConfigError, match="takes a function of one event, not 3"):
+            manager.on_event(3)
+
+
+def test_threads_may_save_while_others_look_and_old_versions_are_removed(place):
+    failures = []
+
+    def guarded(work):
+        try:
+            work()
+        except Exception as failure:
+            failures.append(failure)
+
+    with nm.Manager(place.storage, keep_last=2) as manager:
+        busy = [threading.Thread(target=guarded, args=(lambda first=first: save(manager, *range(first, 40, 4)),)) for first in range(4)]
+        for thread in busy:
+            thread.start()
+        while any(thread.is_alive() for thread in busy):
+            guarded(lambda: (manager.all_steps(), manager.latest_step(), manager.leave(0)))
+        for thread in busy:
+            thread.join()
+        assert not failures
+        manager.wait()
+        assert manager.latest_step() is not None
+
+
 def test_delete_refuses_the_newest_and_the_pinned(manager):
     save(manager, 1, 2, 3)
     manager.pin(1, "why not")

@@ -34,6 +34,8 @@ log = logging.getLogger("nebulaml")
 
 LEAVE_MARGIN_S = 3.0  # part of the time after a notice that is left for the program's own end
 
+INCOMPLETE = ("capturing", "captured")  # states of a version that cannot be loaded yet
+
 EXTRA = "extra"  # the item whose value restore() returns
 
 
@@ -103,7 +105,8 @@ class Manager:
         )
         self._engine = self._session._engine
         self._notices = notices.Notices(self._engine, evictions)
-        self._own: dict[int, Checkpoint] = {}  # versions saved by this object, newest last
+        # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
+        self._own: dict[int, Checkpoint] = {}
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
         self._keeping = threading.Lock()  # held while versions are removed
@@ -161,9 +164,10 @@ class Manager:
     def _make_safe(self, timeout: float | None) -> str | None:
         begun = time.monotonic()
         left = self._notices.left_s() - LEAVE_MARGIN_S if timeout is None else timeout
-        checkpoint = next(reversed(self._own.values()), None)
-        if checkpoint is None:
+        saved = list(self._own.values())
+        if not saved:
             return None
+        checkpoint = saved[-1]
         chosen = self._engine.settings()
         wanted = ["committed"] + ["replicated"] * bool(chosen.replica_count) + ["durable"] * (chosen.persist_path is not None)
         for state in wanted:
@@ -231,10 +235,10 @@ class Manager:
         return checkpoint
 
     def _forget_old(self) -> None:
-        """Drops handles of versions that storage has. They can be found again by their tags."""
-        for step in list(self._own)[:-4]:
-            if self._own[step].state in ("durable", "failed"):
-                del self._own[step]
+        """Drops handles of versions that are complete or failed. They can be found again by their tags."""
+        for step, checkpoint in list(self._own.items())[:-4]:
+            if checkpoint.state not in INCOMPLETE:
+                self._own.pop(step, None)
 
     # -- restoring
 
@@ -305,17 +309,17 @@ class Manager:
 
     def all_steps(self) -> list[int]:
         """Returns, in ascending order, the steps that can be loaded and those that this manager has saved and other ranks may still save."""
-        return sorted({one["step"] for one in self._versions()} | set(self._pending()))
+        return sorted({one["step"] for one in self._versions()} | {step for step, _ in self._incomplete()})
 
-    def _pending(self) -> list[int]:
-        """Returns the steps saved here that are neither durable nor failed, newest last."""
-        return [step for step, checkpoint in self._own.items() if checkpoint.state not in ("failed", "durable")]
+    def _incomplete(self) -> list[tuple[int, Checkpoint]]:
+        """Returns the versions saved here for which other ranks, or copies, are awaited, newest last. No search finds those yet."""
+        return [(step, checkpoint) for step, checkpoint in list(self._own.items()) if checkpoint.state in INCOMPLETE]
 
     def latest_step(self) -> int | None:
-        """Returns the step that was saved here last and is not durable yet, or else the newest that can be loaded. None: there is none."""
-        pending = self._pending()
-        if pending:
-            return pending[-1]
+        """Returns the step that was saved here last and is not complete yet, or else the newest that can be loaded. None: there is none."""
+        incomplete = self._incomplete()
+        if incomplete:
+            return incomplete[-1][0]
         newest = self._versions()
         return int(newest[0]["step"]) if newest else None
 
@@ -332,7 +336,7 @@ class Manager:
     def _metrics(self) -> dict[int, dict[str, float]]:
         """Returns the metrics of all versions by step."""
         found = {one["step"]: self._about(one).metrics for one in self._versions()}
-        found.update((step, self._own[step]._said().metrics) for step in self._pending())
+        found.update((step, checkpoint._said().metrics) for step, checkpoint in self._incomplete())
         return found
 
     def _about(self, version: dict[str, Any]) -> about.About:
@@ -387,8 +391,9 @@ class Manager:
             if in_memory:
                 return
         else:
-            for pending in self._pending():
-                self._own[pending].wait(state, timeout)
+            for checkpoint in list(self._own.values()):
+                if checkpoint.state not in ("failed", "durable"):
+                    checkpoint.wait(state, timeout)
         if state == "durable":
             self._retain()
         self._raise_late()
@@ -399,6 +404,8 @@ class Manager:
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Makes Nebula call ``callback(event)`` for events of versions in the background: on rank 0, on a thread of Nebula."""
+        if not callable(callback):
+            raise NebulaConfigError(f"on_event() takes a function of one event, not {callback!r:.200}")
         self._engine.listeners.append(callback)
 
     # -- keeping
@@ -414,6 +421,8 @@ class Manager:
     def delete(self, step: int) -> None:
         """Removes a version from storage. Raises NebulaConfigError for a pinned version, and for the newest, which a restart would load."""
         step = _whole_step(step)
+        if self._session.persist_path is None:
+            raise NebulaConfigError(f"step {step} is in memory only: newer versions take its memory, and delete() removes from storage")
         checkpoint = self._own.get(step) or self.checkpoint(step)
         if _tag(step) in pins.read(self._session.persist_path):
             raise NebulaConfigError(f"step {step} is pinned: unpin({step}) first")
