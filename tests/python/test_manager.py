@@ -253,6 +253,27 @@ def test_threads_may_save_while_others_look_and_old_versions_are_removed(place):
         assert manager.latest_step() is not None
 
 
+def test_steps_after_the_one_that_was_restored_are_saved_again(place):
+    with nm.Manager(place.storage, save_every_steps=2) as manager:
+        target = {"w": torch.zeros(8)}
+
+        def train_to(last, value):
+            saved = []
+            for step in range(manager.latest_step() or 0, last + 1):
+                if manager.should_save(step) and manager.save(step, {"model": {"w": torch.full((8,), value)}}):
+                    saved.append(step)
+            return saved
+
+        assert train_to(8, 1.0) == [0, 2, 4, 6, 8]
+        assert not manager.should_save(8) and manager.save(8, {"model": target}) is None  # it is there
+        assert manager.restore({"model": target}, step=4).step == 4
+        assert not manager.should_save(4)
+        assert [step for step in range(5, 9) if manager.save(step, {"model": {"w": torch.full((8,), 2.0)}})] == [6, 8]
+        manager.wait()
+        assert manager.restore({"model": target}).step == 8 and target["w"][0] == 2
+        assert not manager.should_save(8)
+
+
 def test_delete_refuses_the_newest_and_the_pinned(manager):
     save(manager, 1, 2, 3)
     manager.pin(1, "why not")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -107,6 +108,7 @@ class Manager:
         self._notices = notices.Notices(self._engine, evictions)
         # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
         self._own: dict[int, Checkpoint] = {}
+        self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
         self._keeping = threading.Lock()  # held while versions are removed
@@ -188,7 +190,7 @@ class Manager:
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
             agreed = self._notices.agree(step, self._due.seconds is not None, self._due.is_due_by_time)
-            self._decided = (step, (agreed or self._due.is_due_by_step(step)) and step not in self._own)
+            self._decided = (step, (agreed or self._due.is_due_by_step(step)) and step not in self._saved)
         return self._decided[1]
 
     def save(
@@ -231,6 +233,7 @@ class Manager:
             return None
         self._own.pop(step, None)
         self._own[step] = checkpoint
+        self._saved.append(step)
         self._forget_old()
         return checkpoint
 
@@ -279,6 +282,9 @@ class Manager:
         left_out += unmatched
         for restore in ready:
             left_out += restore()
+        if checkpoint.step is not None:  # the program trains these steps again, and its versions of them are new ones
+            self._saved = collections.deque((saved for saved in list(self._saved) if saved <= checkpoint.step), self._saved.maxlen)
+            self._decided = None
         if left_out:
             log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
