@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import math
 import threading
 import time
@@ -246,6 +247,16 @@ def test_metrics_and_metadata_are_committed_with_a_version(place):
     with nm.Checkpoint("global_step3") as bare:
         bare.save("a", 1)
     assert bare.metrics == {} and list(bare.files) == ["a"]
+
+
+def test_a_session_makes_checkpoints_with_all_arguments_of_checkpoint(place):
+    with nm.Session(place.storage, persistent_time_interval=0) as session:
+        with session.checkpoint("global_step1", -2, metrics={"loss": 1}, metadata={"data": "v3"}) as checkpoint:
+            checkpoint.save("a", 1)
+        found = session.get_checkpoint("global_step1")
+        assert found.metrics == {"loss": 1.0} and found.metadata == {"data": "v3"}
+    wanted, given = (inspect.signature(call).parameters for call in (nm.Checkpoint, nm.Session.checkpoint))
+    assert wanted.keys() - given.keys() == {"session"}
 
 
 def nested(levels):

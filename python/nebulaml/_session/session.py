@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -121,9 +122,16 @@ class Session:
 
     # -- checkpoints
 
-    def checkpoint(self, tag: str | None = None, N: int | None = None) -> Checkpoint:  # noqa: N803
-        """Makes a checkpoint of this session to write, as ``Checkpoint(tag, N)`` does."""
-        return Checkpoint(tag, N, session=self)
+    def checkpoint(
+        self,
+        tag: str | None = None,
+        N: int | None = None,  # noqa: N803
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Makes a checkpoint of this session to write, as ``Checkpoint(...)`` does with the same arguments."""
+        return Checkpoint(tag, N, metrics=metrics, metadata=metadata, session=self)
 
     def get_latest_checkpoint(self, persist_path: str | None = None) -> Checkpoint | None:
         """Finds the newest complete checkpoint, in memory or storage, of this job or of another path. None: there is none.
