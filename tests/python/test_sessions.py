@@ -108,6 +108,11 @@ def test_a_closed_session_says_so(place):
     assert repr(session) == "<nebulaml.Session, closed>"
     with pytest.raises(nm.NebulaUnavailable, match="was closed"):
         session.checkpoint("global_step2")
+    with pytest.raises(nm.NebulaUnavailable, match="was closed"):
+        session.configure(place.root / "other")
+    with pytest.raises(nm.NebulaUnavailable, match="was closed"):
+        session.flush_persistence()
+    assert repr(session) == "<nebulaml.Session, closed>" and session.persist_path is None
     del checkpoint
     nm.init(place.storage)
     assert value_of(nm.get_latest_checkpoint()) == 1  # its commit holds

@@ -100,8 +100,6 @@ class Engine:
         if found is not None:
             return found
         with self._lock:
-            if self.is_closed:
-                raise NebulaUnavailable("this session was closed: make another one with nebulaml.Session(...)")
             if self._settings is None:
                 self.configure()
             assert self._settings is not None
@@ -115,6 +113,8 @@ class Engine:
     def configure(self, **arguments: Any) -> None:
         """Sets new settings for everything that follows. Equal ones change nothing."""
         with self._lock:
+            if self.is_closed:
+                raise NebulaUnavailable("this session was closed: make another one with nebulaml.Session(...)")
             self._settings = config.resolve(self._settings, **arguments)
 
     def put_back(self, earlier: config.Settings | None) -> None:
