@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import html
 import json
@@ -324,8 +325,8 @@ class Checkpoint:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of this checkpoint, by name; read like ``metrics``."""
-        return dict(self._said().metadata)
+        """The metadata of this checkpoint, by name; read like ``metrics``. A copy: changes of it are saved nowhere."""
+        return copy.deepcopy(self._said().metadata)
 
     def _said(self) -> about.About:
         if self._about is None:

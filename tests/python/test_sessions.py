@@ -254,6 +254,17 @@ def test_metrics_and_metadata_are_committed_with_a_version(place):
     assert bare.metrics == {} and list(bare.files) == ["a"]
 
 
+def test_metadata_that_the_program_reads_are_a_copy(place):
+    nm.init(place.storage, 0)
+    given = {"of": [1]}
+    with nm.Checkpoint("global_step1", metadata=given) as checkpoint:
+        given["of"].append(2)
+        checkpoint.metadata["of"].append(3)
+        checkpoint.metadata["new"] = 4
+        checkpoint.save("a", 1)
+    assert nm.get_checkpoint("global_step1").metadata == checkpoint.metadata == {"of": [1]}
+
+
 def test_a_session_makes_checkpoints_with_all_arguments_of_checkpoint(place):
     with nm.Session(place.storage, persistent_time_interval=0) as session:
         with session.checkpoint("global_step1", -2, metrics={"loss": 1}, metadata={"data": "v3"}) as checkpoint:
