@@ -274,6 +274,18 @@ def test_steps_after_the_one_that_was_restored_are_saved_again(place):
         assert not manager.should_save(8)
 
 
+def test_a_version_whose_metadata_cannot_be_read_hides_no_other(place, caplog):
+    with nm.Manager(place.storage, keep_last=2, keep_best=nm.Best("loss")) as manager:
+        save(manager, 1, 2, loss=lambda step: step)
+        with manager._session.checkpoint("global_step3") as checkpoint:
+            checkpoint.save_bytes("nebula-metadata.json", b"[1]")
+        save(manager, 4, 5, loss=lambda step: step)
+        manager.wait()
+        assert manager.best_step() == 1 and manager.all_steps() == [1, 4, 5]
+        assert [row.step for row in manager.checkpoints()] == [5, 4, 1]
+    assert caplog.text.count("global_step3 has no metrics and no metadata that can be read") <= 1
+
+
 def test_delete_refuses_the_newest_and_the_pinned(manager):
     save(manager, 1, 2, 3)
     manager.pin(1, "why not")

@@ -21,7 +21,7 @@ from .._session.rows import Rows
 from .._session.session import Session
 from .._session.waits import beside_loop, patiently
 from ..checkpoint import Checkpoint, milliseconds
-from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..events import Event
 from ..tensors import preparing
 from ..tensors.loading import in_lines
@@ -348,8 +348,14 @@ class Manager:
     def _about(self, version: dict[str, Any]) -> about.About:
         key = (version["tag"], version["generation"], version["sequence"])
         if key not in self._known:
-            handle = self._engine.session(patient=True).find(version["tag"], None, version["generation"], version["sequence"])
-            self._known[key] = Checkpoint._found(self._engine, handle)._said()
+            try:
+                handle = self._engine.session(patient=True).find(version["tag"], None, version["generation"], version["sequence"])
+                self._known[key] = Checkpoint._found(self._engine, handle)._said()
+            except NebulaNotFound:  # another process has removed it since the version was listed
+                return about.About()
+            except NebulaCorrupt as failure:  # one version must not hide the others
+                log.warning("nebula: %s has no metrics and no metadata that can be read: %s", version["tag"], failure)
+                self._known[key] = about.About()
         return self._known[key]
 
     def checkpoint(self, step: int) -> Checkpoint:
