@@ -596,6 +596,8 @@ def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
     with nm.Manager(place.storage) as manager:
         with pytest.raises(nm.NebulaConfigError, match="targets are a dict"):
             manager.restore(made()[0])
+        with pytest.raises(nm.NebulaConfigError, match=r"items are a dict, as .*, not an empty dict"):
+            manager.save(1, {})
         with pytest.raises(nm.NebulaConfigError, match=r"keys are patterns.*not 3 \(int\)"):
             manager.restore({"model": {}}, keys=[3])
         with pytest.raises(nm.NebulaConfigError, match=r"a whole number of 0 or more, not tensor\(1.5"):

@@ -531,7 +531,8 @@ def _names_of(setting: str, names: Any) -> frozenset[str]:
 
 def _check_names(items: Any) -> None:
     if not isinstance(items, Mapping) or not items:
-        raise NebulaConfigError(f"items are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(items).__name__}")
+        found = f"an empty {type(items).__name__}" if isinstance(items, Mapping) else type(items).__name__
+        raise NebulaConfigError(f"items are a dict, as {{'model': model, 'optimizer': optimizer}}, not {found}")
     for name in items:
         if not isinstance(name, str) or not name or "." in name or "/" in name:
             raise NebulaConfigError(f"an item's name is text without '.' and '/', not {name!r}")
