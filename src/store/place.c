@@ -86,7 +86,7 @@ static char *settled(const char *url)
 
         for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
                 is_known = is_known || has_scheme(url, schemes[i]);
-        if (!is_known || (is_bucket && strchr(url, '?'))) /* no signature: the driver refuses it */
+        if (!is_known || (strchr(url, '?') && (is_bucket || !strstr(strchr(url, '?'), "sig=")))) /* no signature: the driver refuses it */
                 return NULL;
         host = (size_t)(strstr(url, "://") + 3 - url);
         host += strcspn(url + host, "/?");

@@ -23,6 +23,7 @@ static void each_spelling_of_a_place_is_one_path(void)
                 { "s3://bucket/%zz/", "s3://bucket/%zz/" },
                 { "s3://bucket/%FF", "s3://bucket/%FF" },
                 { "s3://bucket/x?sig=1", "s3://bucket/x?sig=1" },
+                { "az://acct/data?x", "az://acct/data?x" },
                 { "https://user:pw@host/data", "https://user:pw@host/data" },
                 { "/a//b/", "/a//b/" },
                 { "file:///a/", "file:///a/" },
