@@ -362,6 +362,18 @@ static bool hand_out(struct transfer *transfer, struct http_response *ret_respon
         return true;
 }
 
+/* Adds what the user can do to libcurl's sentence. */
+static void advise(CURLcode code, char text[CURL_ERROR_SIZE])
+{
+        const char *advice = "";
+
+        if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_ISSUER_ERROR)
+                advice = "; SSL_CERT_FILE, or CURL_CA_BUNDLE, names the certificates that are trusted";
+        else if (code == CURLE_SSL_CONNECT_ERROR && strstr(text, "wrong version number"))
+                advice = "; the server seems to speak http without TLS";
+        strncat(text, advice, CURL_ERROR_SIZE - 1 - strlen(text));
+}
+
 enum http_outcome http_transfer(struct http_connection *connection, const struct http_request *request, const struct http_fields *fields,
                                 struct http_response *ret_response, char text[CURL_ERROR_SIZE])
 {
@@ -380,6 +392,7 @@ enum http_outcome http_transfer(struct http_connection *connection, const struct
                 strcpy(text, "no byte moved for too long");
         else if (code && !*text)
                 strncat(text, curl_easy_strerror(code), CURL_ERROR_SIZE - 1);
+        advise(code, text);
         buf_done(&transfer.text);
         buf_done(&transfer.fields);
         return outcome;
