@@ -282,6 +282,21 @@ static bool is_begun(struct store *store, const char *directory, const char *tag
         return has_document && !tag_log_number(store, tag, &number, NULL) && !number;
 }
 
+/* Whether the directory is a storage path itself: the user has named the one above it. */
+static bool is_storage_path(struct store *store, const char *directory)
+{
+        struct store_list list;
+        char prefix[300];
+        bool has_index;
+
+        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/index/", directory);
+        if (store_list_all(store, prefix, true, &list, NULL))
+                return false;
+        has_index = list.count > 0;
+        store_list_done(&list);
+        return has_index;
+}
+
 /* Names directories without a manifest: other commands do not show them, but their files may be the damage that the user is looking for. */
 static void tell_incomplete(struct store *store)
 {
@@ -293,7 +308,10 @@ static void tell_incomplete(struct store *store)
         for (size_t i = 0; i < list.count; i++) {
                 if (!list.entries[i].is_prefix || name_decode(list.entries[i].key, tag, NULL) || !is_begun(store, list.entries[i].key, tag))
                         continue;
-                cli_complain("%s was not checked: it has no manifest, so its writing is not finished or was interrupted", tag);
+                if (is_storage_path(store, list.entries[i].key))
+                        cli_complain("%s was not checked: it is no checkpoint but a storage path with checkpoints of its own", tag);
+                else
+                        cli_complain("%s was not checked: it has no manifest, so its writing is not finished or was interrupted", tag);
         }
         store_list_done(&list);
 }

@@ -58,6 +58,8 @@ def test_verify_takes_the_place_of_a_storage_a_version_or_a_file(run, make, each
     for place, files in (("", 2), ("/", 2), ("/global_step1", 2), ("/global_step1/", 2), ("/global_step1/optim.pt", 1)):
         checked = run("verify", each_storage + place)
         assert checked.returncode == 0 and f"in {files} file" in checked.stdout, (place, checked)
+    above = run("verify", each_storage.rsplit("/", 1)[0])
+    assert f"{each_storage.rsplit('/', 1)[1]} was not checked: it is no checkpoint but a storage path" in above.stderr, above
     missing = run("verify", each_storage + "/global_step2")
     assert missing.returncode == 3 and "global_step2" in missing.stderr
 
