@@ -159,6 +159,11 @@ static PyObject *address_of(PyObject *module, PyObject *object)
         return address;
 }
 
+static PyObject *read_bytes(PyObject *module, PyObject *unused)
+{
+        return PyLong_FromUnsignedLongLong(stored_read_bytes());
+}
+
 static PyMethodDef functions[] = {
         { "leave", leave, METH_NOARGS, "Call before the interpreter ends: no thread of the library calls into it any more." },
         { "end_is_near", end_is_near, METH_NOARGS, "From now on a save returns when its bytes are copied." },
@@ -175,6 +180,7 @@ static PyMethodDef functions[] = {
         { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },
         { "copy_from_device", device_copy_out, METH_VARARGS, "copy_from_device(stream, pieces, may_batch=True): queues the copies of Ranges.pieces on a CUDA stream." },
         { "copy_to_device", device_copy_in, METH_VARARGS, "copy_to_device(stream, pieces, buffer, may_batch=True): copies pieces into a buffer, and queues copies from there on a CUDA stream." },
+        { "read_bytes", read_bytes, METH_NOARGS, "The bytes that this process has read from stored files, those of running loads included." },
         { "pickle_is_modest", pickle_is_modest, METH_O, "Whether no memo index is larger than the pickle's size." },
         { "pickle_is_torchs", pickle_is_torchs, METH_O, "Whether it is modest, and torch's loader for untrusted files accepts its opcodes." },
         { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): the bytes around the storages of a torch file." },

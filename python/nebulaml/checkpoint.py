@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _nebula
-from ._session import about, config, engine
+from ._session import about, config, engine, progress
 from ._session.rows import human_bytes, printable
 from ._session.tags import WHOLE
 from ._session.traced import traced
@@ -506,7 +506,8 @@ class Checkpoint:
             )
         try:
             wait = self._known().wait
-            patiently(f"checkpoint {self._tag!r}", lambda limit: wait(state, limit), milliseconds(timeout))
+            with progress.sending(self._engine, f"saving {self._tag}", self._tag):
+                patiently(f"checkpoint {self._tag!r}", lambda limit: wait(state, limit), milliseconds(timeout))
             self._was_durable |= state == "durable"
         except ValueError as failure:
             raise failure if isinstance(failure, NebulaError) else NebulaConfigError(str(failure)) from None
@@ -534,6 +535,10 @@ class Checkpoint:
             raise failure
         known = ", ".join(sorted(files)) or "none"
         raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}{why}") from failure
+
+    def _fetching(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Shows the progress of a load of that file."""
+        return progress.fetching(self._engine, f"loading {name} of {self._tag}", lambda: _sizes(self._report()).get(name, 0))
 
     def _map_now(self, name: str, lazily: bool) -> _nebula.Map:
         return self._known().map_lazily(name) if lazily else self._known().map(name)
@@ -572,9 +577,10 @@ class Checkpoint:
         The tensors belong to the program, which may write to them. Raises NebulaNotFound, with the names that exist, if
         there is no such file.
         """
-        mapped = self._map(name)
-        holders = sys.getrefcount(mapped)
-        loaded = engine.part("loading").load(mapped, map_location, weights_only, name=name)
+        with self._fetching(name):
+            mapped = self._map(name)
+            holders = sys.getrefcount(mapped)
+            loaded = engine.part("loading").load(mapped, map_location, weights_only, name=name)
         if sys.getrefcount(mapped) > holders:  # tensors lie in it
             mapped.own()
         return loaded
@@ -582,7 +588,9 @@ class Checkpoint:
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:
         """Gives the verified bytes of file ``name``, read-only and without a copy. The view is valid inside the ``with`` block."""
-        with memoryview(self._map(name)).toreadonly() as data:
+        with self._fetching(name):
+            mapped = self._map(name)
+        with memoryview(mapped).toreadonly() as data:
             yield data
 
     def read_bytes(self, name: str) -> bytes:
@@ -596,7 +604,8 @@ class Checkpoint:
         Keys, lengths, shapes and dtypes must be the same; otherwise it raises and changes nothing. The bytes are verified
         while they are copied, so after an error about damaged or unreadable bytes some values have already been replaced.
         """
-        return engine.part("loading").load_into(self._map(name, lazily=True), state_dict, name, weights_only)
+        with self._fetching(name):
+            return engine.part("loading").load_into(self._map(name, lazily=True), state_dict, name, weights_only)
 
 
 os.register_at_fork(after_in_child=_after_fork)

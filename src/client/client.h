@@ -347,6 +347,8 @@ struct client_stored;
 /* Takes over `fd`, unless it returns NULL because an allocation failed. */
 struct client_stored *stored_new(int fd, const struct ipc_opened *opened);
 void stored_free(struct client_stored *stored);
+/* Bytes that this process has read from stored files, those of running reads included. */
+uint64_t stored_read_bytes(void);
 /* Reads the chunks that contain these ranges into their places at `data`, which has room for the whole file, in
  * whole pages. Parts may overlap; their targets are not used. */
 bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count);

@@ -18,6 +18,8 @@
 #define PIECE_BYTES (256u << 10) /* stays in a processor's cache while it is read, summed and copied */
 #define FILLED_MIN (1u << 20)
 
+static atomic_ullong read_bytes;
+
 struct client_stored {
         int fd;
         bool is_direct;
@@ -87,6 +89,7 @@ static bool read_chunk(const struct client_stored *stored, uint64_t index, char 
                         return false;
                 done += (uint64_t)count;
         }
+        atomic_fetch_add(&read_bytes, size);
         return sum_crc64(0, to, size) == stored->crc64[index];
 }
 
@@ -95,7 +98,13 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
 {
         const struct client_stored *stored = argument;
 
+        atomic_fetch_add(&read_bytes, size);
         return sum_crc64(0, data, size) == stored->crc64[offset / stored->chunk_bytes] ? NEBULA_OK : NEBULA_CORRUPT;
+}
+
+uint64_t stored_read_bytes(void)
+{
+        return atomic_load(&read_bytes);
 }
 
 /* Runs `run` on `wanted` threads, the calling thread included. */
@@ -134,6 +143,7 @@ static bool fill_chunk(const struct filling *filling, uint64_t index, char *buff
                 memset(buffer + size, 0, pages - size);
                 if (os->fill(filling->fd, filling->data + offset, buffer, pages))
                         return false;
+                atomic_fetch_add(&read_bytes, size);
                 offset += size;
         }
         return crc64 == stored->crc64[index];

@@ -267,6 +267,12 @@ bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead)
         return is_ahead;
 }
 
+void bulk_feed_count(struct bulk_feed *feed, uint64_t bytes)
+{
+        if (feed && feed->moved_bytes)
+                atomic_fetch_add(feed->moved_bytes, bytes);
+}
+
 bool bulk_feed_wait(struct bulk_feed *feed)
 {
         bool is_whole;
@@ -435,6 +441,8 @@ void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, 
                 result = (int)job->check(job->argument, data, offset, size, &error);
         if (result)
                 bulk_fail(job, offset, result, &error);
+        else if (job->is_write)
+                bulk_feed_count(job->feed, size);
 }
 
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument)

@@ -17,6 +17,7 @@
 #define NB_OS_BULK_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -63,6 +64,7 @@ struct bulk_feed {
         bool is_ended, is_written; /* is_written: a bulk_write is running */
         bool in_order; /* of the running writer (bulk_feed_begin) */
         bool skips_same; /* bulk_write skips chunks that are the same; its caller takes these bytes from the other file */
+        atomic_ullong *moved_bytes; /* counts the bytes that a writer has written; NULL: not counted */
 };
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
 int bulk_feed_init_pieces(struct bulk_feed *feed, uint64_t size); /* the same; each chunk is one piece */
@@ -91,6 +93,8 @@ bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset);
 /* The CRC-64 of a piece of a taken chunk. False: its producer told none. */
 bool bulk_feed_sum(struct bulk_feed *feed, uint64_t offset, uint64_t *ret_crc64);
 void bulk_feed_finish(struct bulk_feed *feed);
+/* Tells that so many bytes are written. bulk_write calls it by itself. feed may be NULL. */
+void bulk_feed_count(struct bulk_feed *feed, uint64_t bytes);
 
 /*
  * A buffer for transfers, in huge pages if the machine has them. A disk accepts a limited number of memory segments per

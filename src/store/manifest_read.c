@@ -1,9 +1,12 @@
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
+
+static atomic_ullong read_bytes;
 
 struct read_argument {
         const struct record_file *file;
@@ -17,6 +20,7 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
         uint64_t index = offset / read->file->chunk_bytes;
         uint64_t found = store_chunk_sum(data, size, crc64);
 
+        atomic_fetch_add(&read_bytes, size);
         if (found == read->file->chunks[index])
                 return NEBULA_OK;
         return error_set(error, NEBULA_CORRUPT, 0,
@@ -74,6 +78,11 @@ enum nebula_status manifest_read_chunks(struct store *store, const char *key, co
         struct read_argument read = { .file = recorded, .root = store->root, .key = key };
 
         return store->ops->read_chunks(store, key, data, ranges, count, recorded->chunk_bytes, check_chunk, &read, error);
+}
+
+uint64_t manifest_read_bytes(void)
+{
+        return atomic_load(&read_bytes);
 }
 
 enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,

@@ -30,7 +30,7 @@ from ..errors import (
     from_status,
 )
 from ..events import Event
-from . import agree, config, ending, locate, ranks, tags, watching
+from . import agree, config, ending, locate, progress, ranks, tags, watching
 from .waits import interruptible, refuse_within_save, run_handlers
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
@@ -250,7 +250,8 @@ class Engine:
         if self._session in (None, self._inherited) or os.environ.get("NEBULA_AGENT") != "inline" or self.settings().persist_path is None:
             return
         try:
-            interruptible(self._session.flush, None, LEAVE_MS)
+            with progress.sending(self, "saving checkpoints before the program ends"):
+                interruptible(self._session.flush, None, LEAVE_MS)
         except NebulaError as failure:
             log.error("nebula: the process ends, and its agent with it, before all its checkpoints are durable: %s", failure)
 

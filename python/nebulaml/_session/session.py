@@ -13,7 +13,7 @@ from .. import _nebula
 from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
-from . import config, engine
+from . import config, engine, progress
 from .rows import Row, Rows, listing
 from .traced import traced
 from .waits import interruptible, patiently
@@ -141,7 +141,8 @@ class Session:
         """
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
-            common = interruptible(owner.agreement.answer, path)
+            with progress.waiting(owner, "looking for the newest checkpoint that all ranks have"):
+                common = interruptible(owner.agreement.answer, path)
             if common:
                 found = self._exactly(common[0], path)
                 return self._newest(found, owner.agreement.passed_over(path, common[0]))
@@ -149,7 +150,8 @@ class Session:
             opened = owner.session(patient=True)
             owner.watch()  # the agent may report on the version that it finds
             try:
-                found = Checkpoint._found(owner, interruptible(opened.latest, path), path)
+                with progress.waiting(owner, "looking for the newest checkpoint"):
+                    found = Checkpoint._found(owner, interruptible(opened.latest, path), path)
                 return self._newest(found, found.passed_over)
             except NebulaNotFound:
                 pass
@@ -192,7 +194,8 @@ class Session:
                 return self._exactly(common[0], path)
         else:
             try:
-                return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
+                with progress.waiting(owner, f"looking for {tag}"):
+                    return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
             except NebulaNotFound:
                 pass
         guards.check_missing(tag, path)
@@ -260,7 +263,8 @@ class Session:
 
         def flush() -> None:
             what = "a flush" if tag is None else f"a flush of {tag!r}"
-            patiently(what, lambda limit: owner.session().flush(None if in_memory else tag, limit), limit_ms)
+            with progress.sending(owner, "saving checkpoints" if tag is None else f"saving {tag}", tag):
+                patiently(what, lambda limit: owner.session().flush(None if in_memory else tag, limit), limit_ms)
 
         done = owner.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
         owner.raise_late()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import io
 import logging
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
 from .. import _nebula
-from .._session import config
+from .._session import config, progress
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..integrations import guards
 from .places import METADATA, frame, is_place, is_stock, reading_session, split
@@ -74,6 +75,10 @@ class _NebulaFiles:
     def read_bytes(self, name: str) -> bytes:
         return bytes(self._checkpoint.read_bytes(name))
 
+    def fetching(self) -> contextlib.AbstractContextManager[None]:
+        """Shows the progress of a load. Its size is that of the ranges, which are found file by file."""
+        return progress.fetching(self._checkpoint._engine, f"loading {self._checkpoint.tag}", lambda: 0)
+
     def open(self, name: str) -> _nebula.Map:
         found: _nebula.Map = self._checkpoint._map(name, lazily=True)
         return found
@@ -108,6 +113,9 @@ class _PlainFiles:
     def read_bytes(self, name: str) -> bytes:
         with open(self._path(name), "rb") as file:
             return file.read()
+
+    def fetching(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def open(self, name: str) -> _PlainFile:
         return _PlainFile(self._path(name))
@@ -186,6 +194,13 @@ class NebulaStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        with self._open().fetching():
+            self._read_files(plan, planner)
+        future: TorchFuture[None] = TorchFuture()
+        future.set_result(None)
+        return future
+
+    def _read_files(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         assert self._metadata is not None
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
@@ -197,9 +212,6 @@ class NebulaStorageReader(StorageReader):
             file.fetch_parts([part for item in items for part in self._needed(item, len(whole))])
             for item in items:
                 self._read_item(item, file, whole, planner)
-        future: TorchFuture[None] = TorchFuture()
-        future.set_result(None)
-        return future
 
     def _needed(self, item: ReadItem, size: int) -> list[tuple[int, int]]:
         """Returns offset and size of the parts of its file that an item needs, if the piece has Nebula's form."""

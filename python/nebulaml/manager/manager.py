@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from .._session import about, agree, config, engine, notices
+from .._session import about, agree, config, engine, notices, progress
 from .._session.rows import Rows
 from .._session.session import Session
 from .._session.waits import beside_loop, patiently
@@ -262,6 +262,10 @@ class Manager:
         checkpoint = self._session.get_latest_checkpoint() if step is None else self.checkpoint(step)
         if checkpoint is None:
             return None
+        with progress.fetching(self._engine, f"restoring {checkpoint.tag}", lambda: 0):
+            return self._restore_from(checkpoint, targets, strict, patterns)
+
+    def _restore_from(self, checkpoint: Checkpoint, targets: Mapping[str, Any], strict: bool, patterns: list[str] | None) -> Restored:
         said, files = checkpoint._said(), checkpoint._all_files()
         matched: set[str] = set()
         wanted = {name: select for name in targets if (select := kinds.selector(name, patterns, matched)) is not False}
@@ -399,7 +403,8 @@ class Manager:
             (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
         elif state == "durable" and self._engine.has_session():
             in_memory = self._session.persist_path is None
-            patiently("a flush", lambda limit: self._engine.session().flush(None, limit), milliseconds(timeout))
+            with progress.sending(self._engine, "saving checkpoints"):
+                patiently("a flush", lambda limit: self._engine.session().flush(None, limit), milliseconds(timeout))
             if in_memory:
                 return
         else:

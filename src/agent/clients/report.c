@@ -415,9 +415,10 @@ static enum nebula_status status_text(struct catalogue *catalogue, char **ret_te
                 json_array_append_new(jobs, job_json(catalogue, job));
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version_unsaved(version))
-                                json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:b, s:s}", "tag", version->tag, "job",
+                                json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:I, s:b, s:s}", "tag", version->tag, "job",
                                                                        job->name, "persist_path", job->persist_path, "size",
-                                                                       (json_int_t)version_size(version), "writing",
+                                                                       (json_int_t)version_size(version), "moved",
+                                                                       (json_int_t)atomic_load(&version->persist.moved_bytes), "writing",
                                                                        version->pins > 0 && job->persist.is_busy, "error",
                                                                        version->error.message));
         }
@@ -428,10 +429,11 @@ static enum nebula_status status_text(struct catalogue *catalogue, char **ret_te
                                                                   (json_int_t)session->world, "job", session->job->name,
                                                                   "persist_path", session->job->persist_path, "since",
                                                                   session->since));
-        agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
+        agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b, s:I}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
                           "uptime_s", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started", catalogue->started,
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
-                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining);
+                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining,
+                          "fetched_bytes", (json_int_t)manifest_read_bytes());
         catalogue_unlock(catalogue);
         return to_text(json_pack("{s:o, s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue, "storage",
                                  storage_json()),

@@ -51,6 +51,7 @@ static enum nebula_status list_objects(struct catalogue *catalogue, const struct
                         batch->mapped_count++;
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
                 }
+                file->feed.moved_bytes = &batch->began.version->persist.moved_bytes;
         }
         return NEBULA_OK;
 }
@@ -97,6 +98,7 @@ enum nebula_status persist_upload(struct catalogue *catalogue, struct version *v
 {
         enum nebula_status status = NEBULA_OK;
 
+        atomic_store(&version->persist.moved_bytes, 0);
         plan->uploads = calloc(plan->file_count / PERSIST_BATCH + 1, sizeof *plan->uploads);
         if (!plan->uploads)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);

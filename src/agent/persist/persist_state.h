@@ -4,6 +4,7 @@
 #ifndef NB_AGENT_PERSIST_PERSIST_STATE_H
 #define NB_AGENT_PERSIST_PERSIST_STATE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,6 +28,7 @@ struct version_persist {
         struct unfinished unfinished; /* uploads with which the next attempt goes on */
         double seconds;
         uint64_t bytes;
+        atomic_ullong moved_bytes; /* that the running attempt, or the last one, has brought to storage */
         uint64_t written_bytes; /* that this agent has sent to storage for it: less than the size where storage had some of them already */
 };
 
