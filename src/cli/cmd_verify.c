@@ -41,7 +41,6 @@ static bool is_url(const char *path)
 static bool cut_last(char *path, char ret_last[256])
 {
         char *slash = strrchr(path, '/');
-
         char *url = is_url(path) ? place_signed(path) : NULL, *query = url ? strchr(url, '?') : NULL;
         bool can_cut = slash && slash != path && slash[-1] != '/' && strlen(slash + 1) <= 255;
 

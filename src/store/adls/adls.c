@@ -104,6 +104,14 @@ static char *as_https(const char *url)
         return object_take(&buf);
 }
 
+/* The blob service does not speak this protocol, and a URL that Azure shows for a container names it. */
+static bool is_of_blobs(const char *url)
+{
+        const char *host = strchr(url, '@');
+
+        return host && memmem(host, strcspn(host, "/?"), ".blob.", strlen(".blob."));
+}
+
 /* "abfss://container@host" + "/prefix". */
 static char *make_root(const struct azure_address *address)
 {
@@ -140,6 +148,10 @@ static enum nebula_status parse(const char *url, struct azure_address *ret_addre
         char *text = as_https(url), *root;
         enum nebula_status status;
 
+        if (text && is_of_blobs(url)) {
+                object_forget(text);
+                return object_wrong_url(url, "names the blob service: write ACCOUNT.dfs.core.windows.net, or az://ACCOUNT/CONTAINER/PREFIX", error);
+        }
         if (!text)
                 return object_wrong_url(url, "is no abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX", error);
         status = azure_address_parse(text, ret_address, error);

@@ -150,8 +150,8 @@ void url_print(const char *text, char *ret_text, size_t size)
         char port[16] = "";
         bool is_v6;
 
-        if (!url_split(text, &url)) {
-                snprintf(ret_text, size, "(a URL)");
+        if (!url_split(text, &url)) { /* what follows the scheme may be a secret */
+                snprintf(ret_text, size, "%.*s://...", strstr(text, "://") ? (int)strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789") : 0, text);
                 return;
         }
         if (url.port > 0)

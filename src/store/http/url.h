@@ -38,8 +38,8 @@ void url_encode(struct buf *buf, const char *text, const char *keep);
 /* Adds the text with each %XX decoded. False: a '%' without two hex digits, or %00. */
 bool url_decode(struct buf *buf, const char *text, size_t size);
 
-/* The URL for messages and logs, without user name, query and fragment, which may hold secrets. A text that is not a URL prints as "(a
- * URL)". */
+/* The URL for messages and logs, without user name, query and fragment, which may hold secrets. Of a text that is
+ * not a URL it prints "SCHEME://...". */
 void url_print(const char *text, char *ret_text, size_t size);
 
 #endif

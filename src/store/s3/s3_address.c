@@ -46,11 +46,14 @@ enum nebula_status s3_address_parse(const char *text, const char *scheme, struct
         struct s3_address address = { 0 };
         enum nebula_status status;
         struct url url;
+        char form[120];
 
         if (url_split(text, &url) && (*url.query || url.port > 0))
                 return object_wrong_url(text, "has a port or a query; AWS_ENDPOINT_URL, or STORAGE_EMULATOR_HOST for gs://, names another server", error);
-        if (!url_split(text, &url))
-                return object_wrong_url(text, "is no SCHEME://BUCKET/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
+        if (!url_split(text, &url)) {
+                snprintf(form, sizeof form, "is no %sBUCKET/PREFIX, where bytes other than letters, digits and -._~ are written as %%XX", scheme);
+                return object_wrong_url(text, form, error);
+        }
         /* Case matters in a bucket's name, but not in a host's. */
         if (!is_bucket(url.host) || strncmp(strstr(text, "://") + 3, url.host, strlen(url.host)))
                 return object_wrong_url(text, "names no bucket: 3 to 63 small letters, digits, hyphens and dots", error);

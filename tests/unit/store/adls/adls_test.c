@@ -224,7 +224,7 @@ static void a_rename_goes_on_with_the_new_sas_of_the_file(void)
 static void a_path_names_container_and_account(void)
 {
         static const char *const bad[] = { "abfss://", "abfss://account.dfs.core.windows.net/x", "abfss://c@", "abfss://data@acct.dfs.core.windows.net/../x", "abfss://data@ac_ct.dfs.core.windows.net/x",
-                                           "abfss://da--ta@acct.dfs.core.windows.net", "abfss://a/b@acct.dfs.core.windows.net" };
+                                           "abfss://da--ta@acct.dfs.core.windows.net", "abfss://a/b@acct.dfs.core.windows.net", "abfss://data@acct.blob.core.windows.net/x" };
         struct azure_store *azure;
 
         unsetenv("AZURE_STORAGE_CONNECTION_STRING");
@@ -235,6 +235,7 @@ static void a_path_names_container_and_account(void)
         store_close(store);
         for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
                 CHECK(store_adls.open(bad[i], &store, &error) == NEBULA_INVALID);
+        CHECK(strstr(error.message, "names the blob service: write ACCOUNT.dfs.core.windows.net"));
 }
 
 /* Takes no rename. */

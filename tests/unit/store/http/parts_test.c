@@ -58,7 +58,7 @@ static void a_printed_url_holds_no_secret(void)
         url_print("https://a.blob.core.windows.net/c/k?sv=2021&sig=SECRET%2B", text, sizeof text);
         CHECK(!strcmp(text, "https://a.blob.core.windows.net/c/k"));
         url_print("https://user:SECRET@host/c", text, sizeof text);
-        CHECK(!strstr(text, "SECRET"));
+        CHECK(!strcmp(text, "https://..."));
         url_print("http://[::1]:99/x?y", text, sizeof text);
         CHECK(!strcmp(text, "http://[::1]:99/x"));
 }
