@@ -266,34 +266,31 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
         return NEBULA_OK;
 }
 
-static bool is_begun(struct store *store, const char *directory, const char *tag)
+static bool has_any(struct store *store, const char *directory, const char *below)
 {
         struct store_list list;
         char prefix[300];
-        uint64_t number = 0;
-        bool has_document;
+        bool has;
 
-        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/", directory);
+        snprintf(prefix, sizeof prefix, "%s/%s", directory, below);
         if (store_list_all(store, prefix, true, &list, NULL))
                 return false;
-        has_document = list.count > 0;
+        has = list.count > 0;
         store_list_done(&list);
-        return has_document && !tag_log_number(store, tag, &number, NULL) && !number;
+        return has;
+}
+
+static bool is_begun(struct store *store, const char *directory, const char *tag)
+{
+        uint64_t number = 0;
+
+        return has_any(store, directory, MANIFEST_DIRECTORY "/") && !tag_log_number(store, tag, &number, NULL) && !number;
 }
 
 /* Whether the directory is a storage path itself: the user has named the one above it. */
 static bool is_storage_path(struct store *store, const char *directory)
 {
-        struct store_list list;
-        char prefix[300];
-        bool has_index;
-
-        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/index/", directory);
-        if (store_list_all(store, prefix, true, &list, NULL))
-                return false;
-        has_index = list.count > 0;
-        store_list_done(&list);
-        return has_index;
+        return has_any(store, directory, MANIFEST_DIRECTORY "/index/");
 }
 
 /* Names directories without a manifest: other commands do not show them, but their files may be the damage that the user is looking for. */

@@ -1,6 +1,6 @@
 """A line on the terminal for a call that waits for more than a second: what it waits for, bytes, rate, and time left.
 
-    with progress.sending(engine, "checkpoint 'global_step5'", "global_step5"):
+    with progress.sending(engine, "saving global_step5", "global_step5"):
         ...wait until it is durable...
 
 The line is on stderr, if that is a terminal, and disappears when the call returns. NEBULA_PROGRESS=0 turns it off. One process of a node
@@ -134,14 +134,13 @@ def fetching(engine: Engine, what: str, total: Callable[[], int]) -> contextlib.
 
     total: returns the bytes that this process waits for. They are not shown if other ranks of the node may read at the same time.
     """
-    before: list[int] = []
-    whole: list[int] = []
+    begin: list[int] = []  # when the call began: the bytes read, and those to read
 
     def look() -> tuple[int, int]:
-        before.append(_nebula.read_bytes() + _status(engine)["agent"]["fetched_bytes"])
-        if not whole:
-            whole.append(total() if engine.place().local_world == 1 else 0)
-        return before[-1] - before[0], whole[0]
+        read = _nebula.read_bytes() + _status(engine)["agent"]["fetched_bytes"]
+        if not begin:
+            begin.extend((read, total() if engine.place().local_world == 1 else 0))
+        return read - begin[0], begin[1]
 
     return _shown(engine, what, look)
 

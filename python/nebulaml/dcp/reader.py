@@ -75,9 +75,9 @@ class _NebulaFiles:
     def read_bytes(self, name: str) -> bytes:
         return bytes(self._checkpoint.read_bytes(name))
 
-    def fetching(self) -> contextlib.AbstractContextManager[None]:
-        """Shows the progress of a load. Its size is that of the ranges, which are found file by file."""
-        return progress.fetching(self._checkpoint._engine, f"loading {self._checkpoint.tag}", lambda: 0)
+    def fetching(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """Shows the progress of a load of so many bytes."""
+        return progress.fetching(self._checkpoint._engine, f"loading {self._checkpoint.tag}", lambda: size)
 
     def open(self, name: str) -> _nebula.Map:
         found: _nebula.Map = self._checkpoint._map(name, lazily=True)
@@ -114,7 +114,7 @@ class _PlainFiles:
         with open(self._path(name), "rb") as file:
             return file.read()
 
-    def fetching(self) -> contextlib.AbstractContextManager[None]:
+    def fetching(self, size: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def open(self, name: str) -> _PlainFile:
@@ -194,7 +194,10 @@ class NebulaStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
-        with self._open().fetching():
+        assert self._metadata is not None
+        places = self._metadata.storage_data
+        pieces = {item.storage_index for item in plan.items}  # several items may be parts of one
+        with self._open().fetching(sum(places[piece].length for piece in pieces)):
             self._read_files(plan, planner)
         future: TorchFuture[None] = TorchFuture()
         future.set_result(None)

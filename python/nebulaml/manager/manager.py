@@ -262,30 +262,28 @@ class Manager:
         checkpoint = self._session.get_latest_checkpoint() if step is None else self.checkpoint(step)
         if checkpoint is None:
             return None
-        with progress.fetching(self._engine, f"restoring {checkpoint.tag}", lambda: 0):
-            return self._restore_from(checkpoint, targets, strict, patterns)
-
-    def _restore_from(self, checkpoint: Checkpoint, targets: Mapping[str, Any], strict: bool, patterns: list[str] | None) -> Restored:
         said, files = checkpoint._said(), checkpoint._all_files()
         matched: set[str] = set()
         wanted = {name: select for name in targets if (select := kinds.selector(name, patterns, matched)) is not False}
         found = {name: self._find(checkpoint, name, said, files, strict) for name in wanted}
         extra = None
-        if EXTRA not in targets and patterns is None:
-            file = self._find(checkpoint, EXTRA, said, files, False)
-            extra = None if file is None else kinds.load(checkpoint, file, self._weights_only)
-        left_out: list[str] = [f"item {name!r} is not in the checkpoint" for name, file in found.items() if file is None]
-        ready = [  # first all checks: if one item does not fit, no other one has changed
-            kinds.plan(checkpoint, file, targets[name], wanted[name], strict, self._weights_only)
-            for name, file in found.items()
-            if file is not None
-        ]
-        unmatched = kinds.without_a_match(patterns, matched)
-        if unmatched and strict:
-            raise NebulaConfigError(f"{checkpoint.tag}: {in_lines(unmatched)}")
-        left_out += unmatched
-        for restore in ready:
-            left_out += restore()
+        size = sum(files[file] for file in found.values() if file is not None)
+        with progress.fetching(self._engine, f"restoring {checkpoint.tag}", lambda: size if patterns is None else 0):
+            if EXTRA not in targets and patterns is None:
+                file = self._find(checkpoint, EXTRA, said, files, False)
+                extra = None if file is None else kinds.load(checkpoint, file, self._weights_only)
+            left_out: list[str] = [f"item {name!r} is not in the checkpoint" for name, file in found.items() if file is None]
+            ready = [  # first all checks: if one item does not fit, no other one has changed
+                kinds.plan(checkpoint, file, targets[name], wanted[name], strict, self._weights_only)
+                for name, file in found.items()
+                if file is not None
+            ]
+            unmatched = kinds.without_a_match(patterns, matched)
+            if unmatched and strict:
+                raise NebulaConfigError(f"{checkpoint.tag}: {in_lines(unmatched)}")
+            left_out += unmatched
+            for restore in ready:
+                left_out += restore()
         if checkpoint.step is not None:  # the program trains these steps again, and its versions of them are new ones
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= checkpoint.step), self._saved.maxlen)
             self._decided = None
