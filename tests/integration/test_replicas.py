@@ -101,7 +101,10 @@ class Node:
             until(lambda: self.agent() is None, what="the end of the agent")
 
     def lose(self, *processes: fork_server.Trainer) -> None:
-        """Removes the whole node: processes, agent and memory."""
+        """Removes the whole node: processes, agent and memory. The agent stops first, so it cannot persist what the processes leave."""
+        pid = self.agent()
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
         for process in processes:
             process.kill()
             process.wait()
@@ -203,18 +206,19 @@ def start_ranks(nodes: list[Node], code: str, run: str) -> list[fork_server.Trai
     ]
 
 
-def copy_step_2(world: World, nodes: list[Node], silent: tuple[int, ...] = ()) -> None:
-    """Makes step 0 durable. Step 2 is in the memory of its nodes and of one more node each. Then the trainers are killed."""
+def lose_one_with_step_2(world: World, nodes: list[Node], lost: int, silent: tuple[int, ...] = ()) -> None:
+    """Makes step 0 durable. Step 2 is in the memory of its nodes and of one more node each. Then one node is lost, and the other trainers are killed."""
     code = f"silent = {silent}\n" + "save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()"
     ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
             process.stderr.read() if process.poll() else ""
         )
-    assert not (world.persist / "global_step2" / ".nebula" / "manifest-1.json").exists()
+    nodes[lost].lose(ranks.pop(lost))  # before the others end: their agents would persist step 2 with the share of this one
     for process in ranks:
         process.kill()
         process.wait()
+    assert not (world.persist / "global_step2" / ".nebula" / "manifest-1.json").exists(), "storage has it, so no copy is needed"
 
 
 def check_that_all_resume(nodes: list[Node], lost: str) -> None:
@@ -233,16 +237,14 @@ def check_that_all_resume(nodes: list[Node], lost: str) -> None:
 def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
     """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
     nodes = [world.node("a"), world.node("b")]
-    copy_step_2(world, nodes)
-    nodes[0].lose()
+    lose_one_with_step_2(world, nodes, 0)
     check_that_all_resume(nodes, "rank")
 
 
 def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_copy_of_the_lost_share(world):
     """Three nodes save, and the last one is lost. Two ranks resume, which are the first two again."""
     nodes = [world.node("a"), world.node("b"), world.node("c")]
-    copy_step_2(world, nodes)
-    nodes[2].lose()
+    lose_one_with_step_2(world, nodes, 2)
     check_that_all_resume(nodes[:2], "2")
 
 
@@ -250,8 +252,8 @@ def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_cop
 def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file(world, lost):
     """As with DDP. The lost node is that of rank 0, or one whose rank had saved none."""
     nodes = [world.node("a"), world.node("b"), world.node("c")]
-    copy_step_2(world, nodes, silent=(1, 2))
-    nodes.pop(lost).lose()
+    lose_one_with_step_2(world, nodes, lost, silent=(1, 2))
+    nodes.pop(lost)
     check_that_all_resume(nodes, "0")
 
 
