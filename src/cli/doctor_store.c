@@ -111,7 +111,7 @@ static bool check_transport(const char *path, struct doctor_finding *finding)
 {
         struct store_reach reach;
 
-        if (!open_store(path) || !tried.store->ops->reach || tried.store->ops->reach(tried.store, &reach, NULL))
+        if (tried.is_out || !open_store(path) || !tried.store->ops->reach || tried.store->ops->reach(tried.store, &reach, NULL))
                 return false;
         FOUND(finding, "%.300s", reach.transport);
         if (!strncmp(reach.transport, "http:", 5)) {

@@ -174,7 +174,7 @@ static enum nebula_status find(const struct azure_address *address, struct azure
         if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN_FILE", "AZURE_STORAGE_ACCOUNT", address->account)))
                 return use_sas_file(text, credential, error);
         credential->proof = AZURE_PROOF_TOKEN;
-        credential->identity = azure_identity_find(credential->identity_name);
+        credential->identity = azure_identity_find();
         if (!credential->identity)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an identity");
         return NEBULA_OK;
@@ -191,9 +191,12 @@ enum nebula_status azure_credential_find(const struct azure_address *address, st
         }
         *ret_credential = credential;
         crypt_forget(credential.key, sizeof credential.key);
-        if (credential.proof == AZURE_PROOF_TOKEN)
-                ret_credential->source = ret_credential->identity_name;
         return NEBULA_OK;
+}
+
+const char *azure_credential_name(const struct azure_credential *credential)
+{
+        return credential->source ? credential->source : object_oauth_name(credential->identity);
 }
 
 void azure_credential_done(struct azure_credential *credential)

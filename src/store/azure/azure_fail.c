@@ -19,7 +19,7 @@ static bool is_code(const struct http_response *response, const char *code)
 /* Advice about an answer; "": there is none. */
 static const char *advice(const struct azure_store *azure, enum object_deed deed, const struct http_response *response, char *text, size_t size)
 {
-        const char *source = azure->credential.source;
+        const char *source = azure_credential_name(&azure->credential);
 
         *text = 0;
         if ((response->status == 403 || response->status == 401) && *object_skew(response, text, size))

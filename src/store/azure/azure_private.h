@@ -5,6 +5,7 @@
  *      azure_address.c     parses URLs and connection strings
  *      azure_credential.c  chooses the credential
  *      azure_token.c       the identity that gets bearer tokens
+ *      azure_login.c       the login of the az command
  *      azure_call.c        one request
  *      azure_sign.c        its signature
  *      azure_source.c      a blob that the service reads for this store
@@ -23,7 +24,7 @@
 #define AZURE_ACCOUNT_MAX 64
 #define AZURE_CONTAINER_MAX 64
 #define AZURE_KEY_MAX 128                /* bytes of an account's key; Azure's have 64 */
-#define AZURE_SOURCE_MAX 80
+#define AZURE_RESOURCE "https://storage.azure.com/" /* for which tokens are issued, in every cloud */
 #define AZURE_METADATA "x-ms-meta-nebula"
 
 extern struct object_limits azure_limits;
@@ -48,8 +49,11 @@ struct azure_connection {
 enum nebula_status azure_connection_parse(const char *text, struct azure_connection *ret_connection, struct nebula_error *error);
 void azure_connection_done(struct azure_connection *connection);
 
-/* azure_token.c. The identity that the environment names; else the machine's own, which may not exist. NULL: no memory. */
-struct object_token *azure_identity_find(char ret_name[AZURE_SOURCE_MAX]);
+/* azure_token.c. The identity that the environment names; else the machine's own or the login of az, which may not exist. NULL: no memory. */
+struct object_token *azure_identity_find(void);
+
+/* azure_login.c: fetches a token. NEBULA_NOT_FOUND: the machine has no az command. */
+object_token_fetch azure_login;
 
 /* azure_credential.c */
 enum azure_proof { AZURE_PROOF_KEY, AZURE_PROOF_SAS, AZURE_PROOF_TOKEN };
@@ -62,11 +66,12 @@ struct azure_credential {
         const char *place;    /* the storage path that it belongs to, of the address; NULL: none */
         struct azure_old_sas *old; /* replaced ones, which other threads may still read: kept until the store is closed */
         struct object_token *identity;
-        char identity_name[AZURE_SOURCE_MAX];
-        const char *source; /* for messages: the variable or identity */
+        const char *source; /* the variable, for messages; NULL: an identity */
 };
 enum nebula_status azure_credential_find(const struct azure_address *address, struct azure_credential *ret_credential, struct nebula_error *error);
 void azure_credential_done(struct azure_credential *credential);
+/* The variable or identity, for messages. */
+const char *azure_credential_name(const struct azure_credential *credential);
 /* After an answer that refused `used`: whether there is another SAS now. Reads the file again, or takes the one of a trainer that has come
  * since (lock held). */
 bool azure_credential_renew(struct azure_credential *credential, const char *used);

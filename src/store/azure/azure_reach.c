@@ -10,9 +10,15 @@ enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reac
         struct azure_store *azure = (struct azure_store *)store;
         const struct azure_credential *credential = &azure->credential;
         struct store_reach reach = { 0 };
-        char end[40], may[40];
+        char end[40], may[40], *token;
+        uint64_t serial;
         enum nebula_status status = azure_find_credential(azure, error);
 
+        if (!status && credential->proof == AZURE_PROOF_TOKEN) { /* of two identities, this shows which one gives tokens */
+                status = object_token_get(credential->identity, 0, &token, &serial, error);
+                if (!status)
+                        object_forget(token);
+        }
         if (status)
                 return status;
         http_describe(azure->address.endpoint, reach.transport, sizeof reach.transport);
@@ -28,7 +34,7 @@ enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reac
                          *may ? may : "as its policy says", *end ? end : "its policy ends");
                 break;
         default:
-                snprintf(reach.credential, sizeof reach.credential, "tokens for %s", credential->source);
+                snprintf(reach.credential, sizeof reach.credential, "tokens for %s", azure_credential_name(credential));
         }
         *ret_reach = reach;
         return NEBULA_OK;

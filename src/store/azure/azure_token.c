@@ -1,4 +1,5 @@
-/* Bearer tokens. The environment names at most one identity, in the order of make_identity; without one, the machine's own may exist. */
+/* Bearer tokens. The environment names at most one identity, in the order of make_identity; without one, the machine's own or the
+ * login of the az command may exist. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,6 @@
 #include "base/conf.h"
 #include "store/azure/azure_private.h"
 
-#define RESOURCE "https://storage.azure.com/"
 #define IMDS_HOST "http://169.254.169.254"
 #define LOGIN_HOST "https://login.microsoftonline.com"
 
@@ -23,7 +23,7 @@ static void ask_service(struct object_oauth *identity, const char *name, const c
 
         buf_add_text(&buf, endpoint);
         object_oauth_pair(&buf, strchr(endpoint, '?') ? "&" : "?", "api-version", version);
-        object_oauth_pair(&buf, "&", "resource", RESOURCE);
+        object_oauth_pair(&buf, "&", "resource", AZURE_RESOURCE);
         if (client_id())
                 object_oauth_pair(&buf, "&", id_name, client_id());
         identity->url = object_take(&buf);
@@ -46,7 +46,7 @@ static void ask_directory(struct object_oauth *identity, const char *name, const
         identity->url = object_take(&buf);
         object_oauth_pair(&buf, "", "client_id", conf_env("AZURE_CLIENT_ID"));
         object_oauth_pair(&buf, "&", "grant_type", "client_credentials");
-        object_oauth_pair(&buf, "&", "scope", RESOURCE ".default");
+        object_oauth_pair(&buf, "&", "scope", AZURE_RESOURCE ".default");
         if (secret)
                 object_oauth_pair(&buf, "&", "client_secret", secret);
         else
@@ -77,14 +77,15 @@ static void make_identity(struct object_oauth *identity)
                 snprintf(endpoint, sizeof endpoint, "%.200s/metadata/identity/oauth2/token", imds ? imds : IMDS_HOST);
                 ask_service(identity, "the managed identity of this machine", endpoint, "2018-02-01", "client_id", "Metadata", "true");
                 identity->is_machine = true;
+                identity->log_in = azure_login;
+                identity->login_name = "the login of az";
         }
 }
 
-struct object_token *azure_identity_find(char ret_name[AZURE_SOURCE_MAX])
+struct object_token *azure_identity_find(void)
 {
         struct object_oauth identity = { .missing = "the environment holds no key, SAS or identity for this account" };
 
         make_identity(&identity);
-        snprintf(ret_name, AZURE_SOURCE_MAX, "%s", identity.name ? identity.name : "");
         return object_oauth_find(&identity);
 }

@@ -116,11 +116,10 @@ static char *subject_of_url(const struct external *external, const char *url, st
         return subject;
 }
 
-/* The answer of a program (AIP-4117): {"version": 1, "success": true, "token_type", "id_token" or "saml_response", "expiration_time"}. Messages hold
- * nothing that it printed. */
-static char *read_program(const struct external *external, const char *printed, size_t size, struct nebula_error *error)
+/* The answer of a program (AIP-4117): {"version": 1, "success": true, "token_type", "id_token" or "saml_response", "expiration_time"}. */
+static char *read_program(const struct external *external, json_t *body, struct nebula_error *error)
 {
-        json_t *body = json_loadb(printed, size, 0, NULL), *until = json_object_get(body, "expiration_time");
+        json_t *until = json_object_get(body, "expiration_time");
         const char *type = text_of(body, "token_type");
         const char *found = text_of(body, type && strstr(type, "saml2") ? "saml_response" : "id_token");
         bool is_good = json_integer_value(json_object_get(body, "version")) == 1 && json_is_true(json_object_get(body, "success")) &&
@@ -166,21 +165,15 @@ static char *program_command(const struct external *external, const char *comman
 static char *subject_of_program(const struct external *external, struct nebula_error *error)
 {
         const json_t *program = json_object_get(source_of(external), "executable");
-        char *command = program_command(external, text_of(program, "command")), *printed = malloc(TEXT_MAX), *subject = NULL;
-        char *const argv[] = { (char *)"sh", (char *)"-c", command, NULL };
-        size_t size = 0;
-        int code = 0, result = command && printed ? os->run("/bin/sh", argv, program_timeout_ms(program), printed, TEXT_MAX, &size, &code) : -ENOMEM;
+        char *command = program_command(external, text_of(program, "command"));
+        json_t *printed;
+        enum nebula_status status = command ? object_program_run("its program", command, program_timeout_ms(program), &printed, error) : no_memory(error);
 
-        if (result)
-                no_token(external, result == -ETIMEDOUT ? NEBULA_TIMEOUT : NEBULA_UNAVAILABLE, -result,
-                         result == -ETIMEDOUT ? "its program has not ended in time" : result == -EFBIG ? "its program prints more than 64 KiB" : "its program cannot be run", error);
-        else if (code)
-                error_set(error, NEBULA_UNAVAILABLE, 0, "%s: its program ended with the code %d: run it in a shell to see why", external->name, code);
-        else
-                subject = read_program(external, printed, size, error);
         object_forget(command);
-        object_forget_bytes(printed, TEXT_MAX);
-        return subject;
+        if (!status)
+                return read_program(external, printed, error);
+        error_prefix(error, "%s", external->name);
+        return NULL;
 }
 
 static char *subject_of_aws(const struct external *external, struct nebula_error *error)

@@ -17,6 +17,7 @@
  *      object_sigv4.c    signatures of S3 and of Google
  *      object_jwt.c      signed tokens that services take in exchange for bearer tokens
  *      object_oauth.c    bearer tokens of services that speak OAuth
+ *      object_program.c  programs that print a secret
  *
  * A driver describes its service in a struct object_service. An object of key `k` has the name PREFIX + encoded `k` in the service.
  * Every write stores an id of its own in the object's metadata. If an answer is lost, the driver recognizes its write by that id.
@@ -240,6 +241,7 @@ struct object_token *object_token_find(const struct object_token_source *source)
  * object_forget. */
 enum nebula_status object_token_get(struct object_token *token, uint64_t refused, char **ret_text, uint64_t *ret_serial,
                                     struct nebula_error *error);
+void *object_token_source(const struct object_token *token);
 void object_token_forget_all(void); /* for tests: no request may be running */
 /* Adds "Authorization: Bearer TOKEN". */
 enum nebula_status object_token_sign(struct object_token *token, uint64_t *serial, bool was_refused, struct http_fields *fields,
@@ -265,10 +267,21 @@ struct object_oauth {
         char *header, *secret; /* a header that the service requires; NULL: none */
         const char *missing;   /* the settings that are missing, for the error if the machine's own service does not answer */
         bool is_machine;       /* the service of the machine itself: it answers quickly or does not exist */
+        object_token_fetch *log_in;     /* tried if the service gives no token, with the source NULL; NULL: none. NEBULA_NOT_FOUND: there is no login */
+        const char *login_name;         /* for messages */
+        _Atomic(const char *) used;     /* the name of the one that gave the newest token */
 };
 void object_oauth_pair(struct buf *buf, const char *separator, const char *name, const char *value);
 /* Takes over the texts, also after a failure. NULL: no memory. */
 struct object_token *object_oauth_find(struct object_oauth *oauth);
+/* The name of the service, or of the login, that gave the newest token. The token is one of object_oauth_find. */
+const char *object_oauth_name(const struct object_token *token);
+/* The token in an answer. `name`: of its member. NULL: the answer holds none, or no memory. Frees the answer, which may be NULL. */
+char *object_oauth_read(struct json_t *answer, const char *name, int64_t *ret_life_s);
+
+/* object_program.c: lets a shell run a command of the user, without input, and parses what it prints, at most 64 KiB. *ret_printed NULL: that
+ * is not JSON. Messages begin with `name` and hold nothing that the program printed. The caller passes *ret_printed to object_forget_json. */
+enum nebula_status object_program_run(const char *name, const char *command, int64_t timeout_ms, struct json_t **ret_printed, struct nebula_error *error);
 
 /* object_sigv4.c: signature version 4. */
 #define OBJECT_SIGV4_TIME_SIZE 17 /* "20130524T000000Z" */

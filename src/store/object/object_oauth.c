@@ -42,15 +42,21 @@ static int64_t life_s(const json_t *body)
         return in_s > 0 ? in_s : on_s > 0 ? on_s - os->wall_ns() / 1000000000 : UNKNOWN_LIFE_S;
 }
 
+char *object_oauth_read(json_t *answer, const char *name, int64_t *ret_life_s)
+{
+        const char *text = json_string_value(json_object_get(answer, name));
+        char *token = text && *text ? strdup(text) : NULL;
+
+        *ret_life_s = life_s(answer);
+        object_forget_json(answer);
+        return token;
+}
+
 static enum nebula_status read_answer(const struct object_oauth *oauth, const struct http_response *response, char **ret_text, int64_t *ret_life_s,
                                       struct nebula_error *error)
 {
-        json_t *body = response->text ? json_loadb(response->text, response->text_size, 0, NULL) : NULL;
-        const char *text = json_string_value(json_object_get(body, "access_token"));
-        char *token = text && *text ? strdup(text) : NULL;
+        char *token = object_oauth_read(response->text ? json_loadb(response->text, response->text_size, 0, NULL) : NULL, "access_token", ret_life_s);
 
-        *ret_life_s = life_s(body);
-        object_forget_json(body);
         if (!token)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: the answer holds no token", oauth->name);
         *ret_text = token;
@@ -134,9 +140,8 @@ static enum nebula_status ask(const struct object_oauth *oauth, const char *form
 }
 
 /* Retries answers 404 and 410: the machine's own service gives them while it starts or is replaced. */
-static enum nebula_status fetch(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
+static enum nebula_status fetch_from_service(const struct object_oauth *oauth, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
 {
-        const struct object_oauth *oauth = source;
         struct http_response response = { 0 };
         enum nebula_status status;
         char *form = make_form(oauth, &status, error);
@@ -160,6 +165,28 @@ static enum nebula_status fetch(void *source, char **ret_text, int64_t *ret_life
         return status;
 }
 
+static enum nebula_status fetch(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
+{
+        struct object_oauth *oauth = source;
+        struct nebula_error failure;
+        enum nebula_status status = fetch_from_service(oauth, ret_text, ret_life_s, error);
+
+        if (!status || !oauth->log_in) {
+                atomic_store(&oauth->used, oauth->name);
+                return status;
+        }
+        switch (oauth->log_in(NULL, ret_text, ret_life_s, &failure)) {
+        case NEBULA_OK:
+                atomic_store(&oauth->used, oauth->login_name);
+                return NEBULA_OK;
+        case NEBULA_NOT_FOUND:
+                return status;
+        default:
+                error_prefix(error, "%s", failure.message);
+                return status;
+        }
+}
+
 static void done(void *source)
 {
         struct object_oauth *oauth = source;
@@ -172,6 +199,14 @@ static void done(void *source)
         free(oauth->header);
         object_jwt_free(oauth->jwt);
         free(oauth);
+}
+
+const char *object_oauth_name(const struct object_token *token)
+{
+        const struct object_oauth *oauth = object_token_source(token);
+        const char *used = atomic_load(&oauth->used);
+
+        return used ? used : oauth->name;
 }
 
 struct object_token *object_oauth_find(struct object_oauth *texts)

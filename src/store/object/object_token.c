@@ -73,6 +73,11 @@ struct object_token *object_token_find(const struct object_token_source *source)
         return found;
 }
 
+void *object_token_source(const struct object_token *token)
+{
+        return token->source;
+}
+
 void object_token_forget_all(void)
 {
         lock_take(&tokens_lock);

@@ -1,6 +1,7 @@
 /* The Azure driver against a server that loses answers, changes bytes and checks limits. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "os/os.h"
@@ -651,6 +652,55 @@ static void a_workload_identity_posts_its_file(void)
         end_identity(service);
 }
 
+/* Makes a program `az` with this text, and finds it first. */
+static void write_az(const char *directory, const char *text)
+{
+        char path[300], *before = getenv("PATH"), after[4096];
+
+        snprintf(path, sizeof path, "%s/az", directory);
+        REQUIRE(!os_write_file_atomic(path, text, strlen(text)) && !chmod(path, 0700));
+        snprintf(after, sizeof after, "%s:%s", directory, before);
+        if (strncmp(before, directory, strlen(directory)))
+                setenv("PATH", after, 1);
+}
+
+static void a_login_of_az_gives_tokens_where_the_machine_has_no_identity(void)
+{
+        struct issuer issuer = { .status = 400 };
+        char directory[256], *path = strdup(getenv("PATH"));
+        struct store_reach reach;
+        struct server *service;
+
+        test_dir_make(directory);
+        write_az(directory, "#!/bin/sh\n[ \"$*\" = 'account get-access-token --output json --resource https://storage.azure.com/' ] || exit 2\n"
+                            "echo called >>\"$0.calls\"\n"
+                            "echo '{\"accessToken\": \"SECRET1\", \"expiresOn\": \"2030-01-01 00:00:00.000000\", \"expires_on\": 1893456000}'\n");
+        service = begin_identity(&issuer, "AZURE_POD_IDENTITY_AUTHORITY_HOST", "");
+        for (int i = 0; i < 3; i++)
+                CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(store->ops->reach(store, &reach, &error) == NEBULA_OK && !strcmp(reach.credential, "tokens for the login of az"));
+        CHECK(server_requests(service) == 1);
+        issuer = (struct issuer){ .life_s = 3600 };
+        strcpy(fake.token, "Bearer SECRET2"); /* a refused token is replaced; now the machine has an identity, and that goes first */
+        atomic_store(&issuer.tokens, 1);
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(store->ops->reach(store, &reach, &error) == NEBULA_OK && !strcmp(reach.credential, "tokens for the managed identity of this machine"));
+        end_identity(service);
+
+        issuer = (struct issuer){ .status = 400 };
+        write_az(directory, "#!/bin/sh\necho SECRET; echo SECRET >&2; exit 1\n");
+        service = begin_identity(&issuer, "AZURE_POD_IDENTITY_AUTHORITY_HOST", "");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && !strstr(error.message, "SECRET"));
+        CHECK(strstr(error.message, "`az account get-access-token` ended with the code 1: run it in a shell to see why: the environment holds no key, SAS or identity"));
+        write_az(directory, "#!/bin/sh\necho '[]'\n");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "does not print a JSON object with accessToken: the environment"));
+        CHECK(store->ops->reach(store, &reach, &error) == NEBULA_STORAGE);
+        end_identity(service);
+        setenv("PATH", path, 1);
+        free(path);
+        test_dir_remove(directory);
+}
+
 static void without_any_credential_the_error_says_so(void)
 {
         struct http_settings settings;
@@ -772,4 +822,5 @@ TAP_MAIN(TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source
          TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_azure_writes_it), TEST(a_copy_is_waited_for), TEST(a_copy_goes_on_with_the_new_sas_of_the_file),
          TEST(the_machines_identity_is_asked_once), TEST(a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload),
          TEST(a_token_is_replaced_before_it_ends), TEST(the_endpoints_of_app_service_and_azure_ml_are_asked_their_way),
-         TEST(a_workload_identity_posts_its_file), TEST(without_any_credential_the_error_says_so), TEST(no_fault_makes_wrong_bytes))
+         TEST(a_workload_identity_posts_its_file), TEST(a_login_of_az_gives_tokens_where_the_machine_has_no_identity),
+         TEST(without_any_credential_the_error_says_so), TEST(no_fault_makes_wrong_bytes))
