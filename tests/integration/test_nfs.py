@@ -3,100 +3,44 @@
 tests/servers/nfs_fuse.c simulates the client. Two mounts of one directory are two nodes.
 """
 
-import os
-import pathlib
-import shutil
 import signal
-import subprocess
 import time
-import uuid
 
-import fork_server
 import pytest
+from nfs_client import Client, built
 
 pytest.importorskip("nebulaml")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-JOB = """
-import os, sys, time, torch
-import nebulaml as nm
-path, last, slow = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
-nm.init(path, 0, 4, on_error="raise")
-latest = nm.get_latest_checkpoint()
-step = latest.load("m.pt")["step"] if latest else 0
-print("from", step, flush=True)
-for step in range(step + 1, last + 1):
-    with nm.Checkpoint(f"global_step{step}") as checkpoint:
-        checkpoint.save("m.pt", {"w": torch.full((50_000,), float(step)), "step": step})
-    checkpoint.wait("durable", 60)
-    print("durable", step, flush=True)
-if slow:
-    time.sleep(60)
-"""
 
 
-class Client:
-    """A node: a mount of the server's directory, and an agent of its own."""
+class PlayedClient(Client):
+    """A client whose rules the test changes while it runs."""
 
-    def __init__(self, nebula, program, server, place):
-        self.mount, self.control = place / "mount", place / "control"
-        self.mount.mkdir(parents=True)
+    def __init__(self, nebula, place, program, server):
+        self.control = place / "control"
+        place.mkdir()
         self.rules()
-        self.nebula = nebula
-        self.path = self.mount / "store"
-        name = uuid.uuid4().hex[:8]
-        self.folders = [pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")]
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")} | {
-            "NEBULA_RUNTIME_DIR": str(self.folders[0]),
-            "NEBULA_MEMORY_DIR": str(self.folders[1]),
-            "NEBULA_NODE_ID": name,
-            "NEBULA_AGENT_PATH": str(nebula),
-        }
-        command = [program, server, self.mount, self.control, "sh", "-c", "echo mounted; read line"]
-        self.serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if self.serving.stdout.readline().strip() != "mounted":
-            assert self.serving.wait(30) == 77
-            pytest.skip("no file system can be mounted through /dev/fuse here")
+        super().__init__(nebula, place, lambda mount: [program, server, mount, self.control])
 
     def rules(self, **rules):
         fresh = self.control.with_suffix(".new")
         fresh.write_text("".join(f"{name} {value}\n" for name, value in rules.items()))
         fresh.rename(self.control)
 
-    def job(self, *arguments):
-        return fork_server.start(JOB, self.path, *arguments, env=self.environment, stderr=subprocess.PIPE)
-
-    def finish(self, *arguments):
-        said, failed = (process := self.job(*arguments)).communicate(timeout=120)
-        assert process.returncode == 0, failed[-3000:]
-        return said.splitlines()
-
-    def command(self, *words):
-        return subprocess.run([self.nebula, *words, "--path", self.path], env=self.environment, capture_output=True, text=True, timeout=120)
-
-    def stop(self, *how):
-        subprocess.run([self.nebula, "stop", *how], env=self.environment, capture_output=True, timeout=120)
-
     def close(self):
         self.rules()
-        self.stop("--now", "--yes")
-        self.serving.communicate("end\n", timeout=60)
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        super().close()
 
 
 @pytest.fixture
 def clients(nebula, tmp_path):
-    # The package's own build directory, build/python, has no tests.
-    built = [path for pattern in ("build*", "build/*") for path in ROOT.glob(f"{pattern}/tests/unit/store/nfs_fuse")]
-    if not built:
+    program = built("nfs_fuse")
+    if not program:
         pytest.skip("tests/servers/nfs_fuse.c was not built: libfuse 3 was not there")
-    program = max(built, key=lambda path: path.stat().st_mtime)
     (tmp_path / "server").mkdir()
     made = []
 
     def make():
-        made.append(Client(nebula, program, tmp_path / "server", tmp_path / f"client{len(made)}"))
+        made.append(PlayedClient(nebula, tmp_path / f"client{len(made)}", program, tmp_path / "server"))
         return made[-1]
 
     yield make

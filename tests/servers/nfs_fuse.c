@@ -23,9 +23,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "mounted.h"
 
 #define NOBODY 65534
 #define SLOTS 4096
@@ -415,58 +416,12 @@ static const struct fuse_operations operations = {
         .chown = change_owner, .truncate = cut_file, .utimens = set_times, .statfs = count_space,
 };
 
-static struct fuse *fuse;
-
-static void *serve(void *argument)
-{
-        (void)argument;
-        fuse_loop_mt(fuse, 0);
-        return NULL;
-}
-
-/* Its exit code. */
-static int run(char **command, const char *mount, mode_t mask)
-{
-        int status;
-        pid_t child = fork();
-
-        if (child < 0)
-                return 1;
-        if (!child) {
-                umask(mask);
-                setenv("NB_TEST_MOUNT", mount, 1);
-                execvp(command[0], command);
-                _exit(127);
-        }
-        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-                ;
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 int main(int argc, char **argv)
 {
-        char *words[] = { argv[0], "-o", "fsname=nfs_fuse" };
-        struct fuse_args args = FUSE_ARGS_INIT(3, words);
-        pthread_t thread;
-        mode_t mask;
-        int code;
-
         if (argc < 5 || !realpath(argv[1], backing)) {
                 fprintf(stderr, "nfs_fuse BACKING MOUNT CONTROL COMMAND...\n");
                 return 2;
         }
         snprintf(control, sizeof control, "%s", argv[3]);
-        fuse = access("/dev/fuse", R_OK | W_OK) ? NULL : fuse_new(&args, &operations, sizeof operations, NULL);
-        if (!fuse || fuse_mount(fuse, argv[2])) {
-                fprintf(stderr, "no file system can be mounted through /dev/fuse here\n");
-                return 77;
-        }
-        mask = umask(0); /* modes come from the callers */
-        pthread_create(&thread, NULL, serve, NULL);
-        code = run(argv + 4, argv[2], mask);
-        fuse_exit(fuse);
-        fuse_unmount(fuse);
-        pthread_join(thread, NULL);
-        fuse_destroy(fuse);
-        return code;
+        return mounted_while("nfs_fuse", &operations, argv[2], argv + 4);
 }
