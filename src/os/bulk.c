@@ -267,10 +267,17 @@ bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead)
         return is_ahead;
 }
 
+atomic_ullong *bulk_feed_counter(struct bulk_feed *feed)
+{
+        return feed ? feed->moved_bytes : NULL;
+}
+
 void bulk_feed_count(struct bulk_feed *feed, uint64_t bytes)
 {
-        if (feed && feed->moved_bytes)
-                atomic_fetch_add(feed->moved_bytes, bytes);
+        atomic_ullong *counter = bulk_feed_counter(feed);
+
+        if (counter)
+                atomic_fetch_add(counter, bytes);
 }
 
 bool bulk_feed_wait(struct bulk_feed *feed)

@@ -95,6 +95,8 @@ bool bulk_feed_sum(struct bulk_feed *feed, uint64_t offset, uint64_t *ret_crc64)
 void bulk_feed_finish(struct bulk_feed *feed);
 /* Tells that so many bytes are written. bulk_write calls it by itself. feed may be NULL. */
 void bulk_feed_count(struct bulk_feed *feed, uint64_t bytes);
+/* The counter of these bytes; NULL: they are not counted. feed may be NULL. */
+atomic_ullong *bulk_feed_counter(struct bulk_feed *feed);
 
 /*
  * A buffer for transfers, in huge pages if the machine has them. A disk accepts a limited number of memory segments per

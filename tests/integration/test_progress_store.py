@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# NEBULA_STORE_MBPS makes each of the two take four seconds. Several parts are on their way at a time, and count when they have arrived.
+# NEBULA_STORE_MBPS makes each of the two take four seconds.
 JOB = """
 import os, subprocess, sys
 import torch

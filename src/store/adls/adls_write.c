@@ -94,7 +94,7 @@ enum nebula_status adls_create(struct object_store *store, const char *key, cons
 enum nebula_status adls_append(struct object_store *store, const char *key, const char *place, const struct object_range *range, const void *data,
                                const atomic_bool *stop, struct nebula_error *error)
 {
-        struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = range->size, .stop = stop };
+        struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = range->size, .moved = range->moved, .stop = stop };
         char position[24], sum[OBJECT_SUM_SIZE];
 
         snprintf(position, sizeof position, "%" PRIu64, range->offset);

@@ -114,7 +114,7 @@ static enum nebula_status begin(struct object_store *store, const struct store_u
 static enum nebula_status put_block(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                     const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
-        struct object_call call = { .method = "PUT", .key = object->key, .body = data, .body_size = range->size, .stop = stop };
+        struct object_call call = { .method = "PUT", .key = object->key, .body = data, .body_size = range->size, .moved = range->moved, .stop = stop };
         char id[ID_SIZE], crc64[OBJECT_SUM_SIZE];
         struct http_response response;
         enum nebula_status status;

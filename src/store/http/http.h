@@ -77,6 +77,7 @@ struct http_request {
         bool answer_is_secret; /* http_send leaves no copy of the answer's text in freed memory */
         bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, plain http is allowed */
         atomic_ullong *retries; /* NULL, or counts repeated tries */
+        atomic_ullong *moved;   /* NULL, or counts the bytes of `body` while they are sent; those of a try without success are taken off again */
         const atomic_bool *stop, *stop_too; /* NULL, or the request ends once one is true */
         struct http_watch *watch; /* NULL, or gets the times of the tries */
 };

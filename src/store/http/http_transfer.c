@@ -20,6 +20,7 @@ struct transfer {
         struct buf text, fields;
         int64_t moved_ns;       /* when the last byte moved */
         curl_off_t put;         /* bytes of the body that were sent */
+        uint64_t told;          /* those of them that request->moved has */
         bool is_success;        /* the status is 2xx */
         bool has_begun;         /* a byte of the answer has arrived */
         bool is_quiet, is_stopped, is_too_long, is_flooded;
@@ -138,6 +139,13 @@ static size_t take_body(char *from, size_t unit, size_t count, void *argument)
         return size;
 }
 
+static void tell_moved(struct transfer *transfer, uint64_t bytes)
+{
+        if (transfer->request->moved)
+                atomic_fetch_add(transfer->request->moved, bytes - transfer->told); /* modulo 2^64 */
+        transfer->told = bytes;
+}
+
 /* Whether the transfer must end early. */
 static bool must_end(struct transfer *transfer)
 {
@@ -151,6 +159,7 @@ static bool must_end(struct transfer *transfer)
         if (put != transfer->put) {
                 transfer->put = put;
                 transfer->moved_ns = now_ns;
+                tell_moved(transfer, (uint64_t)put);
         }
         if (!is_under_way)
                 limit_ms = request->answer_ms ? request->answer_ms : http_settings.answer_ms;
@@ -388,6 +397,7 @@ enum http_outcome http_transfer(struct http_connection *connection, const struct
         outcome = outcome_of(&transfer, code);
         if (outcome == HTTP_OUTCOME_ANSWER && !hand_out(&transfer, ret_response))
                 outcome = HTTP_OUTCOME_NO_MEMORY;
+        tell_moved(&transfer, outcome == HTTP_OUTCOME_ANSWER && transfer.is_success ? request->body_size : 0);
         if (transfer.is_quiet)
                 strcpy(text, "no byte moved for too long");
         else if (code && !*text)

@@ -75,6 +75,7 @@ struct object_call {
         uint64_t into_chunk;
         size_t text_max;
         int64_t answer_ms;
+        atomic_ullong *moved; /* http.h */
         const atomic_bool *stop, *stop_too;
         struct http_watch *watch;
 };
@@ -105,6 +106,7 @@ struct object_range {
         bool refers;                  /* the source has these bytes */
         bool has_sum;                 /* the producer of the bytes told their CRC-64 */
         uint64_t sum;
+        atomic_ullong *moved; /* http.h */
 };
 typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                             const struct object_range *range, const void *data, const atomic_bool *stop,

@@ -207,8 +207,11 @@ static enum nebula_status send_range(struct sending *sending, struct object_uplo
                                      const atomic_bool *stop, struct nebula_error *error)
 {
         object_take_sum(object, range);
-        if (object_take_found(object, range) || object_refer(sending->store, sending->upload, object, range, stop))
+        range->moved = bulk_feed_counter(object->feed);
+        if (object_take_found(object, range) || object_refer(sending->store, sending->upload, object, range, stop)) {
+                bulk_feed_count(object->feed, range->size);
                 return NEBULA_OK;
+        }
         return sending->store->service->steps->send(sending->store, sending->upload, object, range, object->data + range->offset, stop, error);
 }
 
@@ -217,7 +220,6 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
         struct sending *sending = argument;
         struct object_upload *object;
         struct object_range range;
-        enum nebula_status status;
         int result;
 
         do
@@ -229,10 +231,7 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
                 return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s: its writer has abandoned the upload", sending->store->store.root, object->key);
         if (result)
                 return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the upload of another object failed, so this one was abandoned", sending->store->store.root, object->key);
-        status = send_range(sending, object, &range, stop, error);
-        if (!status)
-                bulk_feed_count(object->feed, range.size);
-        return status;
+        return send_range(sending, object, &range, stop, error);
 }
 
 static enum nebula_status send_parts(struct object_store *store, struct store_upload *upload, struct nebula_error *error)

@@ -68,7 +68,7 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
                                      struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = key, .body = data, .body_size = range->size,
-                                    .body_sum = range->has_sum ? &range->sum : NULL, .stop = stop };
+                                    .body_sum = range->has_sum ? &range->sum : NULL, .moved = range->moved, .stop = stop };
         char number[24], sum[OBJECT_SUM_SIZE];
         struct http_response response;
         enum nebula_status status;

@@ -107,6 +107,40 @@ static char *make_big(void)
         return data;
 }
 
+static atomic_ullong moved; /* of the last request that counts it */
+
+/* Waits until the client has told all bytes. The first request then fails, the second one succeeds, and the third one is refused. */
+static void answer_when_told(struct server_call *call, void *argument)
+{
+        atomic_uint *told = argument;
+
+        for (int i = 0; i < 2000 && atomic_load(&moved) != BIG_BYTES; i++)
+                os->sleep_ms(5);
+        atomic_fetch_add(told, atomic_load(&moved) == BIG_BYTES);
+        server_say(call, call->number == 1 ? 503 : call->number == 2 ? 201 : 404, "", "");
+}
+
+static void the_bytes_of_a_body_are_counted_while_they_move(void)
+{
+        atomic_uint told = 0;
+        struct server *server = begin(answer_when_told, &told);
+        struct http_settings settings = quick();
+        char *big = make_big();
+        struct http_request request = { .method = "PUT", .url = url, .body = big, .body_size = BIG_BYTES, .moved = &moved };
+
+        settings.answer_ms = 60000;
+        http_settings_set(&settings);
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 201 && response.tries == 2);
+        CHECK(atomic_load(&told) == 2 && atomic_load(&moved) == BIG_BYTES);
+        http_response_done(&response);
+        atomic_store(&moved, 0);
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 404);
+        CHECK(atomic_load(&told) == 3 && !atomic_load(&moved));
+        http_response_done(&response);
+        free(big);
+        server_stop(server);
+}
+
 static void bodies_go_out_of_memory_and_into_memory(void)
 {
         struct server *server = begin(echo, NULL);
@@ -561,7 +595,7 @@ static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
         server_stop(server);
 }
 
-TAP_MAIN(TEST(the_request_on_the_wire_holds_what_was_said_and_no_more), TEST(bodies_go_out_of_memory_and_into_memory),
+TAP_MAIN(TEST(the_request_on_the_wire_holds_what_was_said_and_no_more), TEST(bodies_go_out_of_memory_and_into_memory), TEST(the_bytes_of_a_body_are_counted_while_they_move),
          TEST(requests_one_after_the_other_share_a_connection), TEST(busy_answers_are_repeated_with_the_whole_body),
          TEST(other_answers_are_not_repeated), TEST(a_request_is_given_up_with_the_last_answer), TEST(retry_after_is_obeyed), TEST(a_pause_of_ages_is_no_pause_before_now),
          TEST(a_connection_that_fails_is_made_anew), TEST(a_connection_that_was_closed_while_it_waited_costs_no_pause),
