@@ -1,4 +1,4 @@
-"""The line on the terminal of a save to an object store and of a load from it: bytes, rate, time left."""
+"""The line on the terminal of a save to an object store, a flush, and a load from it: bytes, rate, time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# NEBULA_STORE_MBPS makes each of the two take four seconds.
+# NEBULA_STORE_MBPS makes each of the three take four seconds.
 JOB = """
 import os, subprocess, sys
 import torch
@@ -20,11 +20,17 @@ import nebulaml as nm
 
 path = "gs://nebula/training/progress"
 state = {"state": torch.arange(96 << 18, dtype=torch.float32)}
-nm.init(path, 0, 2, on_error="raise")
+nm.init(path, 3600, 2, on_error="raise")  # the first one is persisted at once
 with nm.Checkpoint("global_step1") as checkpoint:
     checkpoint.save("m.pt", state)
 checkpoint.wait("durable", 60)
 print("saved", file=sys.stderr)
+state["state"].neg_()
+with nm.Checkpoint("global_step2") as checkpoint:
+    checkpoint.save("m.pt", state)
+checkpoint.wait("committed", 60)
+subprocess.run([os.environ["NEBULA_AGENT_PATH"], "flush", "--path", path], check=True, stdout=subprocess.DEVNULL)
+print("flushed", file=sys.stderr)
 nm._shutdown()
 subprocess.run([os.environ["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], check=True, capture_output=True)  # its memory goes with it
 nm.init(path, 0, 2, on_error="raise")
@@ -63,18 +69,24 @@ def said_on_a_terminal(command, environment):
 def shares(text, what):
     """Returns the percentages that the line showed. The text must end without it."""
     *lines, last = text.split("\r\033[K")
-    form = rf"nebula: {re.escape(what)}  (\d+) %  [\d.]+ [KM]?i?B of 96\.0 MiB  [\d.]+ [KM]?i?B/s(  \d+ s left)?"
+    form = rf"{re.escape(what)}  +(\d+) %  [\d.]+ [KM]?i?B of 96\.0 MiB  [\d.]+ [KM]?i?B/s(  [\d.]+ m?s left)?"
     assert not last, text
     return [int(found[1]) for line in lines if (found := re.fullmatch(form, line))]
 
 
-def test_a_slow_save_and_a_slow_load_show_how_far_they_are(nebula, tmp_path):
+def test_a_slow_save_a_slow_flush_and_a_slow_load_show_how_far_they_are(nebula, tmp_path):
     environment = {
         **os.environ, "NEBULA_RUNTIME_DIR": str(tmp_path / "run"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory"), "NEBULA_AGENT_PATH": str(nebula),
         "NEBULA_OUTPUT_DIR": str(tmp_path / "output"), "NEBULA_STORE_MBPS": "24",
     }  # fmt: skip
     text = said_on_a_terminal(["tests/servers/gs.py", sys.executable, "-W", "ignore", "-c", JOB], environment)
     saving, text = text.split("saved\r\n")
+    flushing, text = text.split("flushed\r\n")
     loading = text.split("found\r\n")[1].split("loaded\r\n")[0]
-    for found in (shares(saving, "saving global_step1"), shares(loading, "loading m.pt of global_step1")):
-        assert len(found) >= 2 and found == sorted(found) and found[0] < found[-1] <= 100, (saving, loading)
+    for said, what in (
+        (saving, "nebula: saving global_step1"),
+        (flushing, "flushing global_step2"),
+        (loading, "nebula: loading m.pt of global_step2"),
+    ):
+        found = shares(said, what)
+        assert len(found) >= 2 and found == sorted(found) and found[0] < found[-1] <= 100, said
