@@ -257,6 +257,22 @@ def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_sa
     check_that_all_resume(nodes, "0")
 
 
+@pytest.mark.parametrize(("count", "silent"), [(2, ()), (3, ()), (3, (1, 2))])
+def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it(world, count, silent):
+    """The version is durable. Its file of rank 0 is removed from storage, so a load from there would fail."""
+    nodes = [world.node(name) for name in ("a", "b", "c")[:count]]
+    code = f"silent = {silent}\nsave(0).wait('durable', 40)\nc = copied(save(2), 40)\nc.wait('durable', 40)\nsay('there'); sys.stdin.readline()"
+    ranks = start_ranks(nodes, code, "one")
+    for rank, process in enumerate(ranks):
+        assert process.stdout.readline() == "there\n", nodes[rank].log + (process.stderr.read() if process.poll() else "")
+    nodes.pop(0).lose(ranks.pop(0))
+    for process in ranks:
+        process.kill()
+        process.wait()
+    (world.persist / "global_step2" / "rank0.pt").unlink()
+    check_that_all_resume(nodes, "0")
+
+
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
     """A third node has rank 1's share of step 2. No node has a copy of rank 0's share."""
     world.holder("c")

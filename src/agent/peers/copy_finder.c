@@ -12,6 +12,7 @@
 
 #define ASKED_AT_ONCE 16              /* a node that is gone uses all of this time */
 #define LISTING_NS (2 * SECOND_NS)    /* age after which a listing is asked for again */
+#define LOCATING_NS (10 * SECOND_NS)  /* the same where storage has the file, too: nodes that are gone cost time at each listing */
 #define WINDOW 4                      /* pieces requested ahead */
 #define GATHERING_NODES 16u           /* in a job of at most so many nodes, each asks all others */
 
@@ -186,7 +187,7 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
 }
 
 /* inventory_lock held. */
-static enum nebula_status inventory_get(struct replica *replica, struct job *job, bool fresh, struct inventory **ret_inventory,
+static enum nebula_status inventory_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct inventory **ret_inventory,
                                         struct nebula_error *error)
 {
         struct inventory *inventory = replica->inventories;
@@ -203,7 +204,7 @@ static enum nebula_status inventory_get(struct replica *replica, struct job *job
                 inventory->next = replica->inventories;
                 replica->inventories = inventory;
         }
-        if (fresh && os->now_ns() - inventory->at_ns > LISTING_NS)
+        if (os->now_ns() - inventory->at_ns > oldest_ns)
                 status = inventory_fill(replica, inventory, error);
         *ret_inventory = inventory;
         return status;
@@ -395,7 +396,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         if (!asked)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "this job asks for no copies in other nodes' memory (replica_count)");
         lock_take(&replica->inventory_lock);
-        status = inventory_get(replica, job, true, &inventory, error);
+        status = inventory_get(replica, job, LISTING_NS, &inventory, error);
         if (!status) {
                 best = newest_copy(inventory, wanted, &share);
                 if (!best)
@@ -429,7 +430,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         if (!asked)
                 return;
         lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, job, true, &inventory, &error)) {
+        if (inventory_get(replica, job, LISTING_NS, &inventory, &error)) {
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         } else {
                 catalogue_lock(catalogue);
@@ -451,16 +452,20 @@ void replica_kept(struct catalogue *catalogue, const struct job *job, struct pee
                 log_event(LOG_LEVEL_WARN, "the ranks do not learn which copies this node keeps: %s", error.message);
 }
 
+static bool is_small(const struct job *job)
+{
+        return job->settings.world <= (uint64_t)GATHERING_NODES * (job->settings.local_world ? job->settings.local_world : 1);
+}
+
 /* In a large job every node would ask all others, and then one of them for its file. So its nodes wait for storage, unless storage
  * will never have the version. */
 static bool may_gather(const struct version *version)
 {
         const struct job *job = version->job;
-        bool is_small = job->settings.world <= (uint64_t)GATHERING_NODES * (job->settings.local_world ? job->settings.local_world : 1);
 
         if (!job->copies.count || version->stored || !version->sequence)
                 return false;
-        return version->copies.is_remote || (version->nodes.spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
+        return version->copies.is_remote || (version->nodes.spread && (is_small(job) || version->life.state == NEBULA_STATE_FAILED));
 }
 
 bool replica_gather(struct catalogue *catalogue, struct version *version)
@@ -475,7 +480,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         version->pins++;
         catalogue_unlock(catalogue);
         lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, version->job, true, &inventory, &error))
+        if (inventory_get(replica, version->job, LISTING_NS, &inventory, &error))
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         else
                 one = any_copy(inventory, version->tag, version->generation, version->sequence);
@@ -486,6 +491,48 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         catalogue_signal(catalogue); /* a thread may wait until the version is released */
         lock_give(&replica->inventory_lock);
         return true;
+}
+
+/* The file in a copy that is held; NULL: none is. */
+static const struct peer_file *held_file(const struct peer_listing *listing, const struct version *version, const char *name)
+{
+        for (size_t i = 0; i < listing->count; i++) {
+                const struct peer_copy *copy = &listing->copies[i];
+
+                for (size_t k = 0; same_version(copy, version->tag, version->generation, version->sequence) && k < copy->file_count; k++)
+                        if (copy->files[k].held && !strcmp(copy->files[k].name, name))
+                                return &copy->files[k];
+        }
+        return NULL;
+}
+
+bool replica_locate(struct catalogue *catalogue, struct version *version, const char *name, uint64_t *ret_size, enum ipc_format *ret_format)
+{
+        struct replica *replica = catalogue->replica;
+        const struct peer_file *file;
+        struct inventory *inventory;
+        struct peer_listing kept;
+
+        if (!replica || !version->job->copies.count || !version->in_memory || !is_small(version->job))
+                return false;
+        version->pins++;
+        catalogue_unlock(catalogue);
+        replica_kept(catalogue, version->job, &kept);
+        lock_take(&replica->inventory_lock);
+        file = held_file(&kept, version, name);
+        if (!file && !inventory_get(replica, version->job, LOCATING_NS, &inventory, NULL))
+                for (size_t i = 0; i < inventory->count && !file; i++)
+                        file = held_file(&inventory->sources[i].listing, version, name);
+        if (file) {
+                *ret_size = file->size;
+                *ret_format = file->format;
+        }
+        lock_give(&replica->inventory_lock);
+        peer_listing_done(&kept);
+        catalogue_lock(catalogue);
+        version->pins--;
+        catalogue_signal(catalogue); /* a thread may wait until the version is released */
+        return file;
 }
 
 const struct version *replica_rest(const struct version *version)
@@ -592,7 +639,7 @@ struct place {
 };
 
 /* All known places that hold the file. */
-static struct place *find_places(struct replica *replica, struct job *job, bool fresh, const char *tag, uint64_t generation,
+static struct place *find_places(struct replica *replica, struct job *job, bool is_again, const char *tag, uint64_t generation,
                                  uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
 {
         struct inventory *inventory;
@@ -600,7 +647,7 @@ static struct place *find_places(struct replica *replica, struct job *job, bool 
         size_t count = 0;
 
         lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, job, fresh, &inventory, NULL))
+        if (inventory_get(replica, job, is_again ? LISTING_NS : INT64_MAX, &inventory, NULL))
                 goto done;
         for (size_t i = 0; i < inventory->count; i++)
                 for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {

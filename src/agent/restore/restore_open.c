@@ -162,6 +162,46 @@ static enum nebula_status read_remote(struct catalogue *catalogue, struct job *j
         return status;
 }
 
+/* Lock held. The file was `reading`. */
+static void place_image(struct catalogue *catalogue, struct version *version, struct agent_file *file, struct image *image)
+{
+        image->job = version->job;
+        memory_add(&catalogue->memory, image);
+        memory_hold(image);
+        file->image = image;
+}
+
+/* After a node was lost, a peer's memory has its files, also if storage has them. It is faster, and storage may charge for reads. Does nothing
+ * if no peer has the file of this pinned version. Lock held on entry and return, released meanwhile. */
+static void bring_from_peer(struct catalogue *catalogue, struct version *version, const char *name)
+{
+        struct agent_file *file = version_file(version, name);
+        struct nebula_error failure = { 0 };
+        struct image *image = NULL;
+        enum ipc_format format;
+        uint64_t size;
+
+        if (file->image || file->reading || !replica_locate(catalogue, version, name, &size, &format))
+                return;
+        file = version_file(version, name);
+        if (file->image || file->reading)
+                return;
+        file->reading = true;
+        catalogue_unlock(catalogue);
+        if (read_remote(catalogue, version->job, version, name, size, &image, &failure))
+                log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from a peer, the agent reads it from storage: %s", name, version->tag,
+                          failure.message);
+        catalogue_lock(catalogue);
+        file = version_file(version, name);
+        file->reading = false;
+        if (image) {
+                file->format = format;
+                file->size = size;
+                place_image(catalogue, version, file, image);
+        }
+        pthread_cond_broadcast(&catalogue->moved);
+}
+
 /* Reads a file of a pinned version back into memory. Lock held on entry and return, released while reading. */
 static enum nebula_status bring_back(struct catalogue *catalogue, struct version *version, const char *name,
                                      struct nebula_error *error)
@@ -203,10 +243,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                         file->format = stored.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW;
                         file->size = stored.size;
                 }
-                image->job = version->job;
-                memory_add(&catalogue->memory, image);
-                memory_hold(image);
-                file->image = image;
+                place_image(catalogue, version, file, image);
         }
         record_file_done(&stored);
         pthread_cond_broadcast(&catalogue->moved);
@@ -344,6 +381,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 return status;
         }
         source->pins++;
+        bring_from_peer(catalogue, source, request->name);
         file = version_file(source, request->name);
         can_lend = session && request->reads_storage && !source->copies.is_remote;
         is_shared = can_lend && (file->lent || has_company(catalogue, session));
