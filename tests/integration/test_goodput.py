@@ -194,23 +194,27 @@ def test_no_history_is_one_sentence(run, make):
 
 JOB = """
 import os, sys, time, torch
+STEP_S, LOST_S = map(float, sys.argv[3:5])
 import nebulaml as nm
 nm.init(sys.argv[1], 0, 100, on_error="raise")
 latest = nm.get_latest_checkpoint()
 step = latest.load("m.pt")["step"] if latest else 0
 for step in range(step + 1, int(sys.argv[2]) + 1):
-    time.sleep(0.05)
+    time.sleep(STEP_S)
     if step % 5 == 0:
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
             checkpoint.save("m.pt", {"w": torch.zeros(1000), "step": step})
         checkpoint.wait("durable", 60)
-if len(sys.argv) > 3:
-    time.sleep(0.6)  # lost
+if len(sys.argv) > 5:
+    time.sleep(LOST_S)
     os.kill(os.getpid(), 9)
 """
+STEP_S, LOST_S, DOWN_S = 0.05, 0.6, 1.5
+CLOCKS_S = 0.1  # the test's clock is another one than that of the history, which has hundredths
 
 
 def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
+    """Each kind has at least the time for which the job slept. All kinds together have no more than the time of the test."""
     pytest.importorskip("nebulaml")
     name = uuid.uuid4().hex[:8]
     runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")
@@ -221,14 +225,13 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
         "NEBULA_AGENT_PATH": str(nebula),
     }
     try:
-        first = subprocess.run(
-            [sys.executable, "-c", JOB, tmp_path / "store", "30", "kill"], env=environment, timeout=120
-        )
-        assert first.returncode == -signal.SIGKILL
-        time.sleep(1.5)  # down
         begun = time.monotonic()
-        subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", "60"], env=environment, check=True, timeout=120)
-        started = time.monotonic() - begun
+        job = [sys.executable, "-c", JOB, tmp_path / "store"]
+        first = subprocess.run([*job, "30", str(STEP_S), str(LOST_S), "kill"], env=environment, timeout=120)
+        assert first.returncode == -signal.SIGKILL
+        time.sleep(DOWN_S)
+        subprocess.run([*job, "60", str(STEP_S), str(LOST_S)], env=environment, check=True, timeout=120)
+        took = time.monotonic() - begun
         subprocess.run([nebula, "stop"], env=environment, timeout=60, check=True, capture_output=True)
         found = ledger(run, tmp_path / "output/checkpointHistories.csv")
     finally:
@@ -241,6 +244,8 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
         and found["first_step"] == 5
         and found["last_step"] == 60
     )
-    assert 0.5 < found["seconds"]["lost"] < 1.5
-    assert 1.4 < found["seconds"]["restart"] < 1.6 + started
-    assert found["seconds"]["productive"] == pytest.approx(55 * 0.05, abs=2)
+    seconds = found["seconds"]
+    assert seconds["lost"] >= LOST_S - CLOCKS_S
+    assert seconds["restart"] >= DOWN_S - CLOCKS_S
+    assert seconds["productive"] + seconds["inflated"] >= 55 * STEP_S - CLOCKS_S
+    assert found["wall_seconds"] <= took + CLOCKS_S

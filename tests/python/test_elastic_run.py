@@ -112,6 +112,8 @@ def test_a_worker_ends_with_a_torchrun_of_our_rendezvous_and_a_program_that_it_s
         assert lines.count("ready") == 2 and program.ppid() == of_worker.pid
         torchrun.kill()
         torchrun.wait()
+        if rendezvous == "ours":
+            psutil.wait_procs([of_worker], timeout=60)
         gone, _ = psutil.wait_procs(both, timeout=2)
         assert gone == ([of_worker] if rendezvous == "ours" else [])
     finally:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import nebulaml as nm
@@ -79,12 +80,16 @@ def test_it_saves_every_so_many_steps_and_when_forced(place):
         assert not manager.should_save(9)  # it is there
 
 
-def test_it_saves_when_seconds_have_passed(place):
+def test_it_saves_when_seconds_have_passed(place, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(policy, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     with nm.Manager(place.storage, save_every_s="300ms", save_every_steps=1000) as manager:
+        now[0] += 0.2
         assert not manager.should_save(1)
-        time.sleep(0.4)
+        now[0] += 0.2
         assert manager.should_save(2) and manager.should_save(2)
         manager.save(2, {"model": {"w": torch.zeros(2)}})
+        now[0] += 0.2
         assert not manager.should_save(3) and manager.should_save(1000)
 
 
