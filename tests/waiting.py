@@ -1,7 +1,9 @@
 """Waits for conditions that other processes bring about."""
 
+import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def until(condition: Callable[[], object], seconds: float = 30, what: str = "it") -> object:
@@ -11,3 +13,17 @@ def until(condition: Callable[[], object], seconds: float = 30, what: str = "it"
         assert time.monotonic() < deadline, f"{what} did not come about in {seconds} s"
         time.sleep(0.005)
     return value
+
+
+def until_refused(checkpoint: Any, words: str) -> str:
+    """Waits until the checkpoint is not durable for a reason that has these words, a regular expression. Returns the message."""
+    from nebulaml import NebulaError
+
+    def reason() -> str | None:
+        try:
+            checkpoint.wait("durable", 0.5)
+        except NebulaError as failure:
+            return str(failure) if re.search(words, str(failure)) else None
+        raise AssertionError("it is durable")
+
+    return str(until(reason, what=repr(words)))

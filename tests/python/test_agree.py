@@ -207,12 +207,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
     assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
-    place.kill_agent()
-    for process in first.processes:
-        process.kill()
-        process.stdin.close()
-        process.stdout.close()
-        process.wait()
+    place.kill_all(*first.processes)
     shutil.rmtree(place.memory / "node1")
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
@@ -246,8 +241,7 @@ def kill_with_one_in_memory(place, monkeypatch):
     ranks = Ranks(place, "none", "one", monkeypatch)
     assert ranks.ask("save", "global_step1", "durable") == ["saved"] * 2
     assert ranks.ask("save", "global_step2", "committed") == ["saved"] * 2
-    place.kill_agent()
-    ranks.kill()
+    place.kill_all(*ranks.processes)
 
 
 def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, monkeypatch):
@@ -315,8 +309,10 @@ def test_a_rank_that_asks_again_after_a_timeout_meets_the_late_rank(place, group
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
     first.end()
-    second = Ranks(place, group, "two", monkeypatch, timeout="3")
+    second = Ranks(place, group, "two", monkeypatch, timeout="60")
+    assert second.ask("patience", "1", only=0) == ["1"]
     assert "NebulaTimeout" in second.ask("latest", only=0)[0]
+    assert second.ask("patience", "60", only=0) == ["60"]
     assert second.ask("latest") == ["global_step1"] * 2
     second.end()
 
