@@ -149,7 +149,7 @@ def test_a_damaged_version_does_not_keep_the_others_from_being_copied(run, make,
 def test_a_copy_that_was_killed_goes_on_with_the_files_that_are_missing(run, make, storage, nebula, tmp_path):
     """The speed is limited, so that the kill comes when the first file exists and the second does not."""
     store = make("global_step1", "a.pt=250000", "b.pt=2000000")
-    environment = os.environ | {"NEBULA_STORE_MBPS": "4"}
+    environment = os.environ | {"NEBULA_STORE_MBPS": "0.25"}  # a second for the first file, eight for the second
     copying = subprocess.Popen([nebula, "copy", str(store), storage], env=environment, stdout=subprocess.DEVNULL)
     begun = time.monotonic()
     while time.monotonic() - begun < 30 and not first_is_there(run, storage, tmp_path):

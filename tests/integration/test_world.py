@@ -174,12 +174,12 @@ def test_a_rank_that_begins_after_its_node_has_announced_is_not_spoken_for_befor
 
 def test_another_agent_commits_when_the_one_of_rank_0_is_gone(world):
     ranks = world.start({"a": [0], "b": [1]}, "r1")
-    ranks[1].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
     ranks[0].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
     until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    world.kill_agents("a")
     ranks[0].kill()
     ranks[0].end()
-    world.kill_agents("a")
+    ranks[1].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
     ranks[1].ask("wait", "global_step1", "committed", 30)
 
 

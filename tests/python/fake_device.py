@@ -72,6 +72,7 @@ class Device:
         self.copied: list[tuple[int, int]] = []  # (source's address, bytes), as they were queued
         self.uploaded: list[int] = []  # bytes of each copy to it, as they were queued
         self.ended = 0  # copies that were queued and write no more
+        self.at_wait: list[Callable[[], object]] = []  # called when the next waits begin
 
     # -- the program's side
 
@@ -191,6 +192,8 @@ class Device:
         self.current.work.put(event.done.wait)
 
     def wait(self, place: int, event: Event) -> None:
+        if self.at_wait:
+            self.at_wait.pop()()
         event.synchronize()
 
 

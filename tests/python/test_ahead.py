@@ -37,6 +37,8 @@ TRAIN = """
         c.commit()
         for t in tensors:
             t.fill_(-1)
+        if step == first:
+            c.wait("committed", 60)  # so each run leaves a newer version
         say("saved", step)
     nm.flush_persistence()
     say("done")
@@ -107,14 +109,16 @@ def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, vict
         process = place.trainer(TRAIN, place.storage, first + 1, first + 1000, 2, COUNT)
         lines_until(process, f"saving {first + 2}")
         time.sleep(chance.uniform(0, 0.6))
-        if victims != "trainer":
+        if victims == "agent":
             place.kill_agent(wait=False)
-        if victims == "agent":  # the trainer continues with another agent
-            for _ in range(2):
+            for _ in range(2):  # the trainer continues with another agent
                 lines_until(process, "saved")
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
-        process.stdout.close()
+        if victims == "both":
+            place.kill_all(process)
+        else:
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=30)
+            process.stdout.close()
         nebulaml.init(str(place.storage), 0, 2, keep_last=3)
         found = nebulaml.get_latest_checkpoint()
         assert found

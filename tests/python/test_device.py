@@ -79,7 +79,7 @@ def test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         fake.hold_up()
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        fake.at_wait.append(lambda: os.kill(os.getpid(), signal.SIGUSR1))
         assert first.save("m.pt", state) and first.commit()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -145,8 +145,7 @@ def test_an_agent_killed_at_any_moment_does_not_stop_the_trainer(place, delay):
 def test_everything_killed_at_once_resumes_from_the_memory_tier(place):
     process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 4, "idle")
     lines_until(process, "committed 4")
-    place.kill_agent(wait=False)
-    kill(process)
+    place.kill_all(process)
     nebulaml.init(str(place.storage), 1000, 2)
     found = nebulaml.get_latest_checkpoint()
     assert found.tag == "global_step4" and (found.load("m.pt")["w"] == expected(4)).all()
