@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def world() -> Iterator[World]:
 
 
 class Watch(threading.Thread):
-    """Records the largest size of the memory directory, in bytes."""
+    """Records the largest size of the memory directory, in bytes. A size counts if a second look finds each file as the first one did."""
 
     def __init__(self, world: World) -> None:
         super().__init__(daemon=True)
@@ -31,14 +32,16 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.ended:
-            total = 0
-            for path in (self.world.memory / "node-a").glob("*.img"):
-                try:
-                    total += path.stat().st_blocks * 512
-                except FileNotFoundError:
-                    continue
-            self.most = max(self.most, total)
+            if (sizes := self.look()) == self.look():  # else one file has shrunk and another has grown between their two looks
+                self.most = max(self.most, sum(sizes.values()))
             time.sleep(0.005)
+
+    def look(self) -> dict[str, int]:
+        sizes = {}
+        for path in (self.world.memory / "node-a").glob("*.img"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[path.name] = path.stat().st_blocks * 512
+        return sizes
 
 
 def test_all_ranks_of_a_node_keep_to_one_budget_and_lose_no_version(world):

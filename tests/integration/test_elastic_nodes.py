@@ -25,6 +25,7 @@ from torchrun_nodes import Job, Node, counted, counting
 
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
 SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
+PATIENT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=30"  # a node that is late is not taken for dead
 REQUESTS_MAX = 20  # of a node in a round
 REQUESTS_AGAIN = 3  # to read and write the state again, if another node has written it between this node's read and its write
 ROUND_S = 5  # a busy machine takes longer, and the nodes ask for each other meanwhile
@@ -212,7 +213,7 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
 
 def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, shared):
     storage = shared
-    job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice")
+    job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice", PATIENT)
     nodes = [start(job, storage, number) for number in (3, 4)]
     workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
     (tmp_path / "other").mkdir()
@@ -275,7 +276,7 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
             workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
             nodes[0].process.kill()  # torchrun alone
             nodes[0].process.wait()
-            psutil.wait_procs([psutil.Process(workers[0])] if psutil.pid_exists(int(workers[0])) else [], timeout=10)
+            psutil.wait_procs([psutil.Process(workers[0])] if psutil.pid_exists(int(workers[0])) else [], timeout=60)
             assert not psutil.pid_exists(int(workers[0]))
             nodes[1].wait_for(lambda said: said["world"] == 1)
             job.stop()
