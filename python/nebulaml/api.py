@@ -62,8 +62,8 @@ def init(
         Environment: NEBULA_PERSISTENT_TIME_INTERVAL.
     num_of_version_in_retention: the number of versions kept in memory, 2 by default. With 1, memory for the next save is not kept, so it is
         that of one version between saves; each save then waits for new memory.
-    on_full: the action when memory is full. "wait": wait until a durable version can be dropped; "stream": write
-        straight to storage; "skip": skip this save.
+    on_full: the action when memory is full. "wait": wait until a durable version can be dropped; "stream": keep
+        the version in a file on disk; "skip": give this checkpoint up.
     on_error: "warn": Nebula logs its failures, and save() and commit() return False. "raise": it raises them.
     replicas: the number of copies of each version in the memory of other nodes, at most 8.
     keep_last, keep_every: the versions kept in storage: the newest keep_last, and those whose step is a multiple of

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from nebulaml._session import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,9 +25,20 @@ def test_the_documents_list_the_variables_that_are_read():
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".c", ".py")
     ]
-    read = names(r"[\"'](NEBULA_[A-Z_]+)[\"']", *sources)
+    read = names(r"[\"'](NEBULA_[A-Z0-9_]+)[\"']", *sources)
     assert len(read) > 20
-    told = names(r"\b(NEBULA_[A-Z_]+)\b", *documents)
+    told = names(r"\b(NEBULA_[A-Z0-9_]+)\b", *documents)
     assert not read - told, "read, but in no document"
     tests_own = names(r"[\"'](NEBULA_TEST_[A-Z_]+)[\"']", *(ROOT / "tests").rglob("*.py"))
     assert not told - read - tests_own, "in a document, and nothing reads it"
+
+
+def test_the_documents_list_the_variables_of_clouds_and_launchers_that_are_read():
+    if not (ROOT / "docs").exists():
+        pytest.skip("the documents are not here")
+    read = names(r"conf_env\(\"([A-Z0-9_]+)\"\)", *(ROOT / "src").rglob("*.c"))
+    read |= names(r"\"((?:AWS|AZURE|AZUREML|GOOGLE|GS|GCE|MSI|IDENTITY)_[A-Z0-9_]*[A-Z0-9])\"", *(ROOT / "src").rglob("*.c"))
+    read |= {*ranks._RANK, *ranks._WORLD, *ranks._LOCAL_RANK, *ranks._LOCAL_WORLD, *ranks._NODES}
+    assert len(read) > 60
+    told = names(r"\b([A-Z][A-Z0-9_]+)\b", ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    assert not read - told - {"HOME"}, "read, but in no document"
