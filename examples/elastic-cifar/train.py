@@ -64,9 +64,9 @@ def main():
                 print(f"step {done} loss {loss:.6f} ranks {dist.get_world_size()}", flush=True)
             if manager.should_save(done):
                 manager.save(done, state)
-            if manager.stop_requested:  # this node must leave, or another one joins: torchrun starts the workers again
-                manager.leave()
-                raise SystemExit(143)
+                if manager.stop_requested:  # this node must leave, or another one joins: torchrun starts the workers again
+                    manager.leave()
+                    raise SystemExit(143)
             if done == arguments.steps:
                 break
     manager.close()

@@ -67,8 +67,8 @@ class Manager:
 
     path: a directory or a URL. Step n is the checkpoint ``global_step<n>`` in it.
     save_every_steps, save_every_s: should_save() is True at multiples of save_every_steps, and when save_every_s seconds have
-        passed since the last save. Without both it is True at each step. After SIGTERM it is True once: save, and end the
-        loop if ``stop_requested``.
+        passed since the last save. Without both it is True at each step. After SIGTERM it is True once: save, and then end
+        the loop if ``stop_requested``.
     keep_last, keep_every, keep_best: the versions that stay in storage: the newest keep_last, those whose step is a multiple of
         keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of the three all stay.
     on_error: "raise": failures are raised, and the next call raises a failure that came later. "warn": failures are logged,
@@ -147,7 +147,7 @@ class Manager:
 
     @property
     def stop_requested(self) -> bool:
-        """True if a notice, SIGTERM or an eviction, has come to a rank. The program should save and end."""
+        """True if a notice, SIGTERM or an eviction, has come to a rank. Look at it after a save: then the program should end."""
         return self._notices.is_here
 
     def leave(self, timeout: float | None = None) -> str | None:
