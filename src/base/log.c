@@ -40,17 +40,6 @@ bool log_wants(enum log_level level)
         return atomic_load(&log_fd) >= 0 && (int)level <= atomic_load(&log_level);
 }
 
-bool log_level_parse(const char *text, enum log_level *ret_level)
-{
-        for (size_t k = 0; k < sizeof level_names / sizeof level_names[0]; k++) {
-                if (strcmp(text, level_names[k]) == 0) {
-                        *ret_level = (enum log_level)k;
-                        return true;
-                }
-        }
-        return false;
-}
-
 static size_t write_time(char *line, size_t size)
 {
         int64_t now = os->wall_ns();

@@ -30,7 +30,5 @@ bool log_is_held(void);
 void log_line(int fd, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Whether an event of `level` would be written. Ask this before computing expensive arguments. */
 bool log_wants(enum log_level level);
-/* Parses "error", "warn", "info" or "debug"; returns false for any other text. */
-bool log_level_parse(const char *text, enum log_level *ret_level);
 
 #endif

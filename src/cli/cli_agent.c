@@ -189,8 +189,8 @@ enum nebula_status cli_agent_report(struct cli_agent *agent, enum nebula_report 
         return status ? status : take_json(agent, ret_report, error);
 }
 
-enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag,
-                                  struct ipc_found *ret_found, struct nebula_error *error)
+static enum nebula_status find(struct cli_agent *agent, const char *persist_path, const char *tag,
+                               struct ipc_found *ret_found, struct nebula_error *error)
 {
         struct ipc_find request = { 0 };
         enum nebula_status status;
@@ -203,8 +203,8 @@ enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_p
         return status;
 }
 
-enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
-                                      struct nebula_error *error)
+static enum nebula_status describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
+                                   struct nebula_error *error)
 {
         struct ipc_version request = { .version_id = version_id };
         enum nebula_status status = ask(agent, IPC_DESCRIBE, &request, sizeof request, error);
@@ -217,10 +217,10 @@ enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *p
 {
         struct ipc_found found;
         json_t *description;
-        enum nebula_status status = cli_agent_find(agent, persist_path, tag, &found, error);
+        enum nebula_status status = find(agent, persist_path, tag, &found, error);
 
         if (!status)
-                status = cli_agent_describe(agent, found.version_id, &description, error);
+                status = describe(agent, found.version_id, &description, error);
         if (status)
                 return status;
         if (!lies_in(description, "memory") ||

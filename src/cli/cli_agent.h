@@ -35,16 +35,12 @@ bool cli_agent_is_there(uint32_t seen_pid);
 
 enum nebula_status cli_agent_report(struct cli_agent *agent, enum nebula_report report, const char *persist_path,
                                     json_t **ret_report, struct nebula_error *error);
-enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag,
-                                  struct ipc_found *ret_found, struct nebula_error *error);
 /*
  * Searches the agent's memory for `tag` (NULL, "latest": the newest), only for versions younger than `than`, the
  * sequence of the version in storage (0: none). NEBULA_NOT_FOUND if there is none. The caller decrefs *ret_description.
  */
 enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t than,
                                           uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error);
-enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
-                                      struct nebula_error *error);
 /* Waits until the version has reached the state. Waiting for NEBULA_STATE_DURABLE also makes the agent persist it. */
 enum nebula_status cli_agent_wait(struct cli_agent *agent, uint64_t version_id, enum nebula_state state, int64_t timeout_ms,
                                   struct nebula_error *error);

@@ -109,8 +109,9 @@ static enum nebula_status mark_abandoned(struct versions *versions, struct nebul
         return NEBULA_OK;
 }
 
-enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
-                                  struct nebula_error *error)
+/* Merges what was read already; `report` (NEBULA_REPORT_MEMORY) may be NULL. */
+static enum nebula_status merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
+                                struct nebula_error *error)
 {
         const json_t *reported = json_object_get(report, "versions");
 
@@ -138,7 +139,7 @@ static void tell(void *argument, const struct manifest_scan *newest, size_t read
         const struct telling *telling = argument;
         struct versions versions = *telling->versions;
 
-        if (!versions_merge(newest, telling->report, &versions, NULL))
+        if (!merge(newest, telling->report, &versions, NULL))
                 telling->progress->tell(telling->progress->argument, &versions, read, count);
         free(versions.list);
 }
@@ -191,7 +192,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                                    "NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
         }
         if (!status)
-                status = versions_merge(found, report, &versions, error);
+                status = merge(found, report, &versions, error);
         json_decref(report);
         if (!status)
                 *ret_versions = versions;

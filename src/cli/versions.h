@@ -47,9 +47,6 @@ struct versions_progress {
  * manifests that have not changed. `progress` may be NULL. */
 enum nebula_status versions_load_again(const char *given_path, bool ask_agent, const struct versions_progress *progress,
                                        struct manifest_scan *seen, struct versions *ret_versions, struct nebula_error *error);
-/* Merges what was read already; `report` (NEBULA_REPORT_MEMORY) may be NULL. */
-enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
-                                  struct nebula_error *error);
 /* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */
 void versions_load_metrics(struct versions *versions);
 void versions_done(struct versions *versions);

@@ -251,13 +251,11 @@ int os_write_at(int fd, const void *data, size_t size, uint64_t offset);
 int os_sync(int fd);                                   /* fsync, retried only on EINTR */
 /* Reads a whole small file into a new NUL-terminated buffer, which the caller frees. A file larger than `limit` is -EFBIG. */
 int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_size);
-int os_read_file_below(const char *root, const char *key, size_t limit, char **ret_data, size_t *ret_size);
 int os_sync_dir_below(const char *root, const char *key);
 /* Makes the missing directories of `key`; the root must exist. Syncs each directory in which it makes one. */
 int os_make_dirs_below(const char *root, const char *key, uint32_t mode);
 /* Writes a temporary file in the same directory, then fsync, rename, fsync of the directory. */
 int os_write_file_atomic(const char *path, const void *data, size_t size);
-int os_write_file_atomic_below(const char *root, const char *key, const void *data, size_t size);
 int os_sync_dir(const char *path);
 int os_make_dirs(const char *path, uint32_t mode);     /* like mkdir -p; syncs each directory in which it makes one */
 int os_remove_tree(const char *path);                  /* does not follow links; an absent tree is no error */

@@ -153,11 +153,6 @@ int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_si
         return read_whole(open_retried(path, OS_READ), limit, ret_data, ret_size);
 }
 
-int os_read_file_below(const char *root, const char *key, size_t limit, char **ret_data, size_t *ret_size)
-{
-        return read_whole(open_below_retried(root, key, OS_READ), limit, ret_data, ret_size);
-}
-
 /* The directory part of `path`: "." if it has none, "/" for a name in the root. */
 static int parent_of(const char *path, char ret_parent[PATH_MAX_BYTES])
 {
@@ -245,37 +240,6 @@ int os_write_file_atomic(const char *path, const void *data, size_t size)
                 return result;
         }
         return os_sync_dir(parent);
-}
-
-/* Writes a nameless file first: other users may write to this directory, and could put a link at any temporary name. */
-int os_write_file_atomic_below(const char *root, const char *key, const void *data, size_t size)
-{
-        char temp[PATH_MAX_BYTES], parent[PATH_MAX_BYTES];
-        const char *slash = strrchr(key, '/');
-        uint64_t id;
-        int fd, closed, result = os->random(&id, sizeof id);
-
-        if (result)
-                return result;
-        if (snprintf(temp, sizeof temp, "%s.tmp-%016llx", key, (unsigned long long)id) >= (int)sizeof temp)
-                return -ENAMETOOLONG;
-        snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - key) : 0, key);
-        fd = open_below_retried(root, temp, OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
-        if (fd < 0)
-                return fd;
-        result = os_write_at(fd, data, size, 0);
-        if (!result)
-                result = os_sync(fd);
-        closed = os->close(fd);
-        if (!result)
-                result = closed;
-        if (!result)
-                result = os->rename_below(root, temp, key);
-        if (result) {
-                os->unlink_below(root, temp);
-                return result;
-        }
-        return os_sync_dir_below(root, parent);
 }
 
 int os_make_dirs_below(const char *root, const char *key, uint32_t mode)

@@ -302,16 +302,3 @@ json_t *document_array(struct document_reader *reader, const json_t *object, con
         }
         return value;
 }
-
-json_t *document_object(struct document_reader *reader, const json_t *object, const char *key)
-{
-        json_t *value = json_object_get(object, key);
-
-        if (reader->status)
-                return NULL;
-        if (!json_is_object(value)) {
-                document_wrong(reader, key, "is missing or no object");
-                return NULL;
-        }
-        return value;
-}

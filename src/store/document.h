@@ -86,9 +86,8 @@ void document_text(struct document_reader *reader, const json_t *object, const c
                    char *ret_text, size_t size);
 /* `value` is a string of 16 hex digits; `key` names it in the error. */
 uint64_t document_crc64(struct document_reader *reader, const json_t *value, const char *key);
-/* The array or object at `key`; NULL when the reader failed. */
+/* The array at `key`; NULL when the reader failed. */
 json_t *document_array(struct document_reader *reader, const json_t *object, const char *key);
-json_t *document_object(struct document_reader *reader, const json_t *object, const char *key);
 /* Marks the reader as failed; `what` says what is wrong with field `key`. */
 void document_wrong(struct document_reader *reader, const char *key, const char *what);
 

@@ -154,9 +154,6 @@ const struct manifest_file *manifest_find_file(const struct manifest *manifest, 
 /* Moves the description of `file` out of a loaded record. This works once per file. It serves a reader of many files of one record. */
 enum nebula_status record_take_file(struct record *record, const struct manifest_file *file,
                                     struct record_file *ret_file, struct nebula_error *error);
-/* Checks that the file exists with the right size: else NEBULA_NOT_FOUND or NEBULA_CORRUPT. */
-enum nebula_status manifest_check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
-                                       struct nebula_error *error);
 /* Checks with one listing that all files and records of the manifest exist with the right sizes: else NEBULA_NOT_FOUND or
  * NEBULA_CORRUPT. */
 enum nebula_status manifest_check_present(struct store *store, const struct manifest *manifest, struct nebula_error *error);

@@ -42,15 +42,6 @@ static enum nebula_status check_size(struct store *store, const char *key, uint6
         return status;
 }
 
-enum nebula_status manifest_check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
-                                       struct nebula_error *error)
-{
-        char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_file_key(manifest, file, key, error);
-
-        return status ? status : check_size(store, key, file->size, error);
-}
-
 enum nebula_status manifest_locate_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
                                         char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {

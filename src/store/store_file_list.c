@@ -31,7 +31,7 @@ struct walk {
 };
 
 /* A server may map our user to another (root_squash): files of the user that owns our last written file are ours, too. */
-bool file_is_foreign(const struct store *store, const struct os_stat *found)
+static bool is_foreign(const struct store *store, const struct os_stat *found)
 {
         uint64_t given = atomic_load(&((const struct file_store *)store)->given_uid);
 
@@ -158,7 +158,7 @@ static int add_entry(struct walk *walk, const struct os_stat *found)
                 entry.stamp = file_stamp(found);
         }
         entry.is_link = found->kind == OS_KIND_LINK;
-        entry.is_foreign = file_is_foreign(walk->store, found);
+        entry.is_foreign = is_foreign(walk->store, found);
         return store_page_add(&walk->page, &entry) ? -ENOMEM : 0;
 }
 
@@ -260,6 +260,6 @@ enum nebula_status file_stat(struct store *store, const char *key, struct store_
         if (!copy)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look at %s", path);
         *ret_entry = (struct store_entry){ .key = copy, .size = found.size, .time_ns = found.mtime_ns, .stamp = file_stamp(&found),
-                                           .is_foreign = file_is_foreign(store, &found) };
+                                           .is_foreign = is_foreign(store, &found) };
         return NEBULA_OK;
 }

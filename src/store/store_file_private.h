@@ -101,8 +101,6 @@ int file_refer(struct store *store, const struct store_object *object, int sourc
 
 /* store_file_publish.c */
 enum nebula_status file_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-enum nebula_status file_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
-                                   struct nebula_error *error);
 enum nebula_status file_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
                             const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
 
@@ -117,7 +115,6 @@ enum nebula_status file_open_read(struct store *store, const char *key, bool is_
                                   struct nebula_error *error);
 
 /* store_file_list.c */
-bool file_is_foreign(const struct store *store, const struct os_stat *found);
 enum nebula_status file_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                              struct nebula_error *error);
 enum nebula_status file_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);

@@ -33,8 +33,8 @@ static int sync_taken(struct store *store, const struct file_placing *file)
         return result ? result : -EEXIST;
 }
 
-enum nebula_status file_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
-                                   struct nebula_error *error)
+static enum nebula_status publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
+                                     struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
         size_t at = 0;
@@ -54,7 +54,7 @@ enum nebula_status file_publish_as(struct store *store, struct store_upload *upl
 
 enum nebula_status file_publish(struct store *store, struct store_upload *upload, struct nebula_error *error)
 {
-        return file_publish_as(store, upload, STORE_IF_ABSENT, error);
+        return publish_as(store, upload, STORE_IF_ABSENT, error);
 }
 
 enum nebula_status file_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
@@ -72,7 +72,7 @@ enum nebula_status file_put(struct store *store, const char *key, const void *da
         if (status)
                 return status;
         stamp = file_stamp(&upload->files[0].made);
-        status = file_publish_as(store, upload, condition, error);
+        status = publish_as(store, upload, condition, error);
         if (!status && ret_stamp)
                 *ret_stamp = stamp;
         return status;

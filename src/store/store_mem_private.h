@@ -72,8 +72,6 @@ struct store_upload {
 enum nebula_status mem_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
                               struct nebula_error *error);
 enum nebula_status mem_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-enum nebula_status mem_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
-                                  struct nebula_error *error);
 void mem_abort(struct store *store, struct store_upload *upload);
 
 /* store_mem.c */

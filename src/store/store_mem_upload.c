@@ -95,7 +95,7 @@ enum nebula_status mem_upload(struct store *store, const struct store_object *ob
         return status;
 }
 
-enum nebula_status mem_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition, struct nebula_error *error)
+static enum nebula_status publish_as(struct store *store, struct store_upload *upload, enum store_condition condition, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
@@ -111,7 +111,7 @@ enum nebula_status mem_publish_as(struct store *store, struct store_upload *uplo
 
 enum nebula_status mem_publish(struct store *store, struct store_upload *upload, struct nebula_error *error)
 {
-        return mem_publish_as(store, upload, STORE_IF_ABSENT, error);
+        return publish_as(store, upload, STORE_IF_ABSENT, error);
 }
 
 void mem_abort(struct store *store, struct store_upload *upload)

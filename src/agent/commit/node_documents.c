@@ -69,7 +69,7 @@ static enum nebula_status put_committed(struct store *store, const struct commit
         return status;
 }
 
-enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+static enum nebula_status write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
 {
         return put_committed(store, committed, false, error);
 }
@@ -111,11 +111,11 @@ enum nebula_status world_repair_committed(struct store *store, const struct comm
                 *ret_told = found.persist;
                 if (own->persist && !found.persist) {
                         found.persist = true;
-                        status = world_write_committed(store, &found, error);
+                        status = write_committed(store, &found, error);
                         *ret_told = !status;
                 }
         } else if (own->rank_count && !is_later(&found, own)) {
-                status = world_write_committed(store, own, error);
+                status = write_committed(store, own, error);
                 *ret_told = !status && own->persist;
         } else {
                 *ret_told = own->persist; /* a later writing has replaced it */

@@ -11,7 +11,8 @@
 #define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
 #define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* how long a listing may be stale after a newer version is complete */
 
-const struct version *world_newer_complete(const struct version *version)
+/* The newest complete version of the job that is younger than this one; NULL: none. */
+static const struct version *newer_complete(const struct version *version)
 {
         for (const struct version *other = version->job->versions; other; other = other->next)
                 if (other != version && lifecycle_complete(other->life.state) && !(other->copies.is_remote && !strcmp(other->tag, version->tag)) &&
@@ -22,7 +23,7 @@ const struct version *world_newer_complete(const struct version *version)
 
 bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int64_t now)
 {
-        const struct version *newer = world_newer_complete(version);
+        const struct version *newer = newer_complete(version);
         int64_t patience = (int64_t)catalogue->takeover_s * SECOND_NS;
         char missing[160];
 
@@ -115,7 +116,7 @@ bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t no
 {
         bool late = version->nodes.withdrawn;
 
-        if (!version->stored && !world_newer_complete(version))
+        if (!version->stored && !newer_complete(version))
                 return false;
         if (late && version->nodes.poll_at_ns > now) {
                 *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
@@ -131,7 +132,7 @@ bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t no
 
 bool world_is_given_up(const struct version *version, int64_t now)
 {
-        const struct version *newer = world_newer_complete(version);
+        const struct version *newer = newer_complete(version);
 
         return version->persist.recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
                now - version->nodes.waiting_since_ns > 2 * WANTED_POLL_NS;

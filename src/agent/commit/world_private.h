@@ -25,7 +25,6 @@ bool world_describe(const struct version *version, struct captured *captured);
 
 /* node_documents.c */
 enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error);
-enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error);
 /* Describes the commit that this node has adopted, with `persist` if it wants the version durable. It has no ranks if an earlier agent
  * adopted it. Free it with committed_done. Lock held. */
 void world_describe_committed(const struct version *version, struct committed *ret_committed);
@@ -39,8 +38,6 @@ enum nebula_status world_commit_document(struct store *store, const struct captu
 void world_remove_captured(struct store *store, const struct captured *own, uint32_t rank);
 
 /* world_end.c */
-/* The newest complete version of the job that is younger than this one; NULL: none. */
-const struct version *world_newer_complete(const struct version *version);
 /* Whether an open version can never be whole. It has then been failed. */
 bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int64_t now);
 /* Whether a version that is committed here has been overtaken by a newer durable one: the other nodes no longer write it. */

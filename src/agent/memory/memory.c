@@ -34,7 +34,7 @@ bool memory_image_name(const char *name, const char *suffix, uint64_t *ret_id)
         return *ret_id != 0;
 }
 
-uint64_t memory_default_budget(void)
+static uint64_t default_budget(void)
 {
         return os->memory_free() / 2;
 }
@@ -146,7 +146,7 @@ void memory_configure(struct memory *memory, uint64_t budget)
         uint64_t most = os->memory_free() / 16 * 15 + memory->used;
 
         if (!budget)
-                budget = memory_default_budget() + memory->used;
+                budget = default_budget() + memory->used;
         memory->budget = budget < most ? budget : most;
 }
 

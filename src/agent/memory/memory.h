@@ -118,7 +118,6 @@ int memory_measure(struct memory *memory);
 void memory_stop_removing(struct memory *memory, bool forget);
 /* If `forget`, removes all images; otherwise leaves the named ones to the next agent. */
 void memory_done(struct memory *memory, bool forget);
-uint64_t memory_default_budget(void);
 /* Sets the budget from now on; 0: the default. */
 void memory_configure(struct memory *memory, uint64_t budget);
 

@@ -57,7 +57,6 @@ struct adls_renaming {
         struct store_stamp stamp; /* "": not in the answer */
 };
 object_try adls_rename;
-enum nebula_status adls_place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error);
 
 /* adls_resume.c: the first bytes of a file. */
 struct adls_sent {

@@ -34,7 +34,7 @@ static enum nebula_status finish(struct object_store *store, const char *key, co
         return status;
 }
 
-enum nebula_status adls_place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error)
+static enum nebula_status place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error)
 {
         return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary file is gone", store->store.root, key);
 }
@@ -83,7 +83,7 @@ enum nebula_status adls_create(struct object_store *store, const char *key, cons
         if (is_taken(&response)) {
                 status = object_look_who_wrote(store, place, id, STORE_IF_ABSENT, NULL, &stamp, error);
                 if (status == NEBULA_NOT_FOUND)
-                        status = adls_place_is_gone(store, key, error);
+                        status = place_is_gone(store, key, error);
         } else if (!object_is_done(&response)) {
                 status = adls_fail(store, OBJECT_WRITE, key, &response, error);
         }
@@ -156,7 +156,7 @@ static enum nebula_status look_for_lost(struct adls_renaming *renaming, struct n
                                                           &renaming->stamp, error);
 
         if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && renaming->condition == STORE_ALWAYS))
-                return adls_place_is_gone(renaming->store, renaming->key, error);
+                return place_is_gone(renaming->store, renaming->key, error);
         return status;
 }
 

@@ -40,7 +40,7 @@ size_t several_place(const char *key, size_t count)
         return (size_t)((hash ^ hash >> 33) % count);
 }
 
-struct store *several_of(struct store *store, const char *key)
+static struct store *member_of(struct store *store, const char *key)
 {
         struct several *several = (struct several *)store;
 
@@ -153,7 +153,7 @@ static unsigned several_features(struct store *store)
 static enum nebula_status several_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
                                       const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->put(member, key, data, size, condition, seen, ret_stamp, error);
 }
@@ -161,21 +161,21 @@ static enum nebula_status several_put(struct store *store, const char *key, cons
 static enum nebula_status several_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                       struct store_stamp *ret_stamp, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->get(member, key, limit, ret_text, ret_size, ret_stamp, error);
 }
 
 static enum nebula_status several_forget(struct store *store, const char *key, const char *text, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->forget ? member->ops->forget(member, key, text, error) : NEBULA_OK;
 }
 
 static enum nebula_status several_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->read(member, key, data, offset, size, error);
 }
@@ -183,7 +183,7 @@ static enum nebula_status several_read(struct store *store, const char *key, voi
 static enum nebula_status several_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                             store_check *check, void *argument, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->read_bulk(member, key, data, size, chunk_bytes, check, argument, error);
 }
@@ -191,14 +191,14 @@ static enum nebula_status several_read_bulk(struct store *store, const char *key
 static enum nebula_status several_read_chunks(struct store *store, const char *key, void *data, const struct store_range *ranges, size_t count,
                                               uint32_t chunk_bytes, store_check *check, void *argument, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->read_chunks(member, key, data, ranges, count, chunk_bytes, check, argument, error);
 }
 
 static enum nebula_status several_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
 {
-        struct store *member = several_of(store, key);
+        struct store *member = member_of(store, key);
 
         return member->ops->stat(member, key, ret_entry, error);
 }
@@ -274,7 +274,7 @@ static enum nebula_status copy_across(struct store *source, const char *from, st
 static enum nebula_status several_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
                                        struct nebula_error *error)
 {
-        struct store *source = several_of(store, from), *target = several_of(store, to);
+        struct store *source = member_of(store, from), *target = member_of(store, to);
 
         return source == target ? source->ops->copy(source, from, to, condition, error) : copy_across(source, from, target, to, condition, error);
 }

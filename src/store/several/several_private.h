@@ -12,8 +12,6 @@ struct several {
         struct store *members[SEVERAL_MAX];
 };
 
-struct store *several_of(struct store *store, const char *key);
-
 /* several_upload.c, several_list.c: operations */
 enum nebula_status several_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
                                   struct nebula_error *error);

@@ -277,18 +277,10 @@ static void a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_tim
         os = real;
 }
 
-static void log_levels_have_names(void)
-{
-        enum log_level level = LOG_LEVEL_ERROR;
-
-        CHECK(log_level_parse("debug", &level) && level == LOG_LEVEL_DEBUG);
-        CHECK(!log_level_parse("loud", &level) && level == LOG_LEVEL_DEBUG);
-}
-
 TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_before), TEST(a_long_message_is_cut_between_characters),
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
          TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(the_first_hidden_character_is_found), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
-         TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names),
+         TEST(a_log_line_is_one_write_that_nothing_can_forge),
          TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))
