@@ -29,7 +29,7 @@
         LOCK(LOCK_TURN)          /* capture/copy.c: one capture after the other */ \
         LOCK(LOCK_CREW)          /* capture/copy.c: the copying threads and their job */ \
         /* the agent */ \
-        LOCK(LOCK_INVENTORY)     /* replica_private.h, inventory_lock: the copies of other nodes; held while they are asked */ \
+        LOCK(LOCK_PEER_COPIES)   /* replica_private.h, peer_copies_lock: the copies of other nodes; held while they are asked */ \
         LOCK(LOCK_COPY_SERVER)   /* copy_server_private.h: the copies that this node holds for others */ \
         LOCK(LOCK_SEAL)          /* agent/persist/persist_seal.c: seals one image at a time */ \
         LOCK(LOCK_CATALOGUE)     /* catalogue.h, catalogue_lock: the agent's catalogue */ \

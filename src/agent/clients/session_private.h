@@ -1,8 +1,9 @@
 /*
- * session_private.h - shared by the two files behind session.h.
+ * session_private.h - shared by the files behind session.h.
  *
- *  session.c  requests that are answered at once, and the table of all requests
- *  waits.c    requests that wait for a change, and notice when their client is gone
+ *  session.c   requests that are answered at once, and the table of all requests
+ *  greeting.c  the first request of a connection, and new settings
+ *  waits.c     requests that wait for a change, and notice when their client is gone
  */
 #ifndef NB_AGENT_CLIENTS_SESSION_PRIVATE_H
 #define NB_AGENT_CLIENTS_SESSION_PRIVATE_H
@@ -71,6 +72,7 @@ void session_await_answer(struct connection *connection);
 typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error);
 
+request_run request_hello, request_configure;
 request_run request_wait, request_flush, request_stop, request_find_path, request_watch;
 
 #endif

@@ -11,39 +11,25 @@
 #include "os/thread.h"
 
 #define ASKED_AT_ONCE 16              /* a node that is gone uses all of this time */
-#define LISTING_NS (2 * SECOND_NS)    /* age after which a listing is asked for again */
-#define LOCATING_NS (10 * SECOND_NS)  /* the same where storage has the file, too: nodes that are gone cost time at each listing */
-#define WINDOW 4                      /* pieces requested ahead */
+#define LOCATING_NS (10 * SECOND_NS)  /* as PEER_LISTING_NS, where storage has the file, too: nodes that are gone cost time at each listing */
 #define GATHERING_NODES 16u           /* in a job of at most so many nodes, each asks all others */
 
-/* The copies of a job that one member holds. */
-struct source {
-        struct member member;
-        struct peer_listing listing;
-};
-struct inventory {
-        struct inventory *next;
-        struct job *job;
-        struct source *sources;
-        size_t count;
-        int64_t at_ns;
-};
-static void inventory_clear(struct inventory *inventory)
+static void peer_copies_clear(struct peer_copies *peers)
 {
-        for (size_t i = 0; i < inventory->count; i++)
-                peer_listing_done(&inventory->sources[i].listing);
-        free(inventory->sources);
-        inventory->sources = NULL;
-        inventory->count = 0;
+        for (size_t i = 0; i < peers->count; i++)
+                peer_listing_done(&peers->members[i].listing);
+        free(peers->members);
+        peers->members = NULL;
+        peers->count = 0;
 }
 void replica_forget(struct replica *replica)
 {
-        while (replica->inventories) {
-                struct inventory *inventory = replica->inventories;
+        while (replica->peer_copies) {
+                struct peer_copies *peers = replica->peer_copies;
 
-                replica->inventories = inventory->next;
-                inventory_clear(inventory);
-                free(inventory);
+                replica->peer_copies = peers->next;
+                peer_copies_clear(peers);
+                free(peers);
         }
 }
 
@@ -77,7 +63,7 @@ struct question {
         const struct tls_key *key;
         const struct peer_hello *hello;
         const char *name; /* of the member; NULL: this node */
-        struct source source;
+        struct member_copies found;
         enum nebula_status status;
         struct nebula_error error;
 };
@@ -86,28 +72,28 @@ struct question {
 static void ask_own(struct question *question)
 {
         struct replica *replica = question->replica;
-        struct source *source = &question->source;
+        struct member_copies *found = &question->found;
 
         lock_take(&replica->own_lock);
-        source->member = replica->own;
+        found->member = replica->own;
         lock_give(&replica->own_lock);
-        question->status = !source->member.port ? NEBULA_NOT_FOUND /* it was not opened yet */ :
-                           ask_listing(&source->member, question->key, question->hello, 0, &source->listing, &question->error);
+        question->status = !found->member.port ? NEBULA_NOT_FOUND /* it was not opened yet */ :
+                           ask_listing(&found->member, question->key, question->hello, 0, &found->listing, &question->error);
 }
 
 static void *ask_one(void *argument)
 {
         struct question *question = argument;
-        struct source *source = &question->source;
+        struct member_copies *found = &question->found;
 
         if (!question->name) {
                 ask_own(question);
                 return NULL;
         }
-        question->status = member_load(question->store, question->name, &source->member, &question->error);
+        question->status = member_load(question->store, question->name, &found->member, &question->error);
         if (!question->status)
-                question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
-                                               &source->listing, &question->error);
+                question->status = ask_listing(&found->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
+                                               &found->listing, &question->error);
         if (question->status == NEBULA_UNAVAILABLE)
                 member_remove_gone(question->store, question->name, question->replica->node);
         return NULL;
@@ -129,20 +115,20 @@ static void ask_at_once(struct question *questions, size_t count)
 }
 
 /* Adds the answers, in the order of the questions. */
-static void inventory_add(struct inventory *inventory, const struct question *questions, size_t count)
+static void peer_copies_add(struct peer_copies *peers, const struct question *questions, size_t count)
 {
         for (size_t i = 0; i < count; i++) {
                 if (!questions[i].status)
-                        inventory->sources[inventory->count++] = questions[i].source;
+                        peers->members[peers->count++] = questions[i].found;
                 else if (questions[i].status != NEBULA_NOT_FOUND)
                         log_event(LOG_LEVEL_WARN, "the agent cannot tell which copies a peer holds: %s", questions[i].error.message);
         }
 }
 
-/* inventory_lock held. Asks this node, and then every member, in the order in which the lost copies are likely to be found. */
-static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
+/* peer_copies_lock held. Asks this node, and then every member, in the order in which the lost copies are likely to be found. */
+static enum nebula_status peer_copies_fill(struct replica *replica, struct peer_copies *peers, struct nebula_error *error)
 {
-        struct job *job = inventory->job;
+        struct job *job = peers->job;
         struct peer_hello *hello = replica_hello(replica, job);
         struct question *questions = calloc(ASKED_AT_ONCE, sizeof *questions);
         struct member_list members = { 0 };
@@ -153,20 +139,20 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
         enum nebula_status status = hello && questions ? replica_store(replica, job, &store, error) :
                                                          error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
 
-        inventory_clear(inventory);
+        peer_copies_clear(peers);
         if (!status)
                 status = secret_take(store, &key, error);
         if (!status)
                 status = replica_members(replica, store, &members, &order, &count, error);
         if (!status) {
-                inventory->sources = calloc(count + 1, sizeof *inventory->sources);
-                if (!inventory->sources)
+                peers->members = calloc(count + 1, sizeof *peers->members);
+                if (!peers->members)
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
         }
         if (!status) {
                 questions[0] = (struct question){ replica, job, store, &key, hello, NULL };
                 ask_at_once(questions, 1);
-                inventory_add(inventory, questions, 1);
+                peer_copies_add(peers, questions, 1);
         }
         while (!status && at < count && os->now_ns() <= until) {
                 size_t some = 0;
@@ -174,11 +160,11 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
                 for (; some < ASKED_AT_ONCE && at < count; some++)
                         questions[some] = (struct question){ replica, job, store, &key, hello, members.names[order[at++]] };
                 ask_at_once(questions, some);
-                inventory_add(inventory, questions, some);
+                peer_copies_add(peers, questions, some);
         }
         if (!status && at < count)
                 log_event(LOG_LEVEL_WARN, "the agent did not ask %zu of %zu nodes for copies: its time for that was up", count - at, count);
-        inventory->at_ns = os->now_ns();
+        peers->at_ns = os->now_ns();
         free(order);
         free(questions);
         member_list_done(&members);
@@ -186,27 +172,25 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
         return status;
 }
 
-/* inventory_lock held. */
-static enum nebula_status inventory_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct inventory **ret_inventory,
-                                        struct nebula_error *error)
+enum nebula_status peer_copies_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct peer_copies **ret_peers, struct nebula_error *error)
 {
-        struct inventory *inventory = replica->inventories;
+        struct peer_copies *peers = replica->peer_copies;
         enum nebula_status status = NEBULA_OK;
 
-        while (inventory && inventory->job != job)
-                inventory = inventory->next;
-        if (!inventory) {
-                inventory = calloc(1, sizeof *inventory);
-                if (!inventory)
+        while (peers && peers->job != job)
+                peers = peers->next;
+        if (!peers) {
+                peers = calloc(1, sizeof *peers);
+                if (!peers)
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
-                inventory->job = job;
-                inventory->at_ns = INT64_MIN / 2;
-                inventory->next = replica->inventories;
-                replica->inventories = inventory;
+                peers->job = job;
+                peers->at_ns = INT64_MIN / 2;
+                peers->next = replica->peer_copies;
+                replica->peer_copies = peers;
         }
-        if (os->now_ns() - inventory->at_ns > oldest_ns)
-                status = inventory_fill(replica, inventory, error);
-        *ret_inventory = inventory;
+        if (os->now_ns() - peers->at_ns > oldest_ns)
+                status = peer_copies_fill(replica, peers, error);
+        *ret_peers = peers;
         return status;
 }
 
@@ -242,43 +226,43 @@ bool replica_serves(const struct session *session, const struct version *version
         return false;
 }
 
-static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
+bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
 {
         return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
 }
 
 /* Whether the copies of all members, of the version that `one` is a share of, serve the session. */
-static bool copies_serve(const struct inventory *inventory, const struct peer_copy *one, const struct share *share)
+static bool copies_serve(const struct peer_copies *peers, const struct peer_copy *one, const struct share *share)
 {
         if (one->world <= share->count)
                 return true;
-        for (size_t i = 0; i < inventory->count; i++)
-                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
-                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+        for (size_t i = 0; i < peers->count; i++)
+                for (size_t j = 0; j < peers->members[i].listing.count; j++) {
+                        const struct peer_copy *copy = &peers->members[i].listing.copies[j];
 
-                        for (size_t k = 0; same_version(copy, one->tag, one->generation, one->sequence) && k < copy->file_count; k++)
+                        for (size_t k = 0; copy_is_of(copy, one->tag, one->generation, one->sequence) && k < copy->file_count; k++)
                                 if (is_of(share, copy->files[k].rank))
                                         return true;
                 }
         return false;
 }
 
-static const struct peer_copy *newest_copy(const struct inventory *inventory, const struct ipc_find *wanted, const struct share *share)
+static const struct peer_copy *newest_copy(const struct peer_copies *peers, const struct ipc_find *wanted, const struct share *share)
 {
         const char *tag = wanted->tag;
         const struct peer_copy *best = NULL;
         struct retain_entry newest = { 0 };
 
-        for (size_t i = 0; i < inventory->count; i++)
-                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
-                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+        for (size_t i = 0; i < peers->count; i++)
+                for (size_t j = 0; j < peers->members[i].listing.count; j++) {
+                        const struct peer_copy *copy = &peers->members[i].listing.copies[j];
                         const struct retain_entry entry = retain_complete(copy->tag, copy->sequence, &copy->line);
 
                         if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
-                        if ((!best || *tag || retain_is_newer(&entry, &newest)) && copies_serve(inventory, copy, share)) {
+                        if ((!best || *tag || retain_is_newer(&entry, &newest)) && copies_serve(peers, copy, share)) {
                                 best = copy;
                                 newest = entry;
                         }
@@ -287,12 +271,12 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
 }
 
 /* A copy of it that any member has; NULL: none. */
-static const struct peer_copy *any_copy(const struct inventory *inventory, const char *tag, uint64_t generation, uint64_t sequence)
+static const struct peer_copy *any_copy(const struct peer_copies *peers, const char *tag, uint64_t generation, uint64_t sequence)
 {
-        for (size_t i = 0; i < inventory->count; i++)
-                for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
-                        if (same_version(&inventory->sources[i].listing.copies[j], tag, generation, sequence))
-                                return &inventory->sources[i].listing.copies[j];
+        for (size_t i = 0; i < peers->count; i++)
+                for (size_t j = 0; j < peers->members[i].listing.count; j++)
+                        if (copy_is_of(&peers->members[i].listing.copies[j], tag, generation, sequence))
+                                return &peers->members[i].listing.copies[j];
         return NULL;
 }
 
@@ -301,7 +285,7 @@ static struct version *own_share(const struct job *job, const struct peer_copy *
 {
         struct version *own = job->versions;
 
-        while (own && (own->copies.is_remote || !(same_version(copy, own->tag, own->generation, own->sequence) ||
+        while (own && (own->copies.is_remote || !(copy_is_of(copy, own->tag, own->generation, own->sequence) ||
                                         (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
                 own = own->next;
         return own;
@@ -342,12 +326,12 @@ static void learn_file(struct version *version, const struct peer_file *what)
 }
 
 /* Lock held. One version with the files of all nodes' copies of it. */
-static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
+static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct peer_copies *peers,
                                       const struct peer_copy *best, struct nebula_error *error)
 {
         struct version *version = job->versions, *own;
 
-        while (version && !(version->copies.is_remote && same_version(best, version->tag, version->generation, version->sequence)))
+        while (version && !(version->copies.is_remote && copy_is_of(best, version->tag, version->generation, version->sequence)))
                 version = version->next;
         if (!version) {
                 version = version_new(catalogue, job, best->tag, error);
@@ -366,15 +350,15 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
                 commit_saw_sequence(job, best->sequence);
         }
-        for (size_t i = 0; i < inventory->count; i++)
-                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
-                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+        for (size_t i = 0; i < peers->count; i++)
+                for (size_t j = 0; j < peers->members[i].listing.count; j++) {
+                        const struct peer_copy *copy = &peers->members[i].listing.copies[j];
 
-                        for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
+                        for (size_t k = 0; copy_is_of(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
                                 learn_file(version, &copy->files[k]);
                 }
-        if (version->copies.world_heard < inventory->count)
-                version->copies.world_heard = (uint32_t)inventory->count;
+        if (version->copies.world_heard < peers->count)
+                version->copies.world_heard = (uint32_t)peers->count;
         return version;
 }
 
@@ -383,7 +367,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
 {
         struct replica *replica = catalogue->replica;
         const struct peer_copy *best = NULL;
-        struct inventory *inventory;
+        struct peer_copies *peers;
         struct version *version;
         struct share share;
         bool asked;
@@ -395,23 +379,23 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         catalogue_unlock(catalogue);
         if (!asked)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "this job asks for no copies in other nodes' memory (replica_count)");
-        lock_take(&replica->inventory_lock);
-        status = inventory_get(replica, job, LISTING_NS, &inventory, error);
+        lock_take(&replica->peer_copies_lock);
+        status = peer_copies_get(replica, job, PEER_LISTING_NS, &peers, error);
         if (!status) {
-                best = newest_copy(inventory, wanted, &share);
+                best = newest_copy(peers, wanted, &share);
                 if (!best)
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy of a checkpoint of this job");
         }
         if (!status) {
                 catalogue_lock(catalogue);
-                version = remote_version(catalogue, job, inventory, best, error);
+                version = remote_version(catalogue, job, peers, best, error);
                 if (version)
                         *ret_version_id = version->id;
                 else
                         status = NEBULA_NO_MEMORY;
                 catalogue_unlock(catalogue);
         }
-        lock_give(&replica->inventory_lock);
+        lock_give(&replica->peer_copies_lock);
         return status;
 }
 
@@ -419,7 +403,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
 {
         struct replica *replica = catalogue->replica;
         struct nebula_error error = { 0 };
-        struct inventory *inventory;
+        struct peer_copies *peers;
         bool asked;
 
         catalogue_lock(catalogue);
@@ -429,17 +413,17 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         catalogue_unlock(catalogue);
         if (!asked)
                 return;
-        lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, job, LISTING_NS, &inventory, &error)) {
+        lock_take(&replica->peer_copies_lock);
+        if (peer_copies_get(replica, job, PEER_LISTING_NS, &peers, &error)) {
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         } else {
                 catalogue_lock(catalogue);
-                for (size_t i = 0; i < inventory->count; i++)
-                        for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
-                                remote_version(catalogue, job, inventory, &inventory->sources[i].listing.copies[j], NULL);
+                for (size_t i = 0; i < peers->count; i++)
+                        for (size_t j = 0; j < peers->members[i].listing.count; j++)
+                                remote_version(catalogue, job, peers, &peers->members[i].listing.copies[j], NULL);
                 catalogue_unlock(catalogue);
         }
-        lock_give(&replica->inventory_lock);
+        lock_give(&replica->peer_copies_lock);
 }
 
 void replica_kept(struct catalogue *catalogue, const struct job *job, struct peer_listing *ret_listing)
@@ -473,23 +457,23 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         struct replica *replica = catalogue->replica;
         const struct peer_copy *one = NULL;
         struct nebula_error error = { 0 };
-        struct inventory *inventory;
+        struct peer_copies *peers;
 
         if (!replica || !may_gather(version))
                 return false;
         version->pins++;
         catalogue_unlock(catalogue);
-        lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, version->job, LISTING_NS, &inventory, &error))
+        lock_take(&replica->peer_copies_lock);
+        if (peer_copies_get(replica, version->job, PEER_LISTING_NS, &peers, &error))
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         else
-                one = any_copy(inventory, version->tag, version->generation, version->sequence);
+                one = any_copy(peers, version->tag, version->generation, version->sequence);
         catalogue_lock(catalogue);
         if (one)
-                remote_version(catalogue, version->job, inventory, one, NULL);
+                remote_version(catalogue, version->job, peers, one, NULL);
         version->pins--;
         catalogue_signal(catalogue); /* a thread may wait until the version is released */
-        lock_give(&replica->inventory_lock);
+        lock_give(&replica->peer_copies_lock);
         return true;
 }
 
@@ -499,7 +483,7 @@ static const struct peer_file *held_file(const struct peer_listing *listing, con
         for (size_t i = 0; i < listing->count; i++) {
                 const struct peer_copy *copy = &listing->copies[i];
 
-                for (size_t k = 0; same_version(copy, version->tag, version->generation, version->sequence) && k < copy->file_count; k++)
+                for (size_t k = 0; copy_is_of(copy, version->tag, version->generation, version->sequence) && k < copy->file_count; k++)
                         if (copy->files[k].held && !strcmp(copy->files[k].name, name))
                                 return &copy->files[k];
         }
@@ -510,7 +494,7 @@ bool replica_locate(struct catalogue *catalogue, struct version *version, const 
 {
         struct replica *replica = catalogue->replica;
         const struct peer_file *file;
-        struct inventory *inventory;
+        struct peer_copies *peers;
         struct peer_listing kept;
 
         if (!replica || !version->job->copies.count || !version->in_memory || !is_small(version->job))
@@ -518,16 +502,16 @@ bool replica_locate(struct catalogue *catalogue, struct version *version, const 
         version->pins++;
         catalogue_unlock(catalogue);
         replica_kept(catalogue, version->job, &kept);
-        lock_take(&replica->inventory_lock);
+        lock_take(&replica->peer_copies_lock);
         file = held_file(&kept, version, name);
-        if (!file && !inventory_get(replica, version->job, LOCATING_NS, &inventory, NULL))
-                for (size_t i = 0; i < inventory->count && !file; i++)
-                        file = held_file(&inventory->sources[i].listing, version, name);
+        if (!file && !peer_copies_get(replica, version->job, LOCATING_NS, &peers, NULL))
+                for (size_t i = 0; i < peers->count && !file; i++)
+                        file = held_file(&peers->members[i].listing, version, name);
         if (file) {
                 *ret_size = file->size;
                 *ret_format = file->format;
         }
-        lock_give(&replica->inventory_lock);
+        lock_give(&replica->peer_copies_lock);
         peer_listing_done(&kept);
         catalogue_lock(catalogue);
         version->pins--;
@@ -566,130 +550,4 @@ bool replica_gathered_all(const struct version *version)
                 if (!has_file_of(version, rank) && !has_file_of(rest, rank))
                         return false;
         return true;
-}
-
-/* Fetching. */
-
-static enum nebula_status ask_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, struct nebula_error *error)
-{
-        struct peer_fetch fetch = { .copy = copy, .file = file, .offset = offset };
-        char *text;
-        size_t size;
-        enum nebula_status status = peer_fetch_format(&fetch, &text, &size, error);
-
-        if (status)
-                return status;
-        status = peer_send(peer, PEER_FETCH, text, size, error);
-        free(text);
-        return status;
-}
-
-static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, char *data, uint64_t size,
-                                     struct nebula_error *error)
-{
-        uint64_t left = size - offset;
-        struct peer_answer answer;
-        enum nebula_status status = peer_receive(peer, error);
-
-        if (status)
-                return status;
-        if (peer->header.type == PEER_ANSWER) {
-                status = peer_answer_parse(peer->body, peer->header.size, &answer, error);
-                return status ? status : error_set(error, NEBULA_NOT_FOUND, 0, "%s", answer.message);
-        }
-        if (peer->header.type != PEER_DATA || peer->data.copy != copy || peer->data.file != file || peer->data.offset != offset ||
-            peer_take_size(peer) != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES))
-                return error_set(error, NEBULA_CORRUPT, 0, "the peer sent another part of a file than the agent asked for");
-        return peer_take(peer, data + offset, error);
-}
-
-static enum nebula_status fetch_from(struct replica *replica, struct job *job, const struct member *member, uint64_t copy,
-                                     uint32_t file, char *data, uint64_t size, struct nebula_error *error)
-{
-        struct peer_hello *hello = replica_hello(replica, job);
-        struct peer *peer = NULL;
-        struct store *store;
-        struct tls_key key;
-        uint64_t asked = 0;
-        enum nebula_status status = hello ? replica_store(replica, job, &store, error) :
-                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
-
-        if (!status)
-                status = secret_take(store, &key, error);
-
-        if (!status)
-                status = peer_open(member, &key, hello, &peer, error);
-        for (uint64_t at = 0; !status && at < size; at += PEER_PIECE_BYTES) {
-                while (!status && asked < size && asked < at + WINDOW * (uint64_t)PEER_PIECE_BYTES) {
-                        status = ask_piece(peer, copy, file, asked, error);
-                        asked += PEER_PIECE_BYTES;
-                }
-                if (!status)
-                        status = take_piece(peer, copy, file, at, data, size, error);
-        }
-        peer_free(peer);
-        free(hello);
-        return status;
-}
-
-struct place {
-        struct member member;
-        uint64_t copy;
-        uint32_t file;
-};
-
-/* All known places that hold the file. */
-static struct place *find_places(struct replica *replica, struct job *job, bool is_again, const char *tag, uint64_t generation,
-                                 uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
-{
-        struct inventory *inventory;
-        struct place *places = NULL, *grown;
-        size_t count = 0;
-
-        lock_take(&replica->inventory_lock);
-        if (inventory_get(replica, job, is_again ? LISTING_NS : INT64_MAX, &inventory, NULL))
-                goto done;
-        for (size_t i = 0; i < inventory->count; i++)
-                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
-                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
-
-                        for (size_t k = 0; same_version(copy, tag, generation, sequence) && k < copy->file_count; k++) {
-                                if (!copy->files[k].held || copy->files[k].size != size || strcmp(copy->files[k].name, name))
-                                        continue;
-                                grown = realloc(places, (count + 1) * sizeof *places);
-                                if (!grown)
-                                        goto done;
-                                places = grown;
-                                places[count++] = (struct place){ inventory->sources[i].member, copy->id, (uint32_t)k };
-                        }
-                }
-done:
-        lock_give(&replica->inventory_lock);
-        *ret_count = count;
-        return places;
-}
-
-enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
-                                 const char *name, void *data, uint64_t size, struct nebula_error *error)
-{
-        struct replica *replica = catalogue->replica;
-        enum nebula_status status = NEBULA_NOT_FOUND;
-
-        if (!replica)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "there are no peers");
-        error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds \"%.100s\" of \"%.100s\" any more", name, tag);
-        /* A copy may have moved since the listing: then all members are asked once more. */
-        for (int round = 0; round < 2 && status; round++) {
-                size_t count = 0;
-                struct place *places = find_places(replica, job, round > 0, tag, generation, sequence, name, size, &count);
-
-                for (size_t i = 0; status && i < count; i++) {
-                        status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);
-                        if (status)
-                                log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from node \"%s\": %s", name, tag, places[i].member.node,
-                                          error ? error->message : "");
-                }
-                free(places);
-        }
-        return status;
 }

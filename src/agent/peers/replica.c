@@ -385,10 +385,10 @@ enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_erro
                 return status;
         }
         replica->bytes_per_s = mbps * 1000000;
-        lock_init(&replica->inventory_lock, LOCK_INVENTORY);
+        lock_init(&replica->peer_copies_lock, LOCK_PEER_COPIES);
         lock_init(&replica->own_lock, LOCK_OWN_MEMBER);
         if (os_thread_start(&replica->thread, replica_main, replica, false)) {
-                lock_done(&replica->inventory_lock);
+                lock_done(&replica->peer_copies_lock);
                 lock_done(&replica->own_lock);
                 copy_server_free(replica->server);
                 free(replica);
@@ -416,7 +416,7 @@ void replica_stop(struct catalogue *catalogue)
         }
         copy_server_free(replica->server);
         replica_forget(replica);
-        lock_done(&replica->inventory_lock);
+        lock_done(&replica->peer_copies_lock);
         lock_done(&replica->own_lock);
         catalogue->replica = NULL;
         free(replica);

@@ -1,9 +1,10 @@
 /*
- * replica_private.h - declarations that the three files behind replica.h share.
+ * replica_private.h - declarations that the files behind replica.h share.
  *
- *   replica.c        the thread: which version goes to which member, and when
+ *   replica.c       the thread: which version goes to which member, and when
  *   copy_sender.c   one version to one peer
- *   copy_finder.c   what peers hold, and the way back
+ *   copy_finder.c   which copies peers hold, and the versions that they make
+ *   copy_fetch.c    one file from the memory of a peer
  */
 #ifndef NB_AGENT_PEERS_REPLICA_PRIVATE_H
 #define NB_AGENT_PEERS_REPLICA_PRIVATE_H
@@ -45,8 +46,8 @@ struct replica {
         bool ended; /* the thread has, or is about to; catalogue_lock guards it */
         struct fan *fans;
         uint64_t bytes_per_s; /* of all copies together; 0: no bound */
-        struct lock inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
-        struct inventory *inventories;
+        struct lock peer_copies_lock; /* guards peer_copies; held while members are asked, so that ranks ask once */
+        struct peer_copies *peer_copies;
 };
 
 /* This agent's greeting for a connection about `job`, which the caller frees; NULL: the allocation failed. */
@@ -59,7 +60,24 @@ enum nebula_status replica_members(struct replica *replica, struct store *store,
 /* Sends a pinned version and waits for its acknowledgement. After a failure without *ret_broken the connection is still usable. */
 enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
                                 struct nebula_error *error);
-/* The copies that peers were found to hold. */
+/* The copies of a job that one member holds. */
+struct member_copies {
+        struct member member;
+        struct peer_listing listing;
+};
+/* All of them: what this agent knows of the copies in other nodes' memory. peer_copies_lock guards it. */
+struct peer_copies {
+        struct peer_copies *next;
+        struct job *job;
+        struct member_copies *members;
+        size_t count;
+        int64_t at_ns;
+};
+#define PEER_LISTING_NS INT64_C(2000000000)
+/* Asks the members again if their answers are older than oldest_ns (INT64_MAX: never). peer_copies_lock held. */
+enum nebula_status peer_copies_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct peer_copies **ret_peers, struct nebula_error *error);
+/* Whether the copy is of that version. */
+bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence);
 void replica_forget(struct replica *replica);
 
 #endif
