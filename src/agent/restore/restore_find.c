@@ -320,33 +320,36 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
                           catalogue->memory.rival_directory);
 }
 
-enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
-                                struct ipc_found *ret_found, struct nebula_error *error)
-{
-        bool own, in_memory = false, look = true, stored_first = false; /* stored_first: prefer the stored files of a version to those in memory */
-        const char *path;
-        struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
-        struct ipc_found found, stored;
-        struct version *version;
-        struct job *job, *own_job;
-        enum nebula_status status;
+/* What a search has found in the memory of this node or of its peers. */
+struct in_memory {
+        bool is_there;
+        bool is_enough;    /* storage has nothing newer: no need to look there */
+        bool stored_first; /* prefer the stored files of a version to those in memory */
+        struct ipc_found found;
+        struct retain_entry entry;
+};
 
-        catalogue_lock(catalogue);
-        job = own_job = session->job;
-        path = request->persist_path[0] ? request->persist_path : job->persist_path;
-        own = !strcmp(path, job->persist_path);
-        commit_close_dead(catalogue, job); /* the caller may have seen that process die */
+/* Looks into this node's memory, and finds the job of the path; *ret_job is NULL if there is no memory for it. Pins both jobs. */
+static struct in_memory look_into_memory(struct catalogue *catalogue, const struct session *session, const char *path, bool own,
+                                         const struct ipc_find *request, struct job **ret_job)
+{
+        struct in_memory memory = { 0 };
+        struct job *own_job = session->job, *job = own_job;
+        struct version *version;
+
+        commit_close_dead(catalogue, own_job); /* the caller may have seen that process die */
         version = find_in_memory(catalogue, session, path, request);
         if (version) {
-                in_memory = true;
-                fill_found(version, &found);
-                memory_entry = retain_complete(version->tag, version->sequence, &version->line);
+                memory.is_there = true;
+                fill_found(version, &memory.found);
+                memory.entry = retain_complete(version->tag, version->sequence, &version->line);
                 /* another node may have made it durable since */
-                stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
-                look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));
+                memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
+                memory.is_enough = !version->job->persist_path[0] ||
+                                   (!memory.stored_first && (request->tag[0] || !storage_may_be_newer(version->job, version)));
         }
         if (!own && *path)
-                job = catalogue_job_get(catalogue, path, job->name);
+                job = catalogue_job_get(catalogue, path, own_job->name);
         if (job && job != own_job)
                 job->last_guest = catalogue->session_number;
         if (version && version->job != own_job)
@@ -354,43 +357,60 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         own_job->pins++;
         if (job)
                 job->pins++;
-        catalogue_unlock(catalogue);
-        status = NEBULA_OK;
-        look_for_rival(catalogue, own_job, job ? job->persist_path : "");
-        if (!look) {
-                *ret_found = found;
-                goto done;
-        }
-        /* this node has lost the version, or never had it: ask the other nodes */
-        if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
-                in_memory = stored_first = true; /* peers may have no more than this node's share */
-        if (!job) {
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
-                goto done;
-        }
-        if (!*path && in_memory) {
-                *ret_found = found;
-                goto done;
-        }
-        if (!*path) {
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
-                                   *request->tag ? " " : "", request->tag);
-                goto done;
-        }
-        status = find_stored(catalogue, session, job, request, !own, &stored, &stored_entry, error);
-        if (in_memory && status)
-                log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
-        if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) :
-                                                    !retain_is_newer(&stored_entry, &memory_entry)))) {
-                *ret_found = found;
-                status = NEBULA_OK;
-                goto done;
+        *ret_job = job;
+        return memory;
+}
+
+/* Looks into storage, and takes the newer one of what is there and what memory has. */
+static enum nebula_status look_into_storage(struct catalogue *catalogue, const struct session *session, struct job *job, const char *path, bool own,
+                                            const struct ipc_find *request, struct in_memory *memory, struct ipc_found *ret_found,
+                                            struct nebula_error *error)
+{
+        struct retain_entry entry = { 0 };
+        struct ipc_found stored;
+        enum nebula_status status = find_stored(catalogue, session, job, request, !own, &stored, &entry, error);
+
+        if (memory->is_there && status)
+                log_older(catalogue, job, request, &memory->found, memory->entry, status, error ? error->message : "");
+        if (memory->is_there && (status || (memory->stored_first ? retain_is_newer(&memory->entry, &entry) : !retain_is_newer(&entry, &memory->entry)))) {
+                *ret_found = memory->found;
+                return NEBULA_OK;
         }
         if (status == NEBULA_NOT_FOUND && error && !*request->tag)
                 error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
         if (!status)
                 *ret_found = stored;
-done:
+        return status;
+}
+
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error)
+{
+        const char *path;
+        struct in_memory memory;
+        struct job *job, *own_job;
+        enum nebula_status status = NEBULA_OK;
+        bool own;
+
+        catalogue_lock(catalogue);
+        own_job = session->job;
+        path = request->persist_path[0] ? request->persist_path : own_job->persist_path;
+        own = !strcmp(path, own_job->persist_path);
+        memory = look_into_memory(catalogue, session, path, own, request, &job);
+        catalogue_unlock(catalogue);
+        look_for_rival(catalogue, own_job, job ? job->persist_path : "");
+        /* this node has lost the version, or never had it: ask the other nodes */
+        if (!memory.is_there && own && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
+                memory.is_there = memory.stored_first = true; /* peers may have no more than this node's share */
+        if (memory.is_there && (memory.is_enough || (job && !*path)))
+                *ret_found = memory.found;
+        else if (!job)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+        else if (!*path)
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
+                                   *request->tag ? " " : "", request->tag);
+        else
+                status = look_into_storage(catalogue, session, job, path, own, request, &memory, ret_found, error);
         catalogue_lock(catalogue);
         unpin(own_job);
         unpin(job);

@@ -351,32 +351,54 @@ static void lend(struct catalogue *catalogue, struct version *source, const char
         catalogue_lock(catalogue);
 }
 
+/* The version of which the reader gets the file. Lock held on entry and return, released while other nodes are asked. */
+static enum nebula_status find_source(struct catalogue *catalogue, const struct ipc_open *request, struct version **ret_source, struct nebula_error *error)
+{
+        struct version *version = catalogue_version(catalogue, request->version_id);
+        char names[300];
+
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        *ret_source = complete_one(version, request->name);
+        if (!*ret_source && replica_gather(catalogue, version)) /* another node may have saved it */
+                *ret_source = complete_one(version, request->name);
+        if (*ret_source)
+                return NEBULA_OK;
+        if (version_file(version, request->name) && version->sequence)
+                return restore_gone(version->tag, error);
+        list_names(version, names, sizeof names);
+        return error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s", version->tag, request->name,
+                         *names ? names : "none");
+}
+
+/* Lends the image of a file. Lock held on entry and return, released meanwhile. *ret_opened may be written on failure, too. */
+static enum nebula_status lend_image(struct catalogue *catalogue, struct version *source, const struct agent_file *file, bool from_storage,
+                                     struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
+{
+        enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
+                               from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
+
+        *ret_opened = calloc(1, sizeof **ret_opened);
+        if (!*ret_opened)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
+        if (!file->image->restored) /* no save can use this image any more, and the next save may come soon */
+                source->job->spare_due = true;
+        **ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
+        return restore_lend(catalogue, file->image, ret_fd, error);
+}
+
 enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
                                 struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
 {
-        struct version *version, *source;
+        struct version *source;
         struct agent_file *file;
         struct ipc_opened *opened = NULL;
         bool from_storage = false, can_lend, is_shared;
-        char names[300];
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
 
         catalogue_lock(catalogue);
-        version = catalogue_version(catalogue, request->version_id);
-        if (!version) {
-                catalogue_unlock(catalogue);
-                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
-        }
-        source = complete_one(version, request->name);
-        if (!source && replica_gather(catalogue, version)) /* another node may have saved it */
-                source = complete_one(version, request->name);
-        if (!source) {
-                list_names(version, names, sizeof names);
-                if (version_file(version, request->name) && version->sequence)
-                        status = restore_gone(version->tag, error);
-                else
-                        status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
-                                           version->tag, request->name, *names ? names : "none");
+        status = find_source(catalogue, request, &source, error);
+        if (status) {
                 catalogue_unlock(catalogue);
                 return status;
         }
@@ -408,18 +430,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 goto done;
         }
         if (!status)
-                opened = calloc(1, sizeof *opened);
-        if (!status && !opened)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
-        if (!status) {
-                enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
-                                       from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
-
-                if (!file->image->restored) /* no save can use this image any more, and the next save may come soon */
-                        source->job->spare_due = true;
-                *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
-                status = restore_lend(catalogue, file->image, ret_fd, error);
-        }
+                status = lend_image(catalogue, source, file, from_storage, &opened, ret_fd, error);
 done:
         source->pins--;
         catalogue_signal(catalogue);
