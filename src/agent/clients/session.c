@@ -1,4 +1,3 @@
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +6,6 @@
 #include "agent/memory/image_loan.h"
 #include "agent/commit/lineage.h"
 #include "agent/clients/location.h"
-#include "agent/log.h"
 #include "agent/publish/publish.h"
 #include "agent/clients/report.h"
 #include "agent/restore/restore.h"
@@ -15,7 +13,6 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/place.h"
-#include "store/store.h"
 
 /* A waiting client sends nothing, so if its connection is readable the client has closed it. */
 bool session_client_gone(void *argument)

@@ -1,6 +1,4 @@
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/commit/commit.h"
@@ -21,8 +19,7 @@
         " (each rank is to commit, with or without files; if one rank alone saves, it gives init() world=1)"
 #define WAIT_SLICE_MS 1000 /* pause between checks that the waiting client is still there */
 
-/* Why a version can never become durable as things are; NEBULA_OK: it can. */
-static enum nebula_status durable_refused(const struct version *version, struct nebula_error *error)
+enum nebula_status wait_durable_refused(const struct version *version, struct nebula_error *error)
 {
         if (!version->job->persist_path[0])
                 return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
@@ -50,7 +47,7 @@ static enum nebula_status replica_refused(struct catalogue *catalogue, struct ve
         return NEBULA_OK;
 }
 
-static enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
+enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
 {
         const struct job *job = version->job;
         char missing[160];
@@ -75,20 +72,12 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
 
-/* Whether ranks of other nodes are missing and have been silent for so long that no call waits longer: their node
- * may be gone for good. The version stays, because the ranks may still come. */
-static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
+bool wait_others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
         return commit_open(version) && version->nodes.spread && os->now_ns() - version->nodes.heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
 }
 
-/* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
-static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
-{
-        return commit_open(version) && !version->loans && event_is_late(catalogue, version);
-}
-
-static enum nebula_status waited_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
+enum nebula_status wait_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
 {
         enum nebula_status status = wait_timeout(version, error);
 
@@ -129,19 +118,17 @@ static bool wait_over(struct connection *connection, enum nebula_status *ret_sta
         } else if (state == NEBULA_STATE_REPLICATED)
                 *ret_status = replica_refused(catalogue, version, error);
         else if (state == NEBULA_STATE_DURABLE && !is_publishing)
-                *ret_status = durable_refused(version, error);
+                *ret_status = wait_durable_refused(version, error);
         if (!*ret_status && (catalogue->stopping || catalogue->broken))
                 *ret_status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (!*ret_status && state == NEBULA_STATE_DURABLE)
                 want_durable(connection, version);
-        if (!*ret_status && others_are_silent(catalogue, version))
-                *ret_status = waited_in_vain(catalogue, version, error);
+        if (!*ret_status && wait_others_are_silent(catalogue, version))
+                *ret_status = wait_in_vain(catalogue, version, error);
         return *ret_status != NEBULA_OK;
 }
 
-/* Waits for a change. NEBULA_OK: check again. */
-static enum nebula_status wait_slice(struct connection *connection, pthread_cond_t *cond, int64_t until_ns, bool *ret_timeout,
-                                     struct nebula_error *error)
+enum nebula_status wait_slice(struct connection *connection, pthread_cond_t *cond, int64_t until_ns, bool *ret_timeout, struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
         int64_t left_ms = until_ns == INT64_MAX ? WAIT_SLICE_MS : (until_ns - os->now_ns()) / 1000000;
@@ -157,7 +144,7 @@ static enum nebula_status wait_slice(struct connection *connection, pthread_cond
         return NEBULA_OK;
 }
 
-static int64_t deadline(int64_t timeout_ms)
+int64_t wait_deadline(int64_t timeout_ms)
 {
         return timeout_ms < 0 || timeout_ms > INT64_MAX / 2000000 ? INT64_MAX : os->now_ns() + timeout_ms * 1000000;
 }
@@ -210,7 +197,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
                 return error_set(error, NEBULA_INVALID, 0, "a client must read the answers to its earlier requests before it waits");
         catalogue_lock(catalogue);
         connection->wait = *request;
-        connection->wait_until_ns = deadline(request->timeout_ms);
+        connection->wait_until_ns = wait_deadline(request->timeout_ms);
         connection->has_asked = false;
         connection->is_waiting = connection->has_waited = answer->is_later = !wait_over(connection, &status, error);
         if (connection->is_waiting) {
@@ -286,153 +273,6 @@ void session_await_answer(struct connection *connection)
         while (connection->has_waited && sem_wait(&connection->answered))
                 ;
         connection->has_waited = false;
-}
-
-/* Whether a FLUSH of all tags covers this incomplete version: this rank has closed its part, or is about to. */
-static bool flush_covers_open(const struct version *version, const struct session *session, const struct part *own)
-{
-        if (own && (version->loans || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version))
-                return true;
-        return own && own->closed && !own->spoken_for && version->file_goal != NEBULA_FILES_OPEN && !strcmp(version->run, session->run);
-}
-
-/* Whether FLUSH covers this version and the version is not done. */
-static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
-{
-        const struct part *own = version_part((struct version *)version, session->rank);
-
-        if (*tag && strcmp(tag, version->tag))
-                return false;
-        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->copies.is_remote)
-                return false;
-        if (!commit_open(version))
-                return version->job->persist_path[0] &&
-                       ((!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version));
-        if (*tag)
-                return own != NULL;
-        return flush_covers_open(version, session, own);
-}
-
-/* Why the newest version that the flush waits for is not durable yet. */
-static enum nebula_status flush_timeout(const struct connection *connection, const char *tag, struct nebula_error *error)
-{
-        struct nebula_error why = { 0 };
-
-        for (const struct version *version = connection->session->job->versions; version; version = version->next)
-                if (flush_covers(version, connection->session, tag)) {
-                        if (others_are_silent(connection->catalogue, version))
-                                waited_in_vain(connection->catalogue, version, &why);
-                        else
-                                wait_timeout(version, &why);
-                        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is %s yet: %.450s",
-                                         version->job->persist_path[0] ? "durable" : "complete", why.message);
-                }
-        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
-}
-
-/* Whether the flush waits only for other ranks, and these are silent. */
-static bool flush_in_vain(const struct connection *connection, const char *tag)
-{
-        bool any = false;
-
-        for (const struct version *version = connection->session->job->versions; version; version = version->next)
-                if (flush_covers(version, connection->session, tag)) {
-                        if (!others_are_silent(connection->catalogue, version) &&
-                            (*tag || !others_are_late(connection->catalogue, version)))
-                                return false;
-                        any = true;
-                }
-        return any;
-}
-
-/* Checks the flush once and asks for what is not durable. True when all is durable. */
-static bool flush_done(struct connection *connection, const char *tag)
-{
-        struct job *job = connection->session->job;
-        bool done = *tag || !publish_pending(connection->catalogue, job, INT64_MAX);
-
-        for (struct version *version = job->versions; version; version = version->next)
-                if (flush_covers(version, connection->session, tag)) {
-                        done = false;
-                        if (!version->persist.wanted) {
-                                worker_want_now(version);
-                                catalogue_signal(connection->catalogue);
-                        }
-                }
-        return done;
-}
-
-/* Reports versions that another run has replaced since the last report to this session: their saves are lost. */
-static enum nebula_status given_way(struct session *session, struct nebula_error *error)
-{
-        const struct job *job = session->job;
-        uint64_t count = job->runs.given_way_count - session->given_way_told;
-
-        session->given_way_told = job->runs.given_way_count;
-        for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
-                if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
-                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,
-                                         count - 1, version->error.message);
-        return NEBULA_OK;
-}
-
-/*
- * The result of a flush: that of the newest version of the tag. If the tag is "", the newest complete version, whenever it
- * failed, and every version that failed since the flush began or was replaced by another run's.
- */
-static enum nebula_status flush_result(struct session *session, struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
-{
-        bool is_newest = true, was_whole;
-
-        if (!*tag && session->job == job && given_way(session, error))
-                return error->status;
-
-        for (const struct version *version = job->versions; version; version = version->next) {
-                if (*tag && strcmp(tag, version->tag))
-                        continue;
-                was_whole = lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0;
-                if (version->life.state == NEBULA_STATE_FAILED &&
-                    (*tag || (was_whole && (is_newest || version->activity_ns >= since_ns))))
-                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
-                                         version->error.message);
-                if (*tag)
-                        return version->stored ? publish_failure(job, version, error) : durable_refused(version, error);
-                is_newest = is_newest && !was_whole;
-        }
-        return *tag ? error_set(error, NEBULA_NOT_FOUND, 0, "there is no checkpoint \"%s\" to flush", tag) :
-                      publish_failure(job, NULL, error);
-}
-
-enum nebula_status request_flush(struct connection *connection, const void *payload, struct answer *answer,
-                                        struct nebula_error *error)
-{
-        const struct ipc_flush *request = payload;
-        struct catalogue *catalogue = connection->catalogue;
-        struct job *job;
-        int64_t until = deadline(request->timeout_ms), since = os->now_ns();
-        enum nebula_status status = NEBULA_OK;
-        bool timeout = false;
-
-        catalogue_lock(catalogue);
-        job = connection->session->job;
-        commit_close_open(catalogue, job, connection->session->rank, NULL);
-        if (!job->persist_path[0] && *request->tag) {
-                catalogue_unlock(catalogue);
-                return error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set");
-        }
-        job->pins++; /* another connection may move the session to another job meanwhile */
-        while (!status && !timeout && !flush_done(connection, request->tag)) {
-                timeout = flush_in_vain(connection, request->tag);
-                if (!timeout)
-                        status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
-        }
-        if (!status && timeout && !flush_done(connection, request->tag))
-                status = flush_timeout(connection, request->tag, error);
-        else if (!status && job->persist_path[0])
-                status = flush_result(connection->session, job, request->tag, since, error);
-        job->pins--;
-        catalogue_unlock(catalogue);
-        return status;
 }
 
 /* The first reason among the versions that are still pending; NULL: none is. */
@@ -561,7 +401,7 @@ static enum nebula_status watch_cloud(struct connection *connection, const struc
 {
         struct catalogue *catalogue = connection->catalogue;
         const struct evictions *evictions = &catalogue->evictions[request->cloud % NOTICE_CLOUDS];
-        int64_t until = deadline(request->timeout_ms);
+        int64_t until = wait_deadline(request->timeout_ms);
         enum nebula_status status;
         bool timeout = false;
 
@@ -588,7 +428,7 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
 {
         const struct ipc_watch *request = payload;
         struct catalogue *catalogue = connection->catalogue;
-        int64_t until = deadline(request->timeout_ms);
+        int64_t until = wait_deadline(request->timeout_ms);
         enum nebula_status status = NEBULA_OK;
         bool timeout = false;
 
