@@ -403,7 +403,7 @@ NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const cha
 NEBULA_API void nebula_map_own(nebula_map *map);
 NEBULA_API void nebula_map_free(nebula_map *map);
 
-/* What the agent knows, as JSON; the caller frees the text with nebula_text_free. */
+/* Reports of the agent, as JSON; the caller frees the text with nebula_text_free. */
 enum nebula_report {
         NEBULA_REPORT_VERSIONS = 0, /* versions in memory and in storage (see docs/formats.md) */
         NEBULA_REPORT_STATUS = 1,   /* the agent, its sessions, its queue */

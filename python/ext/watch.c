@@ -81,7 +81,7 @@ static PyMethodDef watch_methods[] = {
 int watch_add_type(PyObject *module)
 {
         static PyType_Slot slots[] = {
-                { Py_tp_doc, "What becomes of checkpoints in the background; see watch.c." },
+                { Py_tp_doc, "The events of checkpoints in the background; see watch.c." },
                 { Py_tp_new, watch_new },
                 { Py_tp_dealloc, watch_dealloc },
                 { Py_tp_methods, watch_methods },

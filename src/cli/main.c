@@ -13,67 +13,68 @@
 #define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
 
 const struct cli_command cli_commands[] = {
-        { "status", "nebula status [--watch | --serve] [--path DIR] [--json]", "what the agent is doing, and the newest versions",
+        { "status", "nebula status [--watch | --serve] [--path DIR] [--json]", "shows the state of the agent, and the newest versions",
           "Works without an agent; never starts one. --watch redraws every second\n"
           "until Ctrl-C. --serve is for programs: each line of stdin asks for a status,\n"
           "which is one line of JSON.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
-        { "list", "nebula list [--metrics] [--path DIR] [--json]", "all complete checkpoints, in memory and in storage",
+        { "list", "nebula list [--metrics] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
           "Oldest first. STATE is the promise each one keeps: durable survives power\n"
-          "loss, committed survives the death of the trainer. --metrics also shows what the\n"
-          "program said of each version.\n\n"
+          "loss, committed survives the death of the trainer. --metrics also shows the\n"
+          "metrics that the program gave to each version.\n\n"
           "  nebula list --path /scratch/run7\n",
           command_list },
-        { "inspect", "nebula inspect TAG [NAME [--tensors]] [--path DIR] [--json]", "the files, ranks, sizes and times of one checkpoint",
-          "TAG may be \"latest\". With NAME, the table of records inside that torch file;\n"
-          "with --tensors, its tensors: type, shape, norm, smallest and largest value, NaNs\n"
+        { "inspect", "nebula inspect TAG [NAME [--tensors]] [--path DIR] [--json]", "shows files, ranks, sizes and times of one checkpoint",
+          "TAG may be \"latest\". With NAME it shows the records inside that torch file,\n"
+          "with --tensors its tensors: type, shape, norm, smallest and largest value, NaNs\n"
           "and infinities.\n\n"
           "  nebula inspect global_step500 model.pt\n",
           command_inspect },
-        { "diff", "nebula diff A B [--path DIR] [--with DIR] [--json]", "which tensors of two checkpoints differ, and by how much",
-          "A and B are tags; --with: B is in that storage. What is equal by its checksums is\n"
-          "not read. Exit code 1 if anything differs.\n\n"
+        { "diff", "nebula diff A B [--path DIR] [--with DIR] [--json]", "lists the tensors of two checkpoints that differ, and by how much",
+          "A and B are tags. --with: B is in that storage. It does not read parts whose\n"
+          "checksums are equal. Exit code 1 if anything differs.\n\n"
           "  nebula diff global_step400 global_step500\n",
           command_diff },
-        { "trace", "nebula trace TAG [--out FILE] [--path DIR]", "the life of one checkpoint, all ranks, for Perfetto",
-          "Writes a Chrome trace to FILE, else to stdout: copying and writing of each rank.\n\n"
+        { "trace", "nebula trace TAG [--out FILE] [--path DIR]", "writes the life of one checkpoint, all ranks, as a trace for Perfetto",
+          "The Chrome trace goes to FILE, else to stdout. It shows copying and writing of each rank.\n\n"
           "  nebula trace latest --out trace.json   # open it at https://ui.perfetto.dev\n",
           command_trace },
-        { "goodput", "nebula goodput [--history FILE] [--path DIR] [--json]", "where a job's time went: training, saving, failures",
-          "From the history that agents write (checkpointHistories.csv), between the first and\n"
-          "the last save: productive, blocked by saves, slowed by them, lost to failures, and\n"
-          "spent on restarts.\n\n"
+        { "goodput", "nebula goodput [--history FILE] [--path DIR] [--json]", "shows how a job spent its time: training, saves, failures",
+          "Its source is the history that agents write (checkpointHistories.csv). The time between\n"
+          "the first and the last save is productive, blocked by saves, slowed by them, lost to\n"
+          "failures, or spent on restarts.\n\n"
           "  nebula goodput --path /scratch/run7\n",
           command_goodput },
         { "metrics", "nebula metrics [--listen [ADDRESS:]PORT | --textfile FILE [--every SECONDS]] [--history FILE] [--path DIR]",
-          "metrics of this node for Prometheus",
+          "exposes metrics of this node for Prometheus",
           "Prints them once; --listen serves them at /metrics, at 127.0.0.1 unless an address is\n"
           "given; --textfile writes them to a file for node_exporter, once or every SECONDS.\n"
           "docs/operate.md lists them.\n\n"
           "  nebula metrics --listen 9109 --path /scratch/run7\n"
           "  nebula metrics --textfile /var/lib/node_exporter/nebula.prom --every 15 --path /scratch/run7\n",
           command_metrics },
-        { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
-          "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
-          "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"
+        { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "checks every byte against its checksum",
+          "Without TAG it checks the newest checkpoint. PATH is a storage path, the directory of\n"
+          "one checkpoint, or a single file; also a URL in an object store. Names file and\n"
+          "offset of each damage. Exit code 1 if there is any.\n\n"
           "  nebula verify global_step500\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
         { "restore", "nebula restore TAG --to DIR [NAME...] [--force] [--path DIR] [--json]",
-          "copies of the files, verified from storage or from memory",
+          "copies the files out of storage, verified, or out of the agent's memory",
           "The copies are plain torch files. Nothing in DIR is overwritten without\n"
           "--force. From memory it works while the agent still holds the version.\n\n"
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
           command_restore },
-        { "pin", "nebula pin [TAG [--reason TEXT] [--early]] [--path DIR] [--json]", "keep a checkpoint, whatever the rules say",
+        { "pin", "nebula pin [TAG [--reason TEXT] [--early]] [--path DIR] [--json]", "pins a checkpoint, so that no rule removes it",
           "No rule of a job and no `nebula prune` removes a pinned checkpoint. TAG may be\n"
           "\"latest\". Without TAG: lists the pins. --early: TAG need not exist yet.\n\n"
           "  nebula pin global_step500 --reason \"the paper's figure 3\"\n",
           command_pin },
-        { "unpin", "nebula unpin TAG [--path DIR] [--json]", "let the rules hold for a checkpoint again",
+        { "unpin", "nebula unpin TAG [--path DIR] [--json]", "removes the pin of a checkpoint, so that the rules apply again",
           "\n  nebula unpin global_step500\n", command_unpin },
-        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG [--entry N]) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
+        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG [--entry N]) [--yes] [--job NAME] [--path DIR] [--json]", "removes old checkpoints from storage",
           "Shows what would be removed; --yes removes it. A checkpoint that one of the rules\n"
           "keeps stays. The newest complete checkpoint always stays, and so does every file\n"
           "that Nebula did not write. --keep-every K keeps versions whose step is a multiple\n"
@@ -84,41 +85,41 @@ const struct cli_command cli_commands[] = {
           command_prune },
         { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "copies versions from one storage path to another, and verifies them",
           "SRC and DST are directories or URLs. Without --tag or --all the newest checkpoint.\n"
-          "Every chunk is compared with its checksum before it is sent. What DST has already\n"
-          "is not copied again, and a copy that was interrupted goes on where it was. If DST\n"
-          "has another version of a tag, nothing is copied without --replace.\n\n"
+          "Every chunk is compared with its checksum before it is sent. A version\n"
+          "that DST has already is not copied again. A copy that was interrupted goes on where\n"
+          "it was. If DST has another version of a tag, nothing is copied without --replace.\n\n"
           "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
           command_copy },
-        { "doctor", "nebula doctor [--measure] [--path DIR] [--json]", "what this machine allows, and advice",
+        { "doctor", "nebula doctor [--measure] [--path DIR] [--json]", "checks this machine, and gives advice",
           "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
           "also measures how fast memory is copied and storage written and read, with\n"
           "256 MiB, which `nebula plan` can take.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
-        { "flush", "nebula flush [TAG] [--timeout SECONDS] [--path DIR] [--json]", "make a version that is in memory durable now",
+        { "flush", "nebula flush [TAG] [--timeout SECONDS] [--path DIR] [--json]", "makes a version in memory durable now",
           "Without TAG the newest one. Returns when it is durable. It does not wait for the\n"
           "interval at which the job persists.\n\n"
           "  nebula flush --path /scratch/run7\n",
           command_flush },
         { "plan", "nebula plan (--params N | --config FILE) [--gpus N] [--nodes N] [OPTIONS] [--json]",
-          "what a job needs: memory, stage, interval, goodput, storage",
+          "computes the needs of a job: memory, stage, intervals, goodput, storage",
           "Part of the Python package. Without a storage path it computes from given speeds,\n"
           "with --measure from those of this machine. `nebula plan --options` lists all options.\n\n"
           "  nebula plan --params 70B --gpus 8 --nodes 32 --gpu-memory 80G\n",
           command_python },
-        { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "a page that shows the job and its checkpoints",
+        { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
           "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
           "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"
           "that is not beside the storage; --every says how often it looks (1 s, at object\n"
           "stores 15 s).\n\n"
           "  nebula studio --path /scratch/run7\n",
           command_python },
-        { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",
+        { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finishes persisting and ends the agent",
           "--now drops versions that are only in memory; it asks first, or takes --yes as the answer. After --timeout the\n"
           "command gives up with exit code 6, and the agent goes on.\n\n"
           "  nebula stop\n",
           command_stop },
-        { "agent", "nebula agent --daemon | --foreground", "run the agent (the first init() does this by itself)",
+        { "agent", "nebula agent --daemon | --foreground", "runs the agent (the first init() does this by itself)",
           "One agent per user and node. --foreground stays on the terminal and logs there.\n\n"
           "  nebula agent --foreground\n",
           command_agent },
@@ -127,9 +128,9 @@ const struct cli_command cli_commands[] = {
           "rendezvous of elastic jobs uses it; docs/cli.md lists the requests.\n\n"
           "  nebula store --path /scratch/run7 <<< '{\"do\":\"list\", \"prefix\":\"\"}'\n",
           command_store },
-        { "version", "nebula version [--json]", "versions of Nebula and what it was built with",
+        { "version", "nebula version [--json]", "shows the versions of Nebula and of its parts",
           "\n  nebula version\n", command_version },
-        { "help", "nebula help [COMMAND]", "this overview, or the help of one command",
+        { "help", "nebula help [COMMAND]", "shows this overview, or the help of one command",
           "\n  nebula help verify\n", command_help },
 };
 const size_t cli_command_count = CLI_COUNT(cli_commands);

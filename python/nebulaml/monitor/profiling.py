@@ -30,7 +30,7 @@ def profiler_track(directory: str | os.PathLike[str], *, use_gzip: bool = False,
 
 
 class ProfilerTrack:
-    """What profiler_track() returns. ``update()`` adds to the traces what was still being written when they were made."""
+    """The handler that profiler_track() returns. ``update()`` adds the ends of the versions that were being written when a trace was made."""
 
     def __init__(self, directory: str | os.PathLike[str], use_gzip: bool, session: Any) -> None:
         self._directory, self._ending, self._session = Path(directory), ".json.gz" if use_gzip else ".json", session

@@ -442,7 +442,7 @@ def _gate(filler: Filler) -> None:
 
 
 def gate() -> None:
-    """What the program's streams do next waits, on the device, for the copies that overlap: for a framework that says when its step begins."""
+    """For a framework that says when its step begins: the next work of the streams waits, on the device, for the copies that overlap."""
     if _pending:
         _hold_pending()
 

@@ -146,7 +146,7 @@ class _Records:
         return offset
 
     def address(self, key: str, size: int) -> int:
-        """Where the bytes of a storage lie in memory."""
+        """The place in memory of the bytes of a storage."""
         return self._storage.data_ptr() + self._offset(key, size)
 
     def storage(self, key: str, size: int) -> torch.UntypedStorage:

@@ -320,7 +320,7 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
                           catalogue->memory.rival_directory);
 }
 
-/* What a search has found in the memory of this node or of its peers. */
+/* The version that a search has found in the memory of this node or of its peers. */
 struct in_memory {
         bool is_there;
         bool is_enough;    /* storage has nothing newer: no need to look there */
