@@ -61,7 +61,7 @@ def test_a_job_on_nfs_is_killed_and_goes_on_also_on_another_node(clients):
     assert int(begun.split()[1]) >= 5
     first.stop()
     second = clients()
-    assert second.finish(30)[0].split()[1] >= "8"
+    assert int(second.finish(30)[0].split()[1]) >= 8
     assert second.command("verify", "--all").returncode == 0
 
 
