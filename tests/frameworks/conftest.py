@@ -18,6 +18,7 @@ import fork_server
 import pytest
 from nebulaml._session import locate
 from ports import held_port
+from processes import agents
 from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,17 +164,10 @@ class Node:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
 
     def agent_pid(self, rank: int | None = None) -> int | None:
-        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}".encode()}
+        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}"}
         if rank is not None:
-            wanted.add(f"NEBULA_NODE_ID=node{rank}".encode())
-        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"agent" in command[1:2] and wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-                    return pid
-            except OSError:
-                continue
-        return None
+            wanted.add(f"NEBULA_NODE_ID=node{rank}")
+        return next(iter(agents(wanted.issubset)), None)
 
     def stored(self, path: Path | Url | None = None) -> list[str]:
         """Returns the tags in storage, as an agent finds them that has nothing in memory. path: another storage path than the node's."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fork_server
+import processes
 import pytest
 from trainers import IMPORTS
 from waiting import until
@@ -92,15 +93,8 @@ class Node:
         return output
 
     def agent(self) -> int | None:
-        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}".encode(), f"NEBULA_NODE_ID={self.name}".encode()}
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdecimal() and b"agent" in (entry / "cmdline").read_bytes().split(b"\0")[1:2]:
-                    if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
-                        return int(entry.name)
-            except OSError:
-                continue
-        return None
+        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}", f"NEBULA_NODE_ID={self.name}"}
+        return next(iter(processes.agents(wanted.issubset)), None)
 
     def kill_agent(self, number: int = signal.SIGKILL) -> None:
         pid = self.agent()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nebulaml
+import processes
 from waiting import until
 
 HERE = Path(__file__).resolve().parent
@@ -122,19 +123,8 @@ class World:
         return sorted(started, key=lambda one: one.rank)
 
     def agents(self, node: str | None = None) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                variables = (entry / "environ").read_bytes().split(b"\0") if b"agent" in command[1:2] else []
-            except OSError:
-                continue
-            prefix = f"NEBULA_RUNTIME_DIR={self.root}/run-".encode()
-            if any(one == prefix + node.encode() if node is not None else one.startswith(prefix) for one in variables):
-                found.append(int(entry.name))
-        return found
+        prefix = f"NEBULA_RUNTIME_DIR={self.root}/run-"
+        return processes.agents(lambda variables: any(one == prefix + node if node is not None else one.startswith(prefix) for one in variables))
 
     def kill_agents(self, node: str | None = None, wait: bool = True) -> None:
         for pid in self.agents(node):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import fork_server
 import nebulaml
+import processes
 import pytest
 from hypothesis import settings
 from ports import held_port
@@ -31,22 +32,6 @@ if not os.environ.get("NEBULA_TEST_NIGHTLY"):
 # A shell that starts the suite in the background has it ignore SIGINT, and nohup SIGHUP. The trainers would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def agent_pids(runtime: Path) -> list[int]:
-    """Returns the agents with this runtime directory."""
-    wanted = f"NEBULA_RUNTIME_DIR={runtime}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"agent" in command[1:2] and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 class Place:
@@ -82,7 +67,7 @@ class Place:
         return sum(image.st_blocks * 512 for image in self.images())
 
     def agents(self) -> list[int]:
-        return agent_pids(self.runtime)
+        return processes.agents(lambda variables: f"NEBULA_RUNTIME_DIR={self.runtime}" in variables)
 
     def kill_agent(self, wait: bool = True) -> None:
         pids = self.agents()

@@ -195,11 +195,7 @@ def test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead(place, group, m
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step2"] * 2
     assert second.ask("tag", "global_step1") == ["global_step1"] * 2
-    for process in second.processes:
-        process.kill()
-        process.stdin.close()
-        process.stdout.close()
-        process.wait()
+    second.kill()
 
 
 @pytest.mark.parametrize("group", ["none", "gloo"])
@@ -297,11 +293,7 @@ def test_a_rank_that_never_asks_is_named_and_no_rank_hangs(place, group, monkeyp
     both = Ranks(place, group, "one", monkeypatch, timeout="1")
     (answer,) = both.ask("latest", only=0)
     assert "NebulaTimeout" in answer and "ranks 1 did not" in answer and "world=1" in answer
-    for process in both.processes:
-        process.kill()
-        process.stdin.close()
-        process.stdout.close()
-        process.wait()
+    both.kill()
 
 
 @pytest.mark.parametrize("group", ["none", "gloo"])
