@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 
 import nebulaml
 import pytest
@@ -553,9 +552,7 @@ def test_states_and_waits_and_statistics(nm):
     assert checkpoint.state in ("committed", "durable")
     checkpoint.wait("durable", timeout=30)
     assert checkpoint.state == "durable" and checkpoint.error is None
-    deadline = time.monotonic() + 5
-    while not nm.stats() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(nm.stats)
     assert nm.stats()[-1]["tag"] == "global_step3"
     with pytest.raises(NebulaConfigError, match="no state to wait for is called 'finished'"):
         checkpoint.wait("finished")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from nebulaml._session import ranks
+from nebulaml.studio import snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,3 +43,13 @@ def test_the_documents_list_the_variables_of_clouds_and_launchers_that_are_read(
     assert len(read) > 60
     told = names(r"\b([A-Z][A-Z0-9_]+)\b", ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
     assert not read - told - {"HOME"}, "read, but in no document"
+
+
+def test_defaults_are_the_same_in_the_documents_the_agent_and_the_studio():
+    if not (ROOT / "docs").exists():
+        pytest.skip("the documents are not here")
+    told = dict(re.findall(r"^\| `(NEBULA_[A-Z0-9_]+)` \|.*\| ([^|]*) \|$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE))
+    agents = dict(re.findall(r"time_setting\(\"(NEBULA_[A-Z_]+)\", (\d+)\)", (ROOT / "src/agent/agent.c").read_text()))
+    assert len(agents) > 4 and agents == {name: told[name] for name in agents}
+    shown = {name: default for name, default in snapshot.SETTINGS.items() if name in told}
+    assert len(shown) > 4 and shown == {name: told[name] for name in shown}
