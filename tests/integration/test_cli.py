@@ -16,6 +16,7 @@ import time
 import zipfile
 
 import pytest
+from waiting import until
 
 torch = pytest.importorskip("torch")
 
@@ -847,8 +848,7 @@ def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_pa
 def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, tmp_path):
     store = tmp_path / "store"
     train(store, 0, 3)
-    while not all((store / f"global_step{step}/.nebula/manifest-1.json").exists() for step in (1, 2, 3)):
-        time.sleep(0.05)
+    until(lambda: all((store / f"global_step{step}/.nebula/manifest-1.json").exists() for step in (1, 2, 3)))
     with train.stay(store, 3600, 1, "other.pt"):
         refused = run("prune", "--tag", "global_step1", "--yes", "--path", store)
         assert refused.returncode == 5 and "writing it again" in refused.stderr
@@ -897,10 +897,7 @@ def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, ne
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(timeout=20) == -signal.SIGINT
     waiting.stderr.close()
-    deadline = time.monotonic() + 20
-    while json.loads(run("status", "--json").stdout)["agent"]["stopping"]:  # the agent notices within a second that no client asks
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not json.loads(run("status", "--json").stdout)["agent"]["stopping"], 60, "the agent to notice that no client asks")
     train(store, 0, 2)  # it serves as before
     status = json.loads(run("status", "--json", "--path", store).stdout)
     assert [row["tag"] for row in status["queue"]][-1] == "global_step1"

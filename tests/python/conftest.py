@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 from hypothesis import settings
 from ports import held_port
 from trainers import IMPORTS
+from waiting import until
 
 # The same examples each time, so that the suite says something of the change and not of its luck; NEBULA_TEST_NIGHTLY=1
 # looks for new ones.
@@ -74,9 +74,8 @@ class Place:
         assert pids, "no agent is running"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while wait and set(pids) & set(self.agents()) and time.monotonic() < deadline:  # a successor may be there already
-            time.sleep(0.01)
+        if wait:
+            until(lambda: not set(pids) & set(self.agents()), 60, "the end of the agent")  # a successor may be there already
 
     def kill_all(self, *trainers: subprocess.Popen[str] | fork_server.Trainer) -> None:
         """Kills trainers and agents. The agents stop first: so they persist nothing that the trainers leave, and no trainer starts another one."""
