@@ -10,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/table.h"
+#include "cli/target.h"
 #include "cli/versions.h"
 #include "os/os.h"
 
@@ -38,9 +40,14 @@ static void status_load(const char *given_path, bool with_history, const struct 
 {
         struct nebula_error error;
         struct cli_agent *agent = NULL;
+        const char *set = conf_env("NEBULA_PERSISTENT_STORAGE_PATH");
+        char path[TARGET_PATH_MAX];
 
         *status = (struct status){ 0 };
-        if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, "", &status->report, &error))
+        /* Without target_path, which would read all manifests of the current directory once more. */
+        if (target_absolute(given_path ? given_path : set ? set : ".", path, NULL))
+                *path = 0; /* versions_load_again says why */
+        if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, path, &status->report, &error))
                 if (agent || !cli_agent_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
         if (with_history && status->report)

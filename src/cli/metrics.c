@@ -181,19 +181,20 @@ static void add_history(struct buf *buf, const char *path, const char *given)
 /* Adds the jobs of the path; "": all jobs. */
 static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 {
+        const char *spelled = text_of(status, "persist_path"); /* the path as the jobs spell it; "": the agent is an older one */
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
         double unsaved = 0, unsaved_bytes = 0, failures = 0, world = 0;
         size_t index;
 
         json_array_foreach(jobs, index, one) {
-                if (*path && strcmp(text_of(one, "persist_path"), path))
+                if (*path && strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
                         continue;
                 unsaved += number_of(one, "unsaved");
                 unsaved_bytes += number_of(one, "unsaved_bytes");
                 failures += number_of(one, "storage_failures");
         }
         json_array_foreach(sessions, index, one)
-                if (!*path || !strcmp(text_of(one, "persist_path"), path))
+                if (!*path || !strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
                         world = number_of(one, "world") > world ? number_of(one, "world") : world;
         add_one(buf, "nebula_checkpoint_in_progress", "gauge", "Versions that are not in storage yet.", unsaved);
         add_one(buf, "nebula_checkpoint_unsaved_bytes", "gauge", "Their bytes.", unsaved_bytes);

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 
 import nebulaml
 import pytest
@@ -13,6 +14,7 @@ import torch
 from nebulaml._session import locate
 from nebulaml.errors import NebulaError
 from waiting import until_refused
+from nebulaml.studio import snapshot
 
 
 def bind(place):
@@ -212,3 +214,17 @@ def test_a_link_of_another_user_is_no_runtime_directory(place, monkeypatch):
     monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(trap))
     with pytest.raises(NebulaError, match=r"is not a directory|belongs to user"):
         nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+
+
+@every_spelling
+def test_status_metrics_and_studio_show_the_job_of_a_path_however_it_is_spelled(spelled, place):
+    nebulaml.init(str(place.storage), 100000, 2, on_error="raise")
+    save("global_step1").wait("durable", 30)
+    save("global_step2").wait("captured", 30)
+    exposed = command("metrics", "--path", spelled).stdout.splitlines()
+    assert {"nebula_world_size 1", "nebula_checkpoint_in_progress 1"} <= set(exposed)
+    status = json.loads(command("status", "--json", "--path", spelled).stdout)
+    assert [one["persist_path"] for one in status["sessions"]] == [status["persist_path"]]
+    now = snapshot.build(status, [], [], None, snapshot.Watch(), time.time())["now"]
+    assert now["trains"] and [one["tag"] for one in now["queue"]] == ["global_step2"]
+    assert "nebula_world_size 0" in command("metrics", "--path", place.root / "another").stdout.splitlines()

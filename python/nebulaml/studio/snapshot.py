@@ -227,7 +227,7 @@ def build(
 ) -> dict[str, Any]:
     """Returns the document. `rows`: by identity; the rest is small."""
     storage = status.get("storage") or {}
-    path = storage.get("path") or ""
+    path = status.get("persist_path") or storage.get("path") or ""  # as the jobs of the agent spell it
     by_key = _rows(status, history)
     rows = sorted(by_key.values(), key=lambda one: (one["committed_at"] or _begun(one), one["tag"]))
     hidden = max(0, len(rows) - SHOWN_VERSIONS)

@@ -405,7 +405,7 @@ static json_t *storage_json(void)
         return list;
 }
 
-static enum nebula_status status_text(struct catalogue *catalogue, char **ret_text, struct nebula_error *error)
+static enum nebula_status status_text(struct catalogue *catalogue, const char *path, char **ret_text, struct nebula_error *error)
 {
         json_t *jobs = json_array(), *sessions = json_array(), *queue = json_array(), *agent;
         const struct memory *memory = &catalogue->memory;
@@ -435,8 +435,8 @@ static enum nebula_status status_text(struct catalogue *catalogue, char **ret_te
                           (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining,
                           "fetched_bytes", (json_int_t)manifest_read_bytes());
         catalogue_unlock(catalogue);
-        return to_text(json_pack("{s:o, s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue, "storage",
-                                 storage_json()),
+        return to_text(json_pack("{s:o, s:s, s:o, s:o, s:o, s:o}", "agent", agent, "persist_path", path, "jobs", jobs, "sessions", sessions, "queue",
+                                 queue, "storage", storage_json()),
                        ret_text, error);
 }
 
@@ -464,7 +464,7 @@ enum nebula_status report_text(struct catalogue *catalogue, const struct session
         case NEBULA_REPORT_MEMORY:
                 return versions_text(catalogue, session, persist_path, report == NEBULA_REPORT_VERSIONS, ret_text, error);
         case NEBULA_REPORT_STATUS:
-                return status_text(catalogue, ret_text, error);
+                return status_text(catalogue, persist_path, ret_text, error);
         case NEBULA_REPORT_HISTORY:
                 return history_text(catalogue, session, persist_path, ret_text, error);
         default:

@@ -7,7 +7,8 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* Versions in memory and storage. If session is NULL, or a tool's with path "": those of all jobs. */
+/* Versions in memory and storage. If session is NULL, or a tool's with path "": those of all jobs. persist_path is as jobs spell it; the
+ * status repeats it. */
 enum nebula_status report_text(struct catalogue *catalogue, const struct session *session, enum nebula_report report,
                                const char *persist_path, char **ret_text, struct nebula_error *error);
 enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_id, char **ret_text, struct nebula_error *error);
