@@ -16,9 +16,12 @@
 #define TEXT_MAX (256u << 20)
 #define FIELDS_MAX 32
 
-static const char *const wanted[] = { "tag", "step", "generation", "size_bytes", "result", "blocked_ms", "persist_seconds", "begun", "captured",
-                                      "committed", "durable", "stopped", "read", "read_step", "written_bytes", "read_tier" };
-enum column { TAG, STEP, GENERATION, SIZE, RESULT, BLOCKED, PERSIST, BEGUN, CAPTURED, COMMITTED, DURABLE, STOPPED, READ, READ_STEP, WRITTEN, READ_TIER, COLUMNS };
+/* Some numbers are only read because a field that is none shows a line that was cut. */
+static const char *const wanted[] = { "tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms",
+                                      "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "stopped", "read",
+                                      "read_step", "written_bytes", "read_tier" };
+enum column { TAG, STEP, GENERATION, WORLD, FILES, SIZE, RESULT, BLOCKED, COPY, CPU, FAULTS, BEGUN, CAPTURED, COMMITTED, DURABLE, PERSIST, RATE, STOPPED, READ,
+              READ_STEP, WRITTEN, READ_TIER, COLUMNS };
 
 const char *const history_tier_names[HISTORY_TIERS] = { "unknown", "memory", "peer", "storage" };
 
@@ -52,8 +55,8 @@ static size_t split(char *line, char *fields[FIELDS_MAX])
         return count;
 }
 
-/* Finds the index of each column; -1: absent. An old file may lack the newest columns. */
-static void read_header(char *line, int places[COLUMNS])
+/* Finds the index of each column; -1: absent. An old file may lack the newest columns. Returns the number of columns of the file. */
+static size_t read_header(char *line, int places[COLUMNS])
 {
         char *fields[FIELDS_MAX];
         size_t count = split(line, fields), missing = 0;
@@ -67,13 +70,23 @@ static void read_header(char *line, int places[COLUMNS])
         for (int c = STOPPED; c < COLUMNS; c++)
                 if (places[c] < 0)
                         places[c] = (int)(count + missing++);
+        return count;
 }
 
-static double number_in(char *const *fields, size_t count, int place)
+/* Reads the numbers of a row; 0: the row has no such column. False: a field is no number, as in a line that was cut. */
+static bool read_numbers(char *const *fields, size_t count, const int places[COLUMNS], double ret_numbers[COLUMNS])
 {
-        double number = place >= 0 && (size_t)place < count ? strtod(fields[place], NULL) : 0;
+        for (int c = 0; c < COLUMNS; c++) {
+                const char *field = places[c] >= 0 && (size_t)places[c] < count ? fields[places[c]] : "";
+                char *end;
 
-        return isfinite(number) && number > -1e18 && number < 1e18 ? number : 0;
+                if (c == TAG || c == RESULT || c == READ_TIER)
+                        continue;
+                ret_numbers[c] = strtod(field, &end);
+                if (*end || !isfinite(ret_numbers[c]) || fabs(ret_numbers[c]) >= 1e18)
+                        return false;
+        }
+        return true;
 }
 
 static enum history_tier tier_in(char *const *fields, size_t count, int place)
@@ -84,26 +97,28 @@ static enum history_tier tier_in(char *const *fields, size_t count, int place)
         return HISTORY_TIER_UNKNOWN;
 }
 
-static bool read_row(char *line, const int places[COLUMNS], struct history_row *row)
+/* column_count: of the header. A line with fewer fields was cut: a full disk can do that, or the agent is just writing it. */
+static bool read_row(char *line, const int places[COLUMNS], size_t column_count, struct history_row *row)
 {
+        double numbers[COLUMNS];
         char *fields[FIELDS_MAX];
         size_t count = split(line, fields);
 
-        if (places[TAG] < 0 || (size_t)places[TAG] >= count || places[BEGUN] < 0 || (size_t)places[BEGUN] >= count)
+        if (places[TAG] < 0 || places[BEGUN] < 0 || count < column_count || !read_numbers(fields, count, places, numbers))
                 return false;
         *row = (struct history_row){
-                .step = (int64_t)number_in(fields, count, places[STEP]),
-                .generation = (uint64_t)fabs(number_in(fields, count, places[GENERATION])),
-                .size = (uint64_t)fabs(number_in(fields, count, places[SIZE])),
-                .blocked_s = number_in(fields, count, places[BLOCKED]) / 1e3,
-                .persist_s = number_in(fields, count, places[PERSIST]),
-                .begun = number_in(fields, count, places[BEGUN]),
-                .captured = number_in(fields, count, places[CAPTURED]),
-                .committed = number_in(fields, count, places[COMMITTED]),
-                .durable = number_in(fields, count, places[DURABLE]),
-                .stopped = number_in(fields, count, places[STOPPED]),
-                .read = number_in(fields, count, places[READ]),
-                .read_step = (int64_t)number_in(fields, count, places[READ_STEP]),
+                .step = (int64_t)numbers[STEP],
+                .generation = (uint64_t)fabs(numbers[GENERATION]),
+                .size = (uint64_t)fabs(numbers[SIZE]),
+                .blocked_s = numbers[BLOCKED] / 1e3,
+                .persist_s = numbers[PERSIST],
+                .begun = numbers[BEGUN],
+                .captured = numbers[CAPTURED],
+                .committed = numbers[COMMITTED],
+                .durable = numbers[DURABLE],
+                .stopped = numbers[STOPPED],
+                .read = numbers[READ],
+                .read_step = (int64_t)numbers[READ_STEP],
                 .read_tier = tier_in(fields, count, places[READ_TIER]),
         };
         snprintf(row->tag, sizeof row->tag, "%s", text_cell_content(fields[places[TAG]]));
@@ -165,7 +180,7 @@ static bool is_share(const struct history_row *row, const struct history_row *ot
 static enum nebula_status parse(char *text, struct history *ret_history, struct nebula_error *error)
 {
         struct history history = { 0 };
-        size_t lines = 1, joined = 0;
+        size_t lines = 1, joined = 0, columns = 0;
         char *line = text, *end;
         int places[COLUMNS];
 
@@ -181,8 +196,8 @@ static enum nebula_status parse(char *text, struct history *ret_history, struct 
                 if (*line && line[strlen(line) - 1] == '\r') /* another program has rewritten the file */
                         line[strlen(line) - 1] = 0;
                 if (!n)
-                        read_header(line, places);
-                else if (*line && read_row(line, places, &history.rows[history.count]))
+                        columns = read_header(line, places);
+                else if (*line && read_row(line, places, columns, &history.rows[history.count]))
                         history.count++;
         }
         if (history.count)

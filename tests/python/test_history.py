@@ -190,6 +190,21 @@ def test_a_spreadsheet_takes_no_tag_for_a_formula_and_the_readers_find_the_same_
     source.close()
 
 
+def test_the_studio_reads_all_lines_but_those_that_were_cut(place):
+    nebulaml.init(str(place.storage), 0)
+    for tag in ("global_step1", "global_step2", "global_step3"):
+        save(tag).wait("durable", 30)
+    recorded(place, 3)
+    file = place.root / "output" / HISTORY
+    header, *whole = file.read_text().splitlines(keepends=True)
+    source = Source(str(place.storage), str(file))
+    for cut in (whole[1][:5] + "\n", whole[1][:60] + "\n", whole[1][:60], "x" * 200_000 + "\n", "\0\n", re.sub(r"\d+\.\d+", "nan", whole[1])):
+        file.write_text(header + whole[0] + cut + whole[2] + whole[2][:70])
+        tags = [row["tag"] for row in source.history()]
+        assert tags == (["global_step1", "global_step3"] if cut.endswith("\n") else ["global_step1"]), cut[:100]
+    source.close()
+
+
 def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place, monkeypatch):
     work = place.root / "work"
     work.mkdir()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _nebula
@@ -178,7 +179,7 @@ class Source:
         for file in self._history_files():
             try:
                 with open(file, encoding="utf-8", errors="replace", newline="") as opened:
-                    return [row for line in csv.DictReader(opened) if (row := _row(line)) is not None]
+                    return _rows(opened)
             except OSError:
                 continue
         return []
@@ -210,20 +211,36 @@ class Source:
         return f"nebula restore --path {shell_word(self.shown_path)} --to ./restored -- {shell_word(tag)}"
 
 
+def _rows(lines: Iterator[str]) -> list[dict[str, Any]]:
+    """Returns the rows of a history. A line that was cut, by a full disk for example, is left out, and changes no other."""
+    header = _fields(next(lines, ""))
+    names = [*header, *(name for name in ADDED if name not in header)]  # an older agent's header lacks them
+    rows = [_row(dict(zip(names, fields, strict=False))) for line in lines if len(fields := _fields(line)) >= len(header)]
+    return [row for row in rows if row is not None]
+
+
+def _fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line.rstrip("\r\n")]), [])
+    except csv.Error:
+        return []
+
+
 def _row(line: dict[str, str]) -> dict[str, Any] | None:
     try:
-        row: dict[str, Any] = {name: float(line[name]) for name in NUMBERS}
+        row: dict[str, Any] = {name: _number(line[name]) for name in NUMBERS}
         row |= {"tag": _content(line["tag"]), "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
-    except (KeyError, TypeError, ValueError):
-        return None  # another program has written the line, or its end is not written yet
-    extra = line.get(None) or []  # an older agent's header names no column for them
-    line |= dict(zip((name for name in ADDED if name not in line), extra, strict=False))
-    for name in ("stopped", "read", "read_step"):
-        try:
-            row[name] = float(line.get(name) or 0)
-        except ValueError:
-            row[name] = 0.0
+        row |= {name: _number(line.get(name) or "0") for name in ("stopped", "read", "read_step")}
+    except (KeyError, ValueError):
+        return None  # another program has written the line, or it was cut
     return row | {"read_tier": line.get("read_tier") or "", "result": line.get("result") or "", "error": _content(line.get("error") or "")}
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
 
 
 def _content(cell: str) -> str:

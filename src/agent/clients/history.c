@@ -124,17 +124,25 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                  read_time(version), read_step(version), version->persist.written_bytes, read_tier(version));
 }
 
+/* Whether the file ends in the middle of a line: a full disk or a loss of power has cut it. */
+static bool is_cut(int fd, const struct os_stat *stat)
+{
+        char last;
+
+        return stat->size && os->pread(fd, &last, 1, stat->size - 1) == 1 && last != '\n';
+}
+
 static int append(const char *directory, const char *line)
 {
-        char path[IPC_PATH_MAX + 32];
+        char path[IPC_PATH_MAX + 32], text[sizeof header + LINE_BYTES];
         struct os_stat stat;
-        int fd, result;
+        int fd, result, size;
 
         result = os_make_dirs(directory, 0777);
         if (result < 0)
                 return result;
         snprintf(path, sizeof path, "%s/checkpointHistories.csv", directory);
-        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND | OS_NOFOLLOW | OS_SHARED);
+        fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_APPEND | OS_NOFOLLOW | OS_SHARED);
         if (fd < 0)
                 return fd;
         result = os->fstat(fd, &stat);
@@ -142,11 +150,16 @@ static int append(const char *directory, const char *line)
          * the agent would append to any of this user's files. */
         if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.link_count != 1))
                 result = -EMLINK;
-        if (result >= 0 && !stat.size)
-                result = (int)os->write(fd, header, sizeof header - 1);
-        /* One write per line, so that lines of two agents do not mix. */
-        if (result >= 0)
-                result = (int)os->write(fd, line, strlen(line));
+        if (result >= 0) {
+                /* One write per line, so that lines of two agents do not mix. */
+                size = snprintf(text, sizeof text, "%s%s", !stat.size ? header : is_cut(fd, &stat) ? "\n" : "", line);
+                result = (int)os->write(fd, text, (size_t)size);
+                if (result >= 0 && result < size) {
+                        result = -ENOSPC;
+                        if (!stat.size) /* no line can be read below a part of the header */
+                                os->truncate(fd, 0);
+                }
+        }
         os->close(fd);
         return result < 0 ? result : 0;
 }

@@ -90,4 +90,47 @@ static void a_history_beside_storage_goes_on_when_there_is_room_again(void)
         end();
 }
 
-TAP_MAIN(TEST(a_line_makes_nothing_in_a_storage_path_that_has_nothing), TEST(a_history_beside_storage_goes_on_when_there_is_room_again))
+static int64_t half_a_write(int fd, const void *data, size_t size)
+{
+        return os_linux.write(fd, data, size / 2);
+}
+
+static bool has_line(const char *tag)
+{
+        char *text, begin[40];
+        size_t size;
+        bool found;
+
+        if (os_read_file(file, 1 << 20, &text, &size))
+                return false;
+        snprintf(begin, sizeof begin, "\n\"%s\",", tag);
+        found = strstr(text, begin) != NULL;
+        free(text);
+        return found;
+}
+
+static void a_line_that_a_full_disk_cuts_harms_no_other(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 0);
+        REQUIRE(version && !bench_persist(&bench, version));
+        table.write = half_a_write;
+        os = &table;
+        history_flush(&bench.catalogue, bench.job->lane);
+        os = &os_linux;
+        CHECK(lines() == 0); /* not even a part of the header */
+        end_version("b");
+        CHECK(lines() == 2 && has_line("b"));
+        os = &table;
+        end_version("c");
+        os = &os_linux;
+        end_version("d");
+        CHECK(lines() == 4 && has_line("d"));
+        end();
+}
+
+TAP_MAIN(TEST(a_line_makes_nothing_in_a_storage_path_that_has_nothing), TEST(a_history_beside_storage_goes_on_when_there_is_room_again),
+         TEST(a_line_that_a_full_disk_cuts_harms_no_other))
