@@ -152,19 +152,33 @@ FAULTS = {
 }
 
 
-def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well(promtool, tmp_path):
-    def case(alert, changes):
+ABSENT = "_x480"
+STORED = 'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}'
+SAVED = 'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}'
+# A job that has never saved, and one that began half an hour before, where another ended hours ago. The alerts that must fire for each.
+CASES = [
+    ([], {}),
+    *(([alert], changes) for alert, changes in FAULTS.items()),
+    (["NebulaNoDurableCheckpoint"], {STORED: ABSENT}),
+    (["NebulaNoCheckpoint", "NebulaNoDurableCheckpoint"], {STORED: ABSENT, SAVED: ABSENT}),
+    ([], {STORED: "0+60x100 6000x379", SAVED: "0+60x100 6000x379", "nebula_world_size": "8x100 0x349 8x30"}),
+    ([], {STORED: "0+60x100 6000x379", SAVED: "0+60x100 6000x379", "nebula_world_size": "_x449 8x30"}),
+]
+
+
+def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well_or_has_just_begun(promtool, tmp_path):
+    def case(number, alerts, changes):
         series = [
             {"series": name.replace("{", '{instance="a",') if "{" in name else name + '{instance="a"}', "values": value}
             for name, value in {**WELL, **changes}.items()
         ]
-        firing = [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if alert else []
+        firing = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts]
         query = {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "479m", "exp_samples": firing}
-        return {"interval": "1m", "name": alert, "input_series": series, "promql_expr_test": [query]}
+        return {"interval": "1m", "name": f"{number}: {alerts}", "input_series": series, "promql_expr_test": [query]}
 
     rules = ROOT / "docs/alerts.yml"
     assert sorted(FAULTS) == sorted(re.findall(r"- alert: (\w+)", rules.read_text()))
-    cases = [case("", {}), *(case(alert, changes) for alert, changes in FAULTS.items())]
+    cases = [case(number, alerts, changes) for number, (alerts, changes) in enumerate(CASES)]
     file = tmp_path / "cases.yml"
     file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": cases}))  # JSON is YAML
     checked = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
