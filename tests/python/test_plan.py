@@ -299,6 +299,7 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
         (["--config", "/nowhere/config.json"], "does not exist"),
         (["--params", "7B", "--limits", "/nowhere"], "does not exist"),
         (["--params", "7B", "--shiny"], "--shiny"),
+        (["--params", "--"], "unrecognized arguments: --"),
     ],
 )
 def test_an_invalid_command_line_is_refused_with_one_sentence(arguments, why):

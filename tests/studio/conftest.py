@@ -36,10 +36,11 @@ class Studio:
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = ""
     ) -> tuple[int, dict[str, str], Any]:
-        """Makes one request. token: None for none, "" for the right one."""
+        """Makes one request. body: bytes, or a value that is sent as JSON. token: None for none, "" for the right one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {} if token is None else {"X-Nebula-Token": token or self.token}
-        connection.request(method, path, None if body is None else json.dumps(body), {**sent, **(headers or {})})
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, content, {**sent, **(headers or {})})
         answer = connection.getresponse()
         content = answer.read()
         connection.close()

@@ -55,8 +55,13 @@ def test_a_control_needs_a_post_and_a_read_changes_nothing(place, start, save):
         assert studio.ask("GET", f"/api/{name}?tag=global_step1&reason=r")[0] == 405
     for body in ("[]", "{", '"text"'):
         assert studio.ask("POST", "/api/pin", body)[0] == 409
-    assert studio.ask("POST", "/api/pin", {"tag": "global_step1\0", "reason": "r"})[0] == 409
-    assert studio.ask("POST", "/api/pin", {"tag": "x" * (2 << 20), "reason": "r"})[0] == 409
+    assert studio.ask("POST", "/api/pin", b"[" * 100_000)[0] == 409
+    for name in CONTROLS[:-1]:
+        for tag in ("global_step1\0", "\ud800", "x" * 200_000, "x" * (2 << 20)):
+            assert studio.ask("POST", f"/api/{name}", {"tag": tag, "reason": "r", "versions": [{"tag": tag, "entry": 1}]})[0] == 409
+    for name in ("state?since=", "prune-preview?keep_last="):
+        for number in ("1" * 5000, "-1", "1.5", "x"):
+            assert studio.ask("GET", f"/api/{name}{number}")[0] == 409
     assert studio.ask("GET", "/api/version?tag=nothing")[0] == 404
     assert studio.ask("GET", "/../command.py")[0] == 404
 

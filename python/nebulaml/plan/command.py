@@ -36,6 +36,8 @@ class _Parser(argparse.ArgumentParser):
         takes_value = {one.option_strings[0] for one in self._actions if one.nargs is None}
         words: list[str] = []
         for word in arguments:
+            if word == "--":  # argparse would take it for an empty list
+                self.error("unrecognized arguments: --")
             if words and words[-1] in takes_value and word.split("=", 1)[0] not in self._option_string_actions:
                 words[-1] += f"={word}"
             else:

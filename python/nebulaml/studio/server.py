@@ -30,6 +30,7 @@ log = logging.getLogger("nebulaml")
 
 POLL_S = 20.0
 BODY_BYTES = 1 << 20
+MOST_CHARACTERS = 10_000  # of a text: a command line has room for it
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/studio.css": ("studio.css", "text/css; charset=utf-8"),
@@ -136,10 +137,7 @@ class Studio:
         return endpoint
 
     def _state(self, asked: dict[str, Any]) -> Any:
-        since = asked.get("since", "0")
-        if not since.isdecimal():
-            raise NebulaConfigError("since: a revision is a number")
-        return self._collector.state(asked.get("epoch", ""), int(since), POLL_S)
+        return self._collector.state(asked.get("epoch", ""), _whole(asked, "since"), POLL_S)
 
     def _version(self, asked: dict[str, Any]) -> Any:
         tag = _text(asked, "tag")
@@ -155,10 +153,7 @@ class Studio:
         return self._checks[tag]
 
     def _prune_preview(self, asked: dict[str, Any]) -> Any:
-        keep = asked.get("keep_last") or "0"
-        if not keep.isdecimal() or len(keep) > 9:
-            raise NebulaConfigError("keep_last: a whole number")
-        return self._source.prune_preview(int(keep) or None, asked.get("abandoned") == "1")
+        return self._source.prune_preview(_whole(asked, "keep_last") or None, asked.get("abandoned") == "1")
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -178,7 +173,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise NebulaConfigError("the request is too long")
     try:
         asked = json.loads(content or b"{}")
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise NebulaConfigError(f"the request is not JSON: {failure}") from failure
     if not isinstance(asked, dict):
         raise NebulaConfigError("the request is not a JSON object")
@@ -187,9 +182,20 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _text(asked: dict[str, Any], name: str) -> str:
     value = asked.get(name)
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value or "\0" in value or len(value) > MOST_CHARACTERS:
         raise NebulaConfigError(f"the request has no {name}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as failure:
+        raise NebulaConfigError(f"{name} cannot be written as UTF-8: {failure}") from failure
     return value
+
+
+def _whole(asked: dict[str, Any], name: str) -> int:
+    value = asked.get(name) or "0"
+    if not value.isdecimal() or len(value) > 9:
+        raise NebulaConfigError(f"{name}: a whole number")
+    return int(value)
 
 
 def _versions(asked: dict[str, Any]) -> list[tuple[str, int]]:
