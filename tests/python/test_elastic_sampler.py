@@ -4,6 +4,7 @@ import collections
 import itertools
 
 import nebulaml as nm
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,6 +119,33 @@ def test_a_dataloader_takes_it():
 def test_impossible_numbers_are_refused(wrong):
     with pytest.raises(nm.NebulaConfigError):
         nm.ElasticSampler(**{"n": 9, "global_batch": 3, "rank": 0, "world_size": 2, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.0, "3", None, True, torch.arange(3), 1 << 60])
+def test_a_position_is_a_whole_number(wrong):
+    sampler = nm.ElasticSampler(9, global_batch=3, rank=0, world_size=2)
+    for use in (sampler.position, lambda start: sampler.batches(0, start), lambda most: next(sampler.batches(0)).parts(most)):
+        with pytest.raises(nm.NebulaConfigError, match="is a whole number from"):
+            use(wrong)
+
+
+@pytest.mark.parametrize("kind", [int, np.int32, torch.tensor])
+def test_numbers_of_numpy_and_torch_are_taken(kind):
+    sampler = nm.ElasticSampler(kind(9), global_batch=kind(3), rank=kind(0), world_size=kind(2))
+    assert sampler.position(kind(4)) == (1, 1)
+    wanted = nm.ElasticSampler(9, global_batch=3, rank=0, world_size=2)
+    assert list(sampler.batches(kind(1), kind(1))) == list(wanted.batches(1, 1))
+
+
+@pytest.mark.parametrize("world", [1, 2, 5, 7])
+def test_with_drop_last_a_dataloader_takes_the_share_of_every_rank_and_its_length_gives_the_weight(world):
+    taken = []
+    for rank in range(world):
+        sampler = nm.ElasticSampler(23, global_batch=7, rank=rank, world_size=world, drop_last=True)
+        batches = list(torch.utils.data.DataLoader(torch.arange(23), batch_sampler=sampler.batches(0)))
+        assert [len(batch) * world / 7 for batch in batches] == [mine.weight for mine in sampler.batches(0)]
+        taken += [one for batch in batches for one in batch.tolist()]
+    assert len(taken) == len(set(taken)) == 21
 
 
 def test_rank_and_world_come_from_the_launcher(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,8 +45,7 @@ class Share(list[int]):
         Add up the gradients of ``loss(part) * part.weight``. Every rank must take part in every collective, so a part without samples gets
         one sample of the global step, with weight 0. Raises NebulaConfigError if ``samples`` is less than 1.
         """
-        if samples < 1:
-            raise NebulaConfigError(f"a part has one sample or more, not {samples}")
+        samples = _whole("samples", samples, 1)
         count = -(-self._most // samples)
         result = []
         for part in range(count):
@@ -84,13 +84,10 @@ class ElasticSampler:
         if rank is None or world_size is None:
             here = ranks.current()
             rank, world_size = here.rank, here.world
-        _at_least("n", n, 0)
-        _at_least("global_batch", global_batch, 1)
-        _at_least("world_size", world_size, 1)
-        _at_least("rank", rank, 0)
-        if rank >= world_size:
+        self.n, self.global_batch = _whole("n", n, 0), _whole("global_batch", global_batch, 1)
+        self.rank, self.world_size = _whole("rank", rank, 0), _whole("world_size", world_size, 1)
+        if self.rank >= self.world_size:
             raise NebulaConfigError(f"rank {rank} is none of {world_size}: they are numbered from 0")
-        self.n, self.global_batch, self.rank, self.world_size = n, global_batch, rank, world_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
 
     def __len__(self) -> int:
@@ -102,8 +99,7 @@ class ElasticSampler:
 
         start: the number of global steps of this epoch that are done. If the last step has fewer samples than ranks, some shares are empty.
         """
-        _at_least("epoch", epoch, 0)
-        _at_least("start", start, 0)
+        epoch, start = _whole("epoch", epoch, 0), _whole("start", start, 0)
         # Several steps at once: the order of a few samples takes as long as that of many.
         at_once = max(1, _AT_ONCE * self.world_size // self.global_batch)
         return itertools.chain.from_iterable(
@@ -114,7 +110,7 @@ class ElasticSampler:
         """Returns (epoch, start) for batches() after ``step`` global steps from the begin of the first epoch."""
         if not len(self):
             raise NebulaConfigError(f"{self.n} samples are too few for a step of {self.global_batch}")
-        return divmod(step, len(self))
+        return divmod(_whole("step", step, 0), len(self))
 
     def sample_seed(self, epoch: int, index: int) -> int:
         """Returns a seed for random changes of this sample. It does not depend on the rank that takes the sample."""
@@ -181,6 +177,12 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or value > most:
-        raise NebulaConfigError(f"{name} is a whole number from {least} to {most}, not {value!r}")
+def _whole(name: str, value: Any, least: int, most: int = _MOST) -> int:
+    """Returns the number as an int, also one of NumPy or torch."""
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError):  # a tensor of several numbers
+        number = -1
+    if not least <= number <= most or isinstance(value, bool):
+        raise NebulaConfigError(f"{name} is a whole number from {least} to {most}, not {value!r:.100}")
+    return number
