@@ -1,4 +1,5 @@
 /* nebula metrics: prints them once, writes them to a file periodically, or serves them over HTTP. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,15 +40,23 @@ static enum nebula_status write_once(const char *file, const char *path, const c
         return status;
 }
 
+/* A full disk may have room again later. Only the first failure ends the command: the file's name may be wrong. */
 static int write_again(const char *file, const char *path, const char *history, uint64_t every_s)
 {
+        bool has_written = false, has_failed = false;
         struct nebula_error error;
 
         for (;;) {
-                if (write_once(file, path, history, &error))
+                enum nebula_status status = write_once(file, path, history, &error);
+
+                if (status && !has_written)
                         return cli_fail(false, &error);
                 if (!every_s)
                         return CLI_OK;
+                if (status && !has_failed)
+                        cli_complain("%s; trying again every %" PRIu64 " s", error.message, every_s);
+                has_written = true;
+                has_failed = status != NEBULA_OK;
                 os->sleep_ms((int64_t)every_s * 1000); /* until Ctrl-C, which needs no clean-up */
         }
 }

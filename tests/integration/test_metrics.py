@@ -19,6 +19,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from test_goodput import JOB, trained  # noqa: E402
+from waiting import until  # noqa: E402
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -350,3 +351,20 @@ def test_a_file_for_node_exporter_is_replaced_as_a_whole(run, nebula, history, t
         writing.wait(30)
     failed = run("metrics", "--textfile", "absent/nebula.prom", "--history", history)
     assert failed.returncode in (3, 4) and failed.stderr.count("\n") == 1
+
+
+def test_the_file_is_written_again_once_its_directory_is_back(nebula, history, tmp_path):
+    there, away = tmp_path / "there", tmp_path / "away"
+    there.mkdir()
+    line = [nebula, "metrics", "--textfile", there / "nebula.prom", "--every", "1", "--history", history]
+    writing = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    try:
+        until((there / "nebula.prom").exists)
+        there.rename(away)
+        assert str(there) in writing.stderr.readline()
+        there.mkdir()
+        until((there / "nebula.prom").exists)
+        assert writing.poll() is None
+    finally:
+        writing.send_signal(signal.SIGINT)
+        assert writing.communicate(timeout=30)[1] == ""
