@@ -333,7 +333,7 @@ int main(int argc, char **argv)
         }
         code = command->run(argc - 1, argv + 1);
         /* `nebula list > file` on a full disk must not count as success. */
-        if (fflush(stdout) && code == CLI_OK) {
+        if ((fflush(stdout) || ferror(stdout)) && code == CLI_OK) {
                 cli_complain("cannot write the output");
                 code = CLI_UNREACHABLE;
         }

@@ -368,3 +368,9 @@ def test_the_file_is_written_again_once_its_directory_is_back(nebula, history, t
     finally:
         writing.send_signal(signal.SIGINT)
         assert writing.communicate(timeout=30)[1] == ""
+
+
+def test_metrics_that_a_full_disk_did_not_take_are_no_success(nebula, history):
+    with open("/dev/full", "w") as full:
+        told = subprocess.run([nebula, "metrics", "--history", history], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (told.returncode, told.stderr) == (4, "nebula: cannot write the output\n")

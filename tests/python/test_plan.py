@@ -436,3 +436,10 @@ def test_a_missing_package_is_named(tmp_path: Path):
     assert result.returncode == 4 and "part of the Python package nebulaml" in result.stderr and result.stderr.count("\n") == 1
     result = subprocess.run([nebula(), "plan", "--params", "7B"], capture_output=True, text=True, env={**os.environ, "NEBULA_PYTHON": "/nowhere/python"})
     assert result.returncode == 4 and "cannot be started" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_plan_that_a_full_disk_does_not_take_is_one_sentence(more):
+    with open("/dev/full", "w") as full:
+        told = subprocess.run([sys.executable, "-m", "nebulaml", "plan", "--params", "7B", *more], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (told.returncode, told.stderr) == (4, "nebula: the output cannot be written: No space left on device\n")

@@ -211,6 +211,16 @@ def _write(file: str, content: str, force: bool) -> None:
         raise NebulaStorageError(f"{file} cannot be written: {failure.strerror}") from failure
 
 
+def _print(text: str) -> None:
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it ends
+        raise NebulaStorageError(f"the output cannot be written: {failure.strerror}") from failure
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command. Returns 0 if the job fits, 1 if a number is short."""
     given = _parser().parse(arguments)
@@ -221,9 +231,9 @@ def main(arguments: Sequence[str]) -> int:
         path = given.path or os.environ.get("NEBULA_PERSISTENT_STORAGE_PATH")
         _write(given.write, json.dumps(deepspeed_config.build(plan, path), indent=2) + "\n", given.force)
     if given.json:
-        print(json.dumps(document(plan), indent=2))
+        _print(json.dumps(document(plan), indent=2) + "\n")
     else:
-        print(show.text(plan), end="")
+        _print(show.text(plan))
     if plan.short:
         for one in plan.short:
             print(f"nebula: {show.short_text(one)}", file=sys.stderr)
