@@ -243,3 +243,21 @@ def test_the_handler_sets_what_torch_needs_and_suggests_a_last_call(place, monke
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
     handlers.create_store(RendezvousParameters("nebula-store", str(place.storage), "job2", 1, 4, **given)).shutdown()
     assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "0"
+
+
+@pytest.mark.parametrize("endpoint", ["node1:29400", "localhost", "10.0.0.1:29400", "[::1]:29400", "shared"])
+def test_a_host_is_no_endpoint_and_makes_no_directory(place, monkeypatch, endpoint):
+    place.storage.mkdir()
+    monkeypatch.chdir(place.storage)
+    with pytest.raises(ValueError, match="a directory that all nodes see"):
+        handlers.create_store(RendezvousParameters("nebula-store", endpoint, "job", 1, 4))
+    assert list(place.storage.iterdir()) == []
+
+
+def test_an_endpoint_below_the_home_directory_is_there_on_each_node(place, monkeypatch):
+    monkeypatch.chdir(place.root)
+    monkeypatch.setenv("HOME", str(place.storage))
+    cells = store_cells.open_cells("~/rendezvous")
+    cells.put(Cell("job", "state"), "text")
+    cells.close()
+    assert (place.storage / "rendezvous/.nebula/rendezvous/job/state").is_dir()

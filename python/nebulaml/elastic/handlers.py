@@ -20,6 +20,11 @@ def create_store(params: Any) -> Any:
         raise ValueError(
             "--rdzv-backend=nebula-store needs --rdzv-endpoint: a directory that all nodes see, or a URL such as az://account/container/prefix"
         )
+    if "/" not in params.endpoint:  # as a directory, each node could have its own, and be a job of its own
+        raise ValueError(
+            f"--rdzv-endpoint={params.endpoint} looks like a host: nebula-store needs a directory that all nodes see, or a URL. "
+            f"If it is a directory, give ./{params.endpoint}"
+        )
     return _create(params, open_cells(params.endpoint))
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .._session import locate
+from .._session import config, locate
 from ..errors import NebulaError, NebulaUnavailable, from_status
 from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Entry
 
@@ -111,7 +111,7 @@ class StoreProcess:
 
 def open_cells(url: str) -> Cells:
     """Returns the cells of a directory or a URL."""
-    process = StoreProcess(url if "://" in url else os.path.abspath(url))
+    process = StoreProcess(config.clean_path(url) or "")
     features = process.ask(do="features")
     if features["puts_if_same"]:
         return ObjectCells(process)
