@@ -205,6 +205,24 @@ def test_the_studio_reads_all_lines_but_those_that_were_cut(place):
     source.close()
 
 
+@pytest.mark.parametrize("where", ["outputs/nebula", "output", "storage/.nebula"])
+def test_the_studio_takes_lines_and_goodput_from_the_same_file(place, monkeypatch, where):
+    nebulaml.init(str(place.storage), 0)
+    for tag in ("global_step1", "global_step2"):
+        save(tag).wait("durable", 30)
+    recorded(place, 2)
+    (place.root / where).mkdir(parents=True, exist_ok=True)
+    (place.root / "output" / HISTORY).rename(place.root / where / HISTORY)
+    monkeypatch.setenv("AZUREML_RUN_ID", "run7")
+    monkeypatch.setenv("NEBULA_OUTPUT_DIR", "output")
+    monkeypatch.chdir(place.root)
+    source = Source(str(place.storage))
+    assert len(source.history()) == source.goodput()["saves"] == 2
+    (place.root / where / HISTORY).unlink()
+    assert source.history() == [] and source.goodput() is None
+    source.close()
+
+
 def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place, monkeypatch):
     work = place.root / "work"
     work.mkdir()

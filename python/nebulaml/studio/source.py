@@ -176,20 +176,20 @@ class Source:
 
     def history(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""
-        for file in self._history_files():
-            try:
-                with open(file, encoding="utf-8", errors="replace", newline="") as opened:
-                    return _rows(opened)
-            except OSError:
-                continue
-        return []
+        try:
+            with open(self._history_file(), encoding="utf-8", errors="replace", newline="") as opened:
+                return _rows(opened)
+        except OSError:
+            return []
 
-    def _history_files(self) -> list[str]:
-        if self._history:
-            return [self._history if self._history.endswith(".csv") else os.path.join(self._history, HISTORY)]
+    def _history_file(self) -> str:
+        """Returns the absolute path of the first history that exists, or else of the first place for one; "": there is no place."""
         folders = [os.environ.get("NEBULA_OUTPUT_DIR"), "outputs/nebula" if os.environ.get("AZUREML_RUN_ID") else None]
         folders += [os.path.join(self.path.removeprefix("file://"), ".nebula")] if self.is_local else []
-        return [os.path.join(folder, HISTORY) for folder in folders if folder]
+        files = [os.path.abspath(os.path.join(folder, HISTORY)) for folder in folders if folder]
+        if self._history:
+            files = [os.path.abspath(self._history if self._history.endswith(".csv") else os.path.join(self._history, HISTORY))]
+        return next((file for file in files if os.path.exists(file)), files[0] if files else "")
 
     def tensors(self, tag: str, name: str) -> dict[str, Any]:
         """Returns dtype, shape, norm, NaN and infinity counts of the tensors of one file. The command runs no code of the file."""
@@ -198,10 +198,8 @@ class Source:
 
     def goodput(self) -> dict[str, Any] | None:
         """Returns the ledger of the job, from its history. None: there is none yet."""
-        files = self._history_files()
-        given = ["--history", files[0]] if self._history else []
         try:
-            answer: dict[str, Any] = self.ask("goodput", "--json", *given)[1]
+            answer: dict[str, Any] = self.ask("goodput", "--json", "--history", self._history_file())[1]
         except NebulaError:
             return None
         return answer
