@@ -12,6 +12,7 @@ import psutil
 import pytest
 from nebulaml.elastic import run, worker
 from nebulaml.errors import NebulaConfigError
+from torch.distributed.run import get_args_parser
 
 
 def parsed(line: str, **environment: str):
@@ -49,6 +50,13 @@ def test_a_range_of_nodes_without_restarts_is_warned_of(caplog):
         parsed("--rdzv-id=x --nnodes=4 train.py")
         parsed("--rdzv-id=x --max-restarts=1 train.py")
         assert not caplog.text
+
+
+def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog):
+    with caplog.at_level(logging.WARNING):
+        for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
+            assert parsed(line) == get_args_parser().parse_args(line.split())
+    assert not caplog.text
 
 
 def test_a_job_without_an_id_is_refused_except_for_a_try_on_one_machine():

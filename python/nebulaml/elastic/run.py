@@ -36,10 +36,12 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     if "PET_RDZV_ID" not in environment:
         parser.set_defaults(rdzv_id=None)
     options = parser.parse_args(list(words))
+    if options.standalone:  # it needs torchrun's defaults: with 1:50 nodes it would wait for others
+        return run.get_args_parser().parse_args(list(words))
     options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
     if options.rdzv_endpoint == "None":  # the wrapper passes this word if it has no endpoint
         options.rdzv_endpoint = ""
-    if options.rdzv_id is None and not options.standalone:
+    if options.rdzv_id is None:
         options.rdzv_id = _job_id(environment)
     if options.rdzv_backend == "nebula-azure-table" and not options.rdzv_endpoint:
         _take_account(environment)
