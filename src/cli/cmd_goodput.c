@@ -51,8 +51,11 @@ static void print(const struct ledger *ledger)
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
         printf("\n%s from %s", human_duration(total, text), human_time(ledger->begun, begun));
-        printf(", step %" PRId64 " to %" PRId64 ", %s per step; %zu saves", ledger->first_step, ledger->last_step, human_duration(ledger->step_s, text),
-               ledger->saves);
+        if (ledger->last_step >= 0)
+                printf(", step %" PRId64 " to %" PRId64 ", %s per step", ledger->first_step, ledger->last_step, human_duration(ledger->step_s, text));
+        else
+                printf(", tags without steps"); /* so no step can be slower or be done again */
+        printf("; %zu saves", ledger->saves);
         if (ledger->failed_saves)
                 printf(" (%zu failed)", ledger->failed_saves);
         printf(", %zu restart%s", ledger->restarts, ledger->restarts == 1 ? "" : "s");

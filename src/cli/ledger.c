@@ -131,6 +131,7 @@ enum nebula_status ledger_make(const struct history *history, struct ledger *ret
         for (size_t i = 0; i < history->count; i++) {
                 const struct history_row *row = &history->rows[i];
 
+                ledger.first_step = ledger.first_step < 0 ? row->step : ledger.first_step;
                 ledger.failed_saves += !strcmp(row->result, "failed");
                 if (i && is_restart(row - 1, row))
                         add_restart(&ledger, row - 1, row, ledger.last_step, interval_s);
@@ -141,7 +142,6 @@ enum nebula_status ledger_make(const struct history *history, struct ledger *ret
         if (history->count) {
                 ledger.begun = history->rows[0].begun;
                 ledger.ended = history->rows[history->count - 1].begun;
-                ledger.first_step = history->rows[0].step;
         }
         *ret_ledger = ledger;
         return NEBULA_OK;

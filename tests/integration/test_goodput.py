@@ -202,6 +202,18 @@ def test_a_line_that_was_cut_changes_no_other(run, tmp_path):
         assert ledger(run, file)["wall_seconds"] == found["wall_seconds"], cut[:length]
 
 
+def test_tags_without_steps_have_a_ledger_of_their_times(run, tmp_path):
+    job = trained(failures=False)
+    for row in job.rows:
+        row["tag"], row["step"] = "named" + row["tag"], -1
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    assert (found["first_step"], found["last_step"], found["step_seconds"]) == (-1, -1, 0)
+    assert "tags without steps; 21 saves" in run("goodput", "--history", tmp_path / "history.csv").stdout
+    job.rows[3]["step"], job.rows[7]["step"] = 30, 70
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    assert (found["first_step"], found["last_step"]) == (30, 70)
+
+
 def test_no_history_is_one_sentence(run, make):
     store = make("t", "m.pt=3")
     failed = run("goodput", "--path", store)
