@@ -21,7 +21,7 @@ enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reac
         }
         if (status)
                 return status;
-        http_describe(azure->address.endpoint, reach.transport, sizeof reach.transport);
+        http_describe(azure->address.endpoint, &azure->object.trust, reach.transport, sizeof reach.transport);
         switch (credential->proof) {
         case AZURE_PROOF_KEY:
                 snprintf(reach.credential, sizeof reach.credential, "the key of account %s, from %s", azure->address.account, credential->source);

@@ -101,7 +101,7 @@ enum nebula_status gs_reach(struct store *store, struct store_reach *ret_reach, 
 
         if (status)
                 return status;
-        http_describe(gs->s3.address.endpoint, reach.transport, sizeof reach.transport);
+        http_describe(gs->s3.address.endpoint, &gs->s3.object.trust, reach.transport, sizeof reach.transport);
         snprintf(reach.credential, sizeof reach.credential, "%s", gs->s3.source);
         *ret_reach = reach;
         return NEBULA_OK;

@@ -20,8 +20,8 @@
  * The limit of running requests per host follows the host's answers: each round of successes adds one, 429 and 503 halve it.
  * NEBULA_STORE_MBPS limits the sum of all bodies, in both directions.
  *
- * TLS certificates are verified, against SSL_CERT_FILE or CURL_CA_BUNDLE if one is set. Plain http is allowed only to this machine,
- * unless NEBULA_STORE_ALLOW_HTTP=1. Redirects are not followed: the caller sees them as answers.
+ * TLS certificates are verified, against request->trust, else SSL_CERT_FILE, CURL_CA_BUNDLE or REQUESTS_CA_BUNDLE if one is set. Plain
+ * http is allowed only to this machine, unless NEBULA_STORE_ALLOW_HTTP=1. Redirects are not followed: the caller sees them as answers.
  *
  * Errors: NEBULA_UNAVAILABLE (no answer: name, connection, TLS; or request->stop was set), NEBULA_TIMEOUT (too slow), NEBULA_CORRUPT
  * (more bytes than the caller has room for), NEBULA_INVALID (a URL or a setting), and those of `sign`. Every answer of a server is
@@ -53,6 +53,12 @@ void http_fields_add(struct http_fields *fields, const char *name, const char *v
  * valid. */
 typedef enum nebula_status http_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
 
+/* The certificates that are trusted. */
+struct http_trust {
+        const char *path;   /* a file, or a directory; NULL: those that the environment names, else those of the system */
+        const char *source; /* for messages: "$SSL_CERT_FILE" */
+};
+
 struct http_watch {
         _Atomic int64_t since_ns; /* os->now_ns() when the running try began; 0: none is running */
         _Atomic int64_t took_ns;  /* time of the last ended try; 0: none has ended */
@@ -60,6 +66,7 @@ struct http_watch {
 
 struct http_request {
         const char *method, *url;
+        struct http_trust trust;
         const struct http_header *headers; /* besides those that `sign` adds */
         size_t header_count;
         http_sign *sign;                   /* NULL: without credentials */
@@ -103,7 +110,7 @@ bool http_date_parse(const char *text, int64_t *ret_seconds);
 /* "2009-10-12T17:50:30.000Z", or with a zone such as +02:00, to whole seconds. Without a zone the time is UTC. */
 bool http_date_parse_iso(const char *text, int64_t *ret_seconds);
 /* Describes the transport to a person: "https, ..." with the trusted certificates, or "http, ...". */
-void http_describe(const char *url, char *ret_text, size_t size);
+void http_describe(const char *url, const struct http_trust *trust, char *ret_text, size_t size);
 
 /* The largest useful number of concurrent callers per host. */
 uint32_t http_width(void);

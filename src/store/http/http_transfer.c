@@ -168,16 +168,34 @@ static bool must_end(struct transfer *transfer)
         return transfer->is_stopped || transfer->is_quiet;
 }
 
-void http_describe(const char *url, char *ret_text, size_t size)
+/* The bundle that the request names, else that of the environment. */
+static struct http_trust find_bundle(const struct http_trust *trust)
 {
-        static const char *const names[] = { "SSL_CERT_FILE", "CURL_CA_BUNDLE", "SSL_CERT_DIR" };
-        const char *name = NULL;
+        static const char *const sources[] = { "$SSL_CERT_FILE", "$CURL_CA_BUNDLE", "$REQUESTS_CA_BUNDLE" };
+
+        if (trust->path)
+                return *trust;
+        for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++)
+                if (conf_env(sources[i] + 1))
+                        return (struct http_trust){ conf_env(sources[i] + 1), sources[i] };
+        return (struct http_trust){ 0 };
+}
+
+/* NULL: the system's certificates. */
+static const char *trust_source(const struct http_trust *trust)
+{
+        struct http_trust bundle = find_bundle(trust);
+
+        return bundle.path ? bundle.source : conf_env("SSL_CERT_DIR") ? "$SSL_CERT_DIR" : NULL;
+}
+
+void http_describe(const char *url, const struct http_trust *trust, char *ret_text, size_t size)
+{
+        const char *source = trust_source(trust);
         struct url split;
 
-        for (size_t i = sizeof names / sizeof names[0]; i--;)
-                name = conf_env(names[i]) ? names[i] : name;
         if (!strncmp(url, "https://", 8))
-                snprintf(ret_text, size, "https, TLS 1.2 or newer, certificates of %s%s", name ? "$" : "", name ? name : "the system");
+                snprintf(ret_text, size, "https, TLS 1.2 or newer, certificates of %s", source ? source : "the system");
         else if (url_split(url, &split) && url_is_loopback(&split))
                 snprintf(ret_text, size, "http, to this machine only");
         else
@@ -206,18 +224,28 @@ static const char *system_bundle(void)
         return NULL;
 }
 
-static void set_trust(CURL *curl)
+static bool is_directory(const char *path)
 {
-        const char *file = conf_env("SSL_CERT_FILE"), *directory = conf_env("SSL_CERT_DIR");
+        struct os_stat found;
 
-        if (!file)
-                file = conf_env("CURL_CA_BUNDLE");
-        if (!file && !directory)
-                file = system_bundle();
-        if (file)
+        return !os->stat(path, true, &found) && found.kind == OS_KIND_DIRECTORY;
+}
+
+/* libcurl's own default for the one counts beside the other, so both are set. */
+static void set_trust(CURL *curl, const struct http_trust *trust)
+{
+        const char *file = find_bundle(trust).path, *directory = trust->path ? NULL : conf_env("SSL_CERT_DIR");
+
+        if (file && is_directory(file)) { /* as REQUESTS_CA_BUNDLE can be */
+                directory = file;
+                file = NULL;
+        }
+        if (file || directory) {
                 curl_easy_setopt(curl, CURLOPT_CAINFO, file);
-        if (directory)
                 curl_easy_setopt(curl, CURLOPT_CAPATH, directory);
+        } else if ((file = system_bundle())) {
+                curl_easy_setopt(curl, CURLOPT_CAINFO, file);
+        }
         curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
 }
 
@@ -273,7 +301,7 @@ static void set_options(struct transfer *transfer, const struct http_fields *fie
                 curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
         set_method(curl, request);
         set_limits(curl, request);
-        set_trust(curl);
+        set_trust(curl, &request->trust);
 }
 
 /* Runs the transfer. CURLE_ABORTED_BY_CALLBACK: it had to end early. */
@@ -372,14 +400,15 @@ static bool hand_out(struct transfer *transfer, struct http_response *ret_respon
 }
 
 /* Adds what the user can do to libcurl's sentence. */
-static void advise(CURLcode code, char text[CURL_ERROR_SIZE])
+static void advise(CURLcode code, const struct http_trust *trust, char text[CURL_ERROR_SIZE])
 {
-        const char *advice = "";
+        const char *source = trust_source(trust);
+        char advice[120] = "";
 
         if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE || code == CURLE_SSL_ISSUER_ERROR)
-                advice = "; SSL_CERT_FILE, or CURL_CA_BUNDLE, names the certificates that are trusted";
+                snprintf(advice, sizeof advice, "; %s names the certificates that are trusted", source ? source : "SSL_CERT_FILE");
         else if (code == CURLE_SSL_CONNECT_ERROR && strstr(text, "wrong version number"))
-                advice = "; the server seems to speak http without TLS";
+                snprintf(advice, sizeof advice, "; the server seems to speak http without TLS");
         strncat(text, advice, CURL_ERROR_SIZE - 1 - strlen(text));
 }
 
@@ -402,7 +431,7 @@ enum http_outcome http_transfer(struct http_connection *connection, const struct
                 strcpy(text, "no byte moved for too long");
         else if (code && !*text)
                 strncat(text, curl_easy_strerror(code), CURL_ERROR_SIZE - 1);
-        advise(code, text);
+        advise(code, &request->trust, text);
         buf_done(&transfer.text);
         buf_done(&transfer.fields);
         return outcome;

@@ -171,6 +171,7 @@ struct object_store {
         struct store store; /* must be first: the driver casts between the two */
         const struct object_service *service;
         const char *prefix; /* "", or it ends with '/' */
+        struct http_trust trust;
 };
 
 /* object_call.c */

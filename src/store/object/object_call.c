@@ -120,7 +120,7 @@ enum nebula_status object_send(const struct object_store *store, const struct ob
                                struct nebula_error *error)
 {
         struct http_request request = {
-                .method = call->method, .url = url, .headers = call->headers, .header_count = call->header_count, .sign = sign,
+                .method = call->method, .url = url, .trust = store->trust, .headers = call->headers, .header_count = call->header_count, .sign = sign,
                 .sign_argument = argument, .body = call->body, .body_size = call->body_size, .into = call->into, .into_size = call->into_size,
                 .into_sums = call->into_sums, .into_chunk = call->into_chunk,
                 .text_max = call->text_max, .answer_ms = call->answer_ms, .retries = store_counts_retries(&store->store), .moved = call->moved, .stop = call->stop,

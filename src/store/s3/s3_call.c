@@ -154,7 +154,7 @@ enum nebula_status s3_reach(struct store *store, struct store_reach *ret_reach, 
         url = object_take(&buf);
         if (!url)
                 return object_no_memory(&s3->object, error);
-        http_describe(url, reach.transport, sizeof reach.transport);
+        http_describe(url, &s3->object.trust, reach.transport, sizeof reach.transport);
         free(url);
         snprintf(reach.credential, sizeof reach.credential, "%.150s, signed for the region %.63s", s3->source, region);
         *ret_reach = reach;

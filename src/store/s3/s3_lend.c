@@ -77,7 +77,7 @@ static enum nebula_status ask(const char *method, const char *url, const char *n
         struct http_request request = { .method = method, .url = url, .headers = headers, .header_count = value ? 1 : 0, .is_local = true,
                                         .text_max = ANSWER_MAX, .answer_is_secret = true, .connect_ms = MACHINE_CONNECT_MS, .retry_ms = MACHINE_RETRY_MS };
 
-        return http_send(&request, ret_response, error);
+        return s3_ask(request, ret_response, error);
 }
 
 void s3_forget_answer(struct http_response *response)
@@ -202,7 +202,7 @@ static enum nebula_status fetch_web_identity(const struct lending *lending, char
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for keys");
         request.body = form;
         request.body_size = strlen(form);
-        status = http_send(&request, &response, error);
+        status = s3_ask(request, &response, error);
         object_forget(form);
         if (!status)
                 status = s3_lend_read(who(lending), &response, ret_text, ret_life_s, error);

@@ -9,6 +9,7 @@
  *      s3_role.c        keys of a profile's role or login
  *      s3_process.c     keys that a profile's program prints
  *      s3_profile.c     the files of AWS's command
+ *      s3_trust.c       the certificates that AWS's tools trust
  *      s3_call.c        one request
  *      s3_fail.c        messages about its failure
  *      s3_copy.c        copies inside the store
@@ -54,6 +55,10 @@ char *s3_profile_value(const char *name);
 char *s3_profile_value_of(const char *profile, const char *name);
 bool s3_profile_has(const char *profile, const char *name);
 const char *s3_profile_name(void);
+/* The certificates that AWS's variable or the profile names. The caller frees ret_trust->path. */
+void s3_trust_find(struct http_trust *ret_trust);
+/* A request to another service of AWS, or to one that lends keys, with these certificates. */
+enum nebula_status s3_ask(struct http_request request, struct http_response *ret_response, struct nebula_error *error);
 
 /* s3_credential.c: finds the source of keys. A token's text is access, secret and session, each followed by '\n'. */
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error);

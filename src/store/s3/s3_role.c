@@ -71,10 +71,10 @@ static enum nebula_status fetch_role(void *source, char **ret_text, int64_t *ret
         object_header(&call, "content-type", "application/x-www-form-urlencoded");
         if (!object_sha256_text(assuming->form, strlen(assuming->form), asking.hash))
                 return no_memory(error);
-        status = http_send(&(struct http_request){ .method = "POST", .url = assuming->url, .headers = call.headers, .header_count = call.header_count,
-                                                   .sign = sign, .sign_argument = &asking, .body = assuming->form,
-                                                   .body_size = strlen(assuming->form), .text_max = ANSWER_MAX, .answer_is_secret = true },
-                           &response, error);
+        status = s3_ask((struct http_request){ .method = "POST", .url = assuming->url, .headers = call.headers, .header_count = call.header_count,
+                                               .sign = sign, .sign_argument = &asking, .body = assuming->form,
+                                               .body_size = strlen(assuming->form), .text_max = ANSWER_MAX, .answer_is_secret = true },
+                        &response, error);
         if (!status)
                 status = s3_lend_read(assuming->who, &response, ret_text, ret_life_s, error);
         s3_forget_answer(&response);
@@ -211,9 +211,9 @@ static enum nebula_status fetch_login(void *source, char **ret_text, int64_t *re
 
         if (!token)
                 return NEBULA_UNAVAILABLE;
-        status = http_send(&(struct http_request){ .method = "GET", .url = login->url, .headers = &header, .header_count = 1, .text_max = ANSWER_MAX,
-                                                   .answer_is_secret = true },
-                           &response, error);
+        status = s3_ask((struct http_request){ .method = "GET", .url = login->url, .headers = &header, .header_count = 1, .text_max = ANSWER_MAX,
+                                               .answer_is_secret = true },
+                        &response, error);
         object_forget(token);
         if (!status)
                 status = read_login(login, &response, ret_text, ret_life_s, error);

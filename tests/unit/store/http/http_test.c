@@ -570,7 +570,7 @@ static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
 {
         struct server *server = server_start(echo, NULL, true);
         struct http_settings settings = quick();
-        char directory[256], bundle[300];
+        char directory[256], bundle[300], hashed[320];
 
         http_settings_set(&settings);
         test_dir_make(directory);
@@ -579,12 +579,21 @@ static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
         snprintf(url, sizeof url, "https://localhost:%d/c?sig=SECRET", server_port(server));
         unsetenv("SSL_CERT_FILE");
         unsetenv("CURL_CA_BUNDLE");
+        unsetenv("REQUESTS_CA_BUNDLE");
+        unsetenv("SSL_CERT_DIR");
         CHECK(get() == NEBULA_UNAVAILABLE && strstr(error.message, "certificate") && !strstr(error.message, "SECRET"));
         printf("# %s\n", error.message);
         CHECK(!server_requests(server) && strstr(error.message, "SSL_CERT_FILE"));
         setenv("CURL_CA_BUNDLE", bundle, 1);
         CHECK(get() == NEBULA_OK && response.status == 200);
         unsetenv("CURL_CA_BUNDLE");
+        setenv("REQUESTS_CA_BUNDLE", bundle, 1);
+        CHECK(get() == NEBULA_OK && response.status == 200);
+        setenv("REQUESTS_CA_BUNDLE", directory, 1); /* a directory: OpenSSL finds certificates there by their names, which are hashes */
+        CHECK(get() == NEBULA_UNAVAILABLE && strstr(error.message, "$REQUESTS_CA_BUNDLE"));
+        snprintf(hashed, sizeof hashed, "openssl rehash %s", directory);
+        CHECK(!system(hashed) && get() == NEBULA_OK);
+        unsetenv("REQUESTS_CA_BUNDLE");
         setenv("SSL_CERT_FILE", bundle, 1);
         CHECK(send_body("PUT", "x", 1) == NEBULA_OK && response.status == 200);
         /* The name counts, too. */
