@@ -23,10 +23,9 @@ static enum nebula_status reserve(struct sparse *sparse, struct nebula_error *er
         sparse->is_mapped = sparse->store->ops->features(sparse->store) & STORE_PATHS;
         if (sparse->is_mapped) {
                 status = mapped_open(sparse->store, sparse->key, &mapped, error);
-                if (!status && mapped.size != sparse->size) {
+                if (!status && store_check_size(sparse->store, sparse->key, mapped.size, sparse->size, error)) {
                         mapped_close(&mapped);
-                        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64, sparse->store->root,
-                                         sparse->key, mapped.size, sparse->size);
+                        return NEBULA_CORRUPT;
                 }
                 sparse->data = status ? NULL : mapped.data;
                 return status;

@@ -25,9 +25,8 @@ static enum nebula_status find_object(const struct checking *checking, const cha
                 status = checking->store->ops->stat(checking->store, key, &found, error);
                 entry = &found;
         }
-        if (!status && entry->size != size)
-                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64, checking->store->root,
-                                   key, entry->size, size);
+        if (!status)
+                status = store_check_size(checking->store, key, entry->size, size, error);
         if (!status)
                 *ret_time_ns = entry->time_ns;
         store_entry_done(&found);

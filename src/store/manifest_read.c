@@ -35,9 +35,7 @@ static enum nebula_status check_size(struct store *store, const char *key, uint6
 
         if (status)
                 return status;
-        if (entry.size != size)
-                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64,
-                                   store->root, key, entry.size, size);
+        status = store_check_size(store, key, entry.size, size, error);
         store_entry_done(&entry);
         return status;
 }

@@ -237,6 +237,14 @@ enum nebula_status store_remove_one(struct store *store, const char *key, struct
         return store->ops->remove(store, &victim, 1, error);
 }
 
+enum nebula_status store_check_size(const struct store *store, const char *key, uint64_t found, uint64_t recorded, struct nebula_error *error)
+{
+        if (found == recorded)
+                return NEBULA_OK;
+        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64 ": %s", store->root, key, found, recorded,
+                         found < recorded ? "it was cut off" : "something was added");
+}
+
 void store_page_done(struct store_page *page)
 {
         struct store_list list = { page->entries, page->count };

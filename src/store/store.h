@@ -259,6 +259,8 @@ const struct store_entry *store_list_find(const struct store_list *list, const c
 enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
                                   struct nebula_error *error);
 enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error); /* whatever is there */
+/* NEBULA_CORRUPT: the object `key` has `found` bytes, and its record says another number. */
+enum nebula_status store_check_size(const struct store *store, const char *key, uint64_t found, uint64_t recorded, struct nebula_error *error);
 /* These accept zeroed structs, and zero the struct they free. */
 void store_page_done(struct store_page *page);
 void store_list_done(struct store_list *list);

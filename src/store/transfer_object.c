@@ -114,10 +114,9 @@ static enum nebula_status map_source(struct moving *moving, struct nebula_error 
         if (status)
                 return status;
         result = os->fstat(fd, &stat);
-        if (!result && stat.size != moving->file->size) {
+        if (!result && store_check_size(from, moving->key, stat.size, moving->file->size, error)) {
                 os->close(fd);
-                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64, from->root, moving->key,
-                                 stat.size, moving->file->size);
+                return NEBULA_CORRUPT;
         }
         if (!result)
                 result = os->map(fd, 0, stat.size, OS_MAP_READ, &data);
@@ -212,6 +211,19 @@ static enum nebula_status move(struct moving *moving, const char *to_key, struct
         return status;
 }
 
+/* Bytes that were added at the end have no checksum. */
+static enum nebula_status check_size(struct store *from, const char *key, const struct record_file *file, struct nebula_error *error)
+{
+        struct store_entry entry;
+        enum nebula_status status = from->ops->stat(from, key, &entry, error);
+
+        if (status)
+                return status;
+        status = store_check_size(from, key, entry.size, file->size, error);
+        store_entry_done(&entry);
+        return status;
+}
+
 enum nebula_status transfer_object(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
                                    const struct transfer_pulse *pulse, struct nebula_error *error)
 {
@@ -219,12 +231,14 @@ enum nebula_status transfer_object(const struct transfer *transfer, const char *
         struct store_object empty = { .key = to_key };
         struct store *to = transfer->to;
         struct store_upload *upload = NULL;
-        enum nebula_status status;
+        bool is_mapped = file->size && transfer->from->ops->features(transfer->from) & STORE_LENDS_FD;
+        enum nebula_status status = is_mapped ? map_source(&moving, error) : check_size(transfer->from, from_key, file, error);
 
-        if (!file->size) {
+        if (!status && !file->size) {
                 status = to->ops->upload(to, &empty, 1, &upload, error);
-        } else {
-                status = transfer->from->ops->features(transfer->from) & STORE_LENDS_FD ? map_source(&moving, error) : make_room(&moving, error);
+        } else if (!status) {
+                if (!is_mapped)
+                        status = make_room(&moving, error);
                 if (!status)
                         status = move(&moving, to_key, &upload, error);
         }

@@ -123,11 +123,8 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
         found = entry.size;
         store_entry_done(&entry);
         verify.readable = found < file->size ? found : file->size;
-        if (found != file->size) {
-                error_set(&failure, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64 "%s",
-                          store->root, key, found, file->size, found < file->size ? ": cut off" : ": something was added");
+        if (store_check_size(store, key, found, file->size, &failure))
                 note(&verify, verify.readable, 0, &failure);
-        }
         if (verify.readable)
                 run_threads(&verify);
 out:

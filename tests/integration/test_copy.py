@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from test_cli import ask
 
 torch = pytest.importorskip("torch")
 
@@ -215,3 +216,19 @@ def test_a_wrong_place_is_one_sentence(run, make, places, tmp_path):
     failed = run("copy", *places, "--json")
     assert failed.returncode in (2, 3, 4) and failed.stderr.count("\n") == 1 and "error" in lines(failed)[0]
     assert not (tmp_path / "d").exists()
+
+
+def test_bytes_that_were_added_to_a_file_are_damage_for_every_command(run, make, each_storage, nebula, tmp_path):
+    run("copy", make("global_step1", "model.pt=1000", "--raw", "notes.txt"), each_storage)
+    key = "global_step1/notes.txt"
+    notes = ask(nebula, each_storage, {"do": "get", "key": key})[0]["value"]
+    assert "stamp" in ask(nebula, each_storage, {"do": "put", "key": key, "value": notes + "more"})[0]
+    words = f"notes.txt: has {len(notes) + 4} bytes, it should have {len(notes)}: something was added"
+    for command in (
+        ["verify", each_storage],
+        ["copy", each_storage, tmp_path / "copy"],
+        ["restore", "latest", "--path", each_storage, "--to", "out"],
+    ):
+        told = run(*command)
+        assert told.returncode == 1 and words in told.stdout + told.stderr, (command, told)
+    assert not (tmp_path / "copy/latest").exists() and not (tmp_path / "out/notes.txt").exists()
