@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "store/object/object.h"
 
+#define TRIES 4 /* for an answer that is another range */
+
 /* Parses "bytes 0-9/100" or "bytes *\/100". False: the answer has no such field. Writes *ret_first only for the former. */
 static bool range_of(const struct http_response *response, uint64_t *ret_first, uint64_t *ret_whole)
 {
@@ -23,8 +25,15 @@ static bool range_of(const struct http_response *response, uint64_t *ret_first, 
         return true;
 }
 
+/* A server, or one on the way to it, answers a request for a range with something else. That is no damage of the object. */
+static enum nebula_status other_range(const struct object_store *store, const char *key, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_UNAVAILABLE, 0, "%s/%s: the answer is another range than was asked for", store->store.root, key);
+}
+
+/* *ret_is_other: the object has enough bytes, but the answer has not. */
 static enum nebula_status too_short(struct object_store *store, const char *key, const struct http_response *response, uint64_t wanted,
-                                    struct nebula_error *error)
+                                    bool *ret_is_other, struct nebula_error *error)
 {
         uint64_t first, whole = 0;
         struct store_entry entry;
@@ -36,12 +45,16 @@ static enum nebula_status too_short(struct object_store *store, const char *key,
                         return status;
                 whole = entry.size;
         }
+        *ret_is_other = whole >= wanted;
+        if (*ret_is_other)
+                return NEBULA_OK;
         return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", store->store.root, key,
                          whole, wanted);
 }
 
-enum nebula_status object_read_range(struct object_store *store, const struct object_reading *wanted, struct store_stamp *stamp,
-                                     struct nebula_error *error)
+/* *ret_is_other: the answer is another range; nothing is known about the object. */
+static enum nebula_status read_once(struct object_store *store, const struct object_reading *wanted, struct store_stamp *stamp,
+                                    bool *ret_is_other, struct nebula_error *error)
 {
         const char *key = wanted->key;
         uint64_t offset = wanted->offset, size = wanted->size;
@@ -58,22 +71,34 @@ enum nebula_status object_read_range(struct object_store *store, const struct ob
         if (*stamp->text)
                 store->service->condition(&call, STORE_IF_SAME, stamp, quoted);
         status = store->service->send(store, &call, &response, error);
+        *ret_is_other = status == NEBULA_CORRUPT; /* more bytes than were asked for */
         if (status)
-                return status;
+                return *ret_is_other ? NEBULA_OK : status;
         if (response.status == 416 || (response.status == 206 && response.into_size < size))
-                status = too_short(store, key, &response, offset + size, error);
+                status = too_short(store, key, &response, offset + size, ret_is_other, error);
         else if (response.status == 412)
                 status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", store->store.root, key);
         else if (response.status == 200 && !offset && response.into_size == size)
                 ; /* the range is the whole object */
         else if (response.status == 206 ? !range_of(&response, &first, &whole) || first != offset : response.status == 200)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is another range than was asked for", store->store.root, key);
+                *ret_is_other = true;
         else if (response.status != 206)
                 status = store->service->fail(store, OBJECT_READ, key, &response, error);
-        if (!status && !*stamp->text)
+        if (!status && !*ret_is_other && !*stamp->text)
                 store->service->stamp(&response, stamp);
         http_response_done(&response);
         return status;
+}
+
+enum nebula_status object_read_range(struct object_store *store, const struct object_reading *wanted, struct store_stamp *stamp,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+        bool is_other = true;
+
+        for (int tries = 0; tries < TRIES && is_other && !status; tries++)
+                status = read_once(store, wanted, stamp, &is_other, error);
+        return !status && is_other ? other_range(store, wanted->key, error) : status;
 }
 
 enum nebula_status object_read(struct store *base, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error)

@@ -465,6 +465,66 @@ static void a_server_without_conditional_removals_is_looked_at_first(void)
         end();
 }
 
+/* Answers to the requests for bytes 8 to 15 of an object of 32 bytes, one after the other; the last one for all later requests. */
+struct ranges {
+        const struct range_answer {
+                int status;
+                const char *fields, *body;
+        } *answers;
+        unsigned count, asked;
+};
+
+static void serve_range(struct server_call *call, void *argument)
+{
+        struct ranges *ranges = argument;
+        const struct range_answer *answer = &ranges->answers[ranges->asked < ranges->count ? ranges->asked : ranges->count - 1];
+
+        ranges->asked++;
+        server_say(call, answer->status, answer->fields, answer->body);
+}
+
+static enum nebula_status read_ranges(struct ranges *ranges, char back[9])
+{
+        enum nebula_status status;
+
+        store_close(store);
+        server_stop(server);
+        ranges->asked = 0;
+        server = server_start(serve_range, ranges, false);
+        set_endpoint();
+        open_store();
+        memset(back, 0, 9);
+        status = store->ops->read(store, "x", back, 8, 8, &error);
+        return status;
+}
+
+static void an_answer_with_another_range_is_no_damage(void)
+{
+        static const struct range_answer good = { 206, "Content-Range: bytes 8-15/32\r\n", "89abcdef" };
+        const struct range_answer others[] = {
+                { 206, "Content-Range: bytes 8-11/32\r\n", "89ab" },     /* fewer bytes than were asked for */
+                { 206, "Content-Range: bytes 0-7/32\r\n", "01234567" },
+                { 206, "Content-Range: bytes 8-23/32\r\n", "89abcdef01234567" },
+                { 206, "", "89abcdef" },
+                { 200, "", "0123456789abcdef0123456789abcdef" },         /* the whole object */
+                { 200, "", "<html>log in</html>" },
+                { 200, "", "no" },
+        };
+        char back[9];
+
+        begin(NULL, NULL);
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+                const struct range_answer both[] = { others[i], good };
+                struct ranges first_wrong = { both, 2, 0 }, always_wrong = { &others[i], 1, 0 };
+
+                CHECK(read_ranges(&first_wrong, back) == NEBULA_OK && first_wrong.asked == 2 && !strcmp(back, "89abcdef"));
+                CHECK(read_ranges(&always_wrong, back) == NEBULA_UNAVAILABLE && strstr(error.message, "run/x: the answer is another range"));
+        }
+        CHECK(read_ranges(&(struct ranges){ &(struct range_answer){ 206, "Content-Range: bytes 8-11/12\r\n", "89ab" }, 1, 0 }, back) == NEBULA_CORRUPT &&
+              strstr(error.message, "ends after 12 bytes, 16 were expected"));
+        end();
+}
+
 struct said {
         int status;
         const char *fields, *code;
@@ -871,6 +931,6 @@ static void no_fault_makes_wrong_bytes(void)
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(other_bytes_of_a_source_are_found_by_the_sum_of_the_whole), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
-         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
+         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
