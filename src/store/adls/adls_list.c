@@ -93,6 +93,7 @@ static enum nebula_status fetch(struct listing *listing, const char *directory, 
         char entries[16];
         const char *next;
 
+        *ret_next = NULL;
         object_param(&call, "resource", "filesystem");
         object_param(&call, "recursive", listing->deep ? "true" : "false");
         if (*directory)
@@ -106,7 +107,6 @@ static enum nebula_status fetch(struct listing *listing, const char *directory, 
         if (status)
                 return status;
         next = http_field(&response, "x-ms-continuation");
-        *ret_next = NULL;
         if (response.status == 200)
                 status = read_page(listing, &response, error);
         else if (strcmp(azure_code(&response), "PathNotFound") && strcmp(azure_code(&response), "PathIsNotDirectory"))
@@ -117,7 +117,7 @@ static enum nebula_status fetch(struct listing *listing, const char *directory, 
                         status = object_no_memory(store, error);
         }
         http_response_done(&response);
-        return status;
+        return status ? status : object_check_next(store, from, *ret_next, error);
 }
 
 /* The directory that holds all keys that begin with the prefix: up to the last '/', without it. */
@@ -159,6 +159,7 @@ enum nebula_status adls_list(struct store *base, const char *prefix, bool deep, 
                 free(before);
         } while (!status && next);
         free(directory);
+        free(next);
         if (status) {
                 store_page_done(&listing.page);
                 return status;

@@ -334,6 +334,8 @@ enum nebula_status object_list(struct store *store, const char *prefix, bool dee
                                struct nebula_error *error);
 /* Sorts a page by keys; a prefix is sorted as if it ended with '/'. */
 void object_sort_page(struct store_page *page);
+/* Whether a listing goes on: a service that ignores the place `from` gives the same page, and the same `next`, for ever. */
+enum nebula_status object_check_next(const struct object_store *store, const char *from, const char *next, struct nebula_error *error);
 /* For services that know "start-after". */
 enum nebula_status object_list_after(struct store *store, const char *key, struct store_page *ret_page, struct nebula_error *error);
 /* The key of a name in a listing. *ret_key is NULL: these drivers give no object that name. False: no memory. */

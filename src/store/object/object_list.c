@@ -15,6 +15,7 @@ struct listing {
         const char *prefix; /* that keys begin with */
         struct store_page page;
         char *next;
+        bool is_truncated; /* the service says that there is a next page */
         /* The entry whose element is open: */
         struct store_entry entry;
         bool is_directory, name_is_encoded;
@@ -126,6 +127,8 @@ static bool take_item(struct listing *listing, const struct xml_item *item)
         if (item->depth == 2 && is(item, names->next)) {
                 listing->next = *item->text ? strdup(item->text) : NULL;
                 listing->no_memory = listing->no_memory || (*item->text && !listing->next);
+        } else if (item->depth == 2 && is(item, "IsTruncated")) {
+                listing->is_truncated = !strcmp(item->text, "true");
         } else if (item->depth == names->depth && (is(item, names->entry) || is(item, names->folded))) {
                 add_entry(listing, is(item, names->folded));
         } else if (item->depth > names->depth) {
@@ -144,7 +147,7 @@ static bool read_page(struct listing *listing, const struct http_response *respo
         xml_init(&xml, response->text, response->text_size);
         while (is_sound && xml_next(&xml, &item))
                 is_sound = (item.depth > 1 || is(&item, listing->names->root)) && take_item(listing, &item);
-        is_sound = is_sound && !xml.is_broken;
+        is_sound = is_sound && !xml.is_broken && (listing->next || !listing->is_truncated);
         listing->no_memory = listing->no_memory || xml.no_memory;
         xml_done(&xml);
         return is_sound;
@@ -168,6 +171,13 @@ void object_sort_page(struct store_page *page)
 {
         if (page->count)
                 qsort(page->entries, page->count, sizeof *page->entries, by_key);
+}
+
+enum nebula_status object_check_next(const struct object_store *store, const char *from, const char *next, struct nebula_error *error)
+{
+        if (!from || !next || strcmp(from, next))
+                return NEBULA_OK;
+        return error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the service gives the same page again and again", store->store.root);
 }
 
 static enum nebula_status take_page(struct object_store *store, const char *prefix, const struct http_response *response,
@@ -219,6 +229,10 @@ static enum nebula_status list(struct store *base, const char *prefix, bool deep
         else /* 404, too: a prefix without objects gives an empty list, so it is the container that is missing */
                 status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
         http_response_done(&response);
+        if (!status && object_check_next(store, from, ret_page->next, error)) {
+                store_page_done(ret_page);
+                return NEBULA_STORAGE;
+        }
         return status;
 }
 

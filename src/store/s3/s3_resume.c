@@ -91,6 +91,7 @@ static enum nebula_status list_parts(struct object_store *store, struct object_u
                 *ret_status = response.status;
                 if (response.status == 200)
                         read_page(&page, &response);
+                page.is_truncated = page.is_truncated && strcmp(page.next, from);
                 http_response_done(&response);
         } while (page.is_truncated && !page.no_memory);
         return page.no_memory ? object_no_memory(store, error) : NEBULA_OK;

@@ -168,6 +168,8 @@ static enum nebula_status list_page(struct object_store *store, struct uploads *
         status = response.status == 200 ? read_page(&page, &response, "ListMultipartUploads", error) : not_listed(store, &response, error);
         *ret_is_last = response.status != 200 || !page.is_truncated;
         http_response_done(&response);
+        if (!status && !*ret_is_last && (!page.next_id || !before->next_id || !strcmp(page.next_id, before->next_id)))
+                status = object_check_next(store, before->next, page.next, error);
         page_done(before);
         *before = page;
         return status;
@@ -202,15 +204,19 @@ static enum nebula_status find_newest(struct object_store *store, const struct u
                 if (from)
                         object_param(&call, "part-number-marker", from);
                 status = store->service->send(store, &call, &response, error);
-                free(from);
-                if (status)
+                if (status) {
+                        free(from);
                         break;
+                }
                 if (response.status == 200)
                         status = read_page(&page, &response, "ListParts", error);
                 else if (response.status == 404)
                         page.newest_ns = INT64_MAX;
                 else
                         status = store->service->fail(store, OBJECT_LIST, upload->key, &response, error);
+                if (!status)
+                        status = object_check_next(store, from, page.next, error);
+                free(from);
                 http_response_done(&response);
         } while (!status && page.is_truncated);
         *ret_ns = page.newest_ns > upload->time_ns ? page.newest_ns : upload->time_ns;

@@ -74,6 +74,21 @@ static void a_write_is_created_appended_flushed_and_renamed(void)
         end();
 }
 
+static void serve_page(struct server_call *call, void *argument)
+{
+        server_say(call, 200, "x-ms-continuation: same\r\n", "{\"paths\":[]}");
+}
+
+static void a_service_that_repeats_a_page_is_not_asked_for_ever(void)
+{
+        struct store_page page;
+
+        begin(serve_page);
+        CHECK(store->ops->list(store, "t/", false, NULL, &page, &error) == NEBULA_STORAGE && strstr(error.message, "the same page again"));
+        CHECK(server_requests(server) == 2);
+        end();
+}
+
 static void a_touch_sets_the_properties_of_the_file_again(void)
 {
         struct object_upload object = { .key = (char *)(uintptr_t)"t/m.pt" };
@@ -314,6 +329,6 @@ static void an_upload_that_can_go_on_says_what_it_flushes(void)
 
 TAP_MAIN(TEST(an_immutable_container_is_named_with_the_path_that_can_write_to_it), TEST(a_service_that_does_not_flush_in_pieces_gets_whole_files),
          TEST(an_upload_that_can_go_on_says_what_it_flushes),
-         TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
+         TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_service_that_repeats_a_page_is_not_asked_for_ever), TEST(a_touch_sets_the_properties_of_the_file_again), TEST(a_put_has_no_stamp_of_another_write),
          TEST(a_creation_that_comes_twice_does_not_empty_the_file), TEST(a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write),
          TEST(a_path_names_container_and_account), TEST(a_rename_goes_on_with_the_new_sas_of_the_file))

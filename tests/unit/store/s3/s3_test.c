@@ -604,7 +604,8 @@ static void a_listing_is_read_as_s3_writes_it(void)
                 "<Owner><ID>1</ID><DisplayName>Key</DisplayName></Owner></Contents>"
                 "<CommonPrefixes><Prefix>run/t/d/</Prefix></CommonPrefixes></ListBucketResult>";
         static const char *const bad[] = { "", "no", "<ListBucketResult><Contents><Key>run/x</Key>", "<Error/>", "<ListBucketResult><Contents><Key>run/x</Key><Size>1x</Size></Contents></ListBucketResult>",
-                                           "<ListBucketResult><Contents><Key>run/x</Key><LastModified>yesterday</LastModified></Contents></ListBucketResult>" };
+                                           "<ListBucketResult><Contents><Key>run/x</Key><LastModified>yesterday</LastModified></Contents></ListBucketResult>",
+                                           "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>" };
         struct said said = { 200, "", text };
         struct store_page page;
 
@@ -614,6 +615,7 @@ static void a_listing_is_read_as_s3_writes_it(void)
         CHECK(!strcmp(page.entries[0].key, "t/a b") && page.entries[0].size == 1 && !strcmp(page.entries[0].stamp.text, "9b2cf535f27731c974343645a3985328") && page.entries[0].time_ns == 784111777LL * 1000000000);
         CHECK(!strcmp(page.entries[1].key, "t/d") && page.entries[1].is_prefix);
         CHECK(!strcmp(page.entries[2].key, "t/x&y") && page.entries[2].size == 12345678901 && !strcmp(page.entries[2].stamp.text, "4a5b-2") && page.entries[2].time_ns == 784111778LL * 1000000000);
+        CHECK(store->ops->list(store, "t/", false, page.next, &page, &error) == NEBULA_STORAGE && strstr(error.message, "the same page again"));
         store_page_done(&page);
         for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
                 said.code = bad[i];
@@ -627,6 +629,7 @@ struct listed {
         char ended[1000]; /* targets of aborts */
         unsigned lists, refusal;
         bool has_gone; /* one of `old` ends at this moment */
+        bool ignores_key, ignores_part; /* the place at which a page begins */
 };
 
 #define UPLOAD(key, id, begun) "<Upload><Key>run/" key "</Key><UploadId>" id "</UploadId><Initiator><ID>x</ID></Initiator><Initiated>" begun "T08:49:37.000Z</Initiated></Upload>"
@@ -644,14 +647,14 @@ static void serve_listed(struct server_call *call, void *argument)
                 server_say(call, 204, "", "");
         } else if (strstr(call->target, "uploads=") || strstr(call->target, "?uploads")) {
                 listed->lists++;
-                server_say(call, 200, "", strstr(call->target, "key-marker=run%2Fold%2Fb") && strstr(call->target, "upload-id-marker=2")
+                server_say(call, 200, "", !listed->ignores_key && strstr(call->target, "key-marker=run%2Fold%2Fb") && strstr(call->target, "upload-id-marker=2")
                                                   ? LIST("<IsTruncated>false</IsTruncated>", UPLOAD("new/b", "6", "2030-01-01") UPLOAD("busy/b", "4", "1994-11-06") UPLOAD("other/b", "7", "1994-11-06"))
                                                   : LIST("<IsTruncated>true</IsTruncated><NextKeyMarker>run/old/b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker>",
                                                          UPLOAD("old/b", "2", "1994-11-06") UPLOAD("busy/a", "3", "1994-11-06") UPLOAD("old/a", "1", "1994-11-06") UPLOAD("new/a", "5", "1994-11-06")));
         } else if (listed->has_gone && strstr(call->target, "uploadId=2")) {
                 server_say(call, 404, "", "<Error><Code>NoSuchUpload</Code></Error>");
         } else {
-                server_say(call, 200, "", strstr(call->target, "uploadId=4") && !strstr(call->target, "part-number-marker=1")
+                server_say(call, 200, "", strstr(call->target, "uploadId=4") && (listed->ignores_part || !strstr(call->target, "part-number-marker=1"))
                                                   ? "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>1</NextPartNumberMarker><Part><LastModified>1994-11-06T09:00:00.000Z</LastModified></Part></ListPartsResult>"
                                           : strstr(call->target, "uploadId=4")
                                                   ? "<ListPartsResult><IsTruncated>false</IsTruncated><Part><LastModified>2030-01-01T00:00:00.000Z</LastModified></Part></ListPartsResult>"
@@ -678,6 +681,11 @@ static void a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest(void)
         CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 0 && !*listed.ended && listed.lists == 2);
         listed.has_gone = false;
         CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 2 && !strcmp(listed.ended, "/data/run/old/a?uploadId=1 /data/run/old/b?uploadId=2 "));
+        listed.ignores_part = true;
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_STORAGE && strstr(error.message, "the same page again"));
+        listed.ignores_part = false;
+        listed.ignores_key = true;
+        CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_STORAGE && strstr(error.message, "the same page again"));
         listed.refusal = 403;
         CHECK(store->ops->sweep(store, limit_2020, NULL, &count, &error) == NEBULA_OK && count == 0);
         listed.refusal = 400;
