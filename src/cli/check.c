@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/mapped.h"
+#include "cli/sparse.h"
 #include "cli/term.h"
 #include "cli/zipcheck.h"
 #include "store/tag_log.h"
@@ -101,14 +102,13 @@ static void judge_zip(struct file_check *check)
         }
 }
 
-static void begin_zip(struct file_check *check, const struct mapped *mapped, uint32_t chunk_bytes,
-                      struct nebula_error *ret_unsound)
+static void begin_zip(struct file_check *check, struct sparse *sparse, struct nebula_error *ret_unsound)
 {
         struct zip_entry *entries;
         size_t count;
 
-        check->has_zip = !zip_read(mapped->data, mapped->size, &entries, &count, ret_unsound) &&
-                         !zipcheck_begin(&check->zip, entries, count, chunk_bytes, ret_unsound);
+        check->has_zip = !sparse_records(sparse, &entries, &count, ret_unsound) &&
+                         !zipcheck_begin(&check->zip, entries, count, sparse->recorded.chunk_bytes, ret_unsound);
 }
 
 static void check_bytes(struct store *store, const char *key, const struct record_file *recorded, json_t *file)
@@ -118,11 +118,11 @@ static void check_bytes(struct store *store, const char *key, const struct recor
                 .argument = &check, .progress = on_progress, .damage = on_damage, .chunk = on_chunk,
         };
         struct nebula_error unsound = { 0 };
-        struct mapped mapped = { 0 };
+        struct sparse sparse = { 0 };
 
-        if (recorded->is_zip && !mapped_open(store, key, &mapped, &unsound))
-                begin_zip(&check, &mapped, recorded->chunk_bytes, &unsound);
-        mapped_close(&mapped);
+        if (recorded->is_zip && !sparse_open_recorded(store, key, recorded, &sparse, &unsound))
+                begin_zip(&check, &sparse, &unsound);
+        sparse_close(&sparse);
         verify_file(store, key, recorded, &watch, NULL);
         if (check.has_zip)
                 judge_zip(&check);

@@ -10,6 +10,7 @@
 #include "cli/human.h"
 #include "cli/mapped.h"
 #include "cli/numbers.h"
+#include "cli/sparse.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "image/torch_pickle.h"
@@ -17,21 +18,22 @@
 #include "store/pins.h"
 
 /* The number of records of a zip image; -1 if it is no zip or cannot be read. */
-static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file)
+static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
+                             const struct record_file *recorded)
 {
         struct zip_entry *entries;
-        struct mapped mapped;
+        struct sparse sparse;
         char key[MANIFEST_KEY_MAX];
         size_t count;
         int64_t result = -1;
 
-        if (manifest_file_key(manifest, file, key, NULL) || mapped_open(store, key, &mapped, NULL))
+        if (manifest_file_key(manifest, file, key, NULL) || sparse_open_recorded(store, key, recorded, &sparse, NULL))
                 return -1;
-        if (!zip_read(mapped.data, mapped.size, &entries, &count, NULL)) {
+        if (!sparse_records(&sparse, &entries, &count, NULL)) {
                 result = (int64_t)count;
                 free(entries);
         }
-        mapped_close(&mapped);
+        sparse_close(&sparse);
         return result;
 }
 
@@ -54,7 +56,7 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
                 json_object_set_new(result, "chunk_bytes", json_integer((json_int_t)one->chunk_bytes));
                 json_object_set_new(result, "chunks", json_integer((json_int_t)one->chunk_count));
                 if (one->is_zip)
-                        json_object_set_new(result, "records", json_integer(count_records(store, manifest, file)));
+                        json_object_set_new(result, "records", json_integer(count_records(store, manifest, file, one)));
         }
         return result;
 }
@@ -307,27 +309,55 @@ static int no_records(bool json, const char *name)
         return cli_fail(json, &error);
 }
 
+static int show_records(bool json, const char *tag, const char *name, uint64_t size, const struct zip_entry *entries, size_t count)
+{
+        if (json)
+                return cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", tag, "name", name, "size", (json_int_t)size, "records",
+                                                describe_records(entries, count)),
+                                      CLI_OK);
+        print_records(entries, count);
+        return CLI_OK;
+}
+
 /* Prints the records of the mapped bytes. `place` names the file in an error message. */
 static int inspect_mapped(bool json, bool tensors, const char *tag, const char *name, const struct mapped *mapped, const char *place)
 {
         struct zip_entry *entries = NULL;
         struct nebula_error error;
         size_t count;
-        int code = CLI_OK;
+        int code;
 
         if (tensors)
                 return inspect_tensors(json, tag, name, mapped, place);
         if (zip_read(mapped->data, mapped->size, &entries, &count, &error)) {
                 error_prefix(&error, "%s", place);
+                return cli_fail(json, &error);
+        }
+        code = show_records(json, tag, name, mapped->size, entries, count);
+        free(entries);
+        return code;
+}
+
+/* The same for a stored file, of which only its directory is read. */
+static int inspect_stored(bool json, struct store *store, const struct manifest *manifest, const char *name, const char *place)
+{
+        struct zip_entry *entries = NULL;
+        struct nebula_error error;
+        struct sparse sparse;
+        size_t count;
+        int code;
+
+        if (sparse_open(store, manifest, name, &sparse, &error))
+                return cli_fail(json, &error);
+        if (sparse_records(&sparse, &entries, &count, &error)) {
+                if (error.status == NEBULA_CORRUPT)
+                        error_prefix(&error, "%s", place);
                 code = cli_fail(json, &error);
-        } else if (json) {
-                code = cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", tag, "name", name, "size",
-                                                (json_int_t)mapped->size, "records", describe_records(entries, count)),
-                                      CLI_OK);
         } else {
-                print_records(entries, count);
+                code = show_records(json, manifest->tag, name, sparse.size, entries, count);
         }
         free(entries);
+        sparse_close(&sparse);
         return code;
 }
 
@@ -352,9 +382,13 @@ static int inspect_file(bool json, bool tensors, struct store *store, const stru
         }
         if (is_raw)
                 return no_records(json, name);
-        if (manifest_file_key(manifest, file, key, &error) || mapped_open(store, key, &mapped, &error))
+        if (manifest_file_key(manifest, file, key, &error))
                 return cli_fail(json, &error);
         snprintf(place, sizeof place, "%s/%s", store->root, key);
+        if (!tensors)
+                return inspect_stored(json, store, manifest, name, place);
+        if (mapped_open(store, key, &mapped, &error))
+                return cli_fail(json, &error);
         code = inspect_mapped(json, tensors, manifest->tag, name, &mapped, place);
         mapped_close(&mapped);
         return code;

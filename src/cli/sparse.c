@@ -1,6 +1,7 @@
 #include "cli/sparse.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,31 +37,52 @@ static enum nebula_status reserve(struct sparse *sparse, struct nebula_error *er
         return result < 0 ? error_set(error, NEBULA_NO_MEMORY, -result, "no addresses for %s", sparse->key) : NEBULA_OK;
 }
 
+static enum nebula_status open_file(struct sparse *sparse, struct sparse *ret_sparse, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        sparse->size = sparse->recorded.size;
+        sparse->have = calloc(sparse->recorded.chunk_count + 1, sizeof *sparse->have);
+        if (!sparse->have)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read %s", sparse->key);
+        if (!status)
+                status = reserve(sparse, error);
+        if (status)
+                sparse_close(sparse);
+        else
+                *ret_sparse = *sparse;
+        return status;
+}
+
+enum nebula_status sparse_open_recorded(struct store *store, const char *key, const struct record_file *recorded, struct sparse *ret_sparse,
+                                        struct nebula_error *error)
+{
+        struct sparse sparse = { .store = store, .recorded = *recorded };
+
+        snprintf(sparse.key, sizeof sparse.key, "%s", key);
+        return open_file(&sparse, ret_sparse, error);
+}
+
 enum nebula_status sparse_open(struct store *store, const struct manifest *manifest, const char *name, struct sparse *ret_sparse,
                                struct nebula_error *error)
 {
-        struct sparse sparse = { .store = store };
+        struct sparse sparse = { .store = store, .is_record_ours = true };
         enum nebula_status status = manifest_load_file(store, manifest, name, &sparse.recorded, error);
 
         if (status)
                 return status;
-        sparse.size = sparse.recorded.size;
         status = manifest_file_key(manifest, manifest_find_file(manifest, name), sparse.key, error);
-        sparse.have = calloc(sparse.recorded.chunk_count + 1, sizeof *sparse.have);
-        if (!status && !sparse.have)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read %s", name);
-        if (!status)
-                status = reserve(&sparse, error);
-        if (status)
+        if (status) {
                 sparse_close(&sparse);
-        else
-                *ret_sparse = sparse;
-        return status;
+                return status;
+        }
+        return open_file(&sparse, ret_sparse, error);
 }
 
 void sparse_close(struct sparse *sparse)
 {
-        record_file_done(&sparse->recorded);
+        if (sparse->is_record_ours)
+                record_file_done(&sparse->recorded);
         free(sparse->have);
         if (sparse->data)
                 os->unmap(sparse->data, sparse->size);
@@ -120,9 +142,45 @@ static enum nebula_status peek(struct sparse *sparse, uint64_t offset, uint64_t 
         return sparse->store->ops->read(sparse->store, sparse->key, sparse->data + offset, offset, size, error);
 }
 
+static enum nebula_status peek_headers(struct sparse *sparse, struct nebula_error *error)
+{
+        uint64_t *headers;
+        size_t count;
+        enum nebula_status status = zip_find_headers(sparse->data, sparse->size, &headers, &count, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < count && !status; i++)
+                status = peek(sparse, headers[i], HEADER_BYTES, error);
+        free(headers);
+        return status;
+}
+
+enum nebula_status sparse_records(struct sparse *sparse, struct zip_entry **ret_entries, size_t *ret_count, struct nebula_error *error)
+{
+        uint64_t tail = sparse->size < ZIP_TAIL_BYTES ? sparse->size : ZIP_TAIL_BYTES, directory;
+        enum nebula_status status = NEBULA_OK;
+
+        if (sparse->is_mapped || !sparse->size)
+                return zip_read(sparse->data, sparse->size, ret_entries, ret_count, error);
+        status = peek(sparse, sparse->size - tail, tail, error);
+        if (!status)
+                status = zip_find_directory(sparse->data, sparse->size, &directory, error);
+        if (!status)
+                status = peek(sparse, directory, sparse->size - directory, error);
+        if (!status)
+                status = zip_read_directory(sparse->data, sparse->size, ret_entries, ret_count, error);
+        for (size_t i = 0; !status && i < *ret_count; i++)
+                (*ret_entries)[i].header_crc32 = (*ret_entries)[i].crc32;
+        if (status != NEBULA_INVALID)
+                return status;
+        status = peek_headers(sparse, error);
+        return status ? status : zip_read(sparse->data, sparse->size, ret_entries, ret_count, error);
+}
+
 enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *error)
 {
-        uint64_t tail = sparse->size < ZIP_TAIL_BYTES ? sparse->size : ZIP_TAIL_BYTES, directory, *headers;
+        uint64_t tail = sparse->size < ZIP_TAIL_BYTES ? sparse->size : ZIP_TAIL_BYTES, directory;
         struct zip_entry *entries;
         size_t count;
         enum nebula_status status;
@@ -135,12 +193,7 @@ enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *
         if (!status)
                 status = sparse_need(sparse, directory, sparse->size - directory, error);
         if (!status)
-                status = zip_find_headers(sparse->data, sparse->size, &headers, &count, error);
-        if (status)
-                return status;
-        for (size_t i = 0; i < count && !status; i++)
-                status = peek(sparse, headers[i], HEADER_BYTES, error);
-        free(headers);
+                status = peek_headers(sparse, error);
         if (!status)
                 status = zip_read(sparse->data, sparse->size, &entries, &count, error);
         if (status)

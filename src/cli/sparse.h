@@ -2,6 +2,7 @@
  * sparse.h - a stored file at an address, of which only the parts that are asked for are read.
  *
  *      sparse_open        gives the file an address; reads nothing
+ *      sparse_records     reads the places of a torch file's records
  *      sparse_structure   reads what torch_tensors_find looks at
  *      sparse_need        reads a range, in whole chunks, and compares each with its checksum
  *      sparse_close
@@ -13,6 +14,7 @@
 #ifndef NB_CLI_SPARSE_H
 #define NB_CLI_SPARSE_H
 
+#include "image/image.h"
 #include "store/manifest.h"
 
 struct sparse {
@@ -21,12 +23,19 @@ struct sparse {
         struct store *store;
         char key[MANIFEST_KEY_MAX];
         struct record_file recorded;
+        bool is_record_ours;
         bool is_mapped;
         bool *have; /* per chunk: it was read and is right */
 };
 
 enum nebula_status sparse_open(struct store *store, const struct manifest *manifest, const char *name, struct sparse *ret_sparse,
                                struct nebula_error *error);
+/* The same for a caller who has the record of the file, and keeps it until sparse_close. */
+enum nebula_status sparse_open_recorded(struct store *store, const char *key, const struct record_file *recorded, struct sparse *ret_sparse,
+                                        struct nebula_error *error);
+/* As zip_read, but compares no checksum of a chunk. In an object store it takes few requests: it does not read the headers of records in a
+ * file that Nebula has laid out, so their CRC-32s count as those of the directory. The caller frees ret_entries. */
+enum nebula_status sparse_records(struct sparse *sparse, struct zip_entry **ret_entries, size_t *ret_count, struct nebula_error *error);
 enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *error);
 enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error);
 void sparse_close(struct sparse *sparse); /* accepts a zeroed one */

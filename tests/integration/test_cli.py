@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -976,3 +977,21 @@ def test_store_refuses_what_is_no_request_and_goes_on(nebula, tmp_path):
     assert [answer["error"]["status"] for answer in refused] == ["invalid"] * len(bad)
     assert corrupt["error"]["status"] == "corrupt"
     assert [entry["key"] for entry in there["entries"]] == ["a/bytes"]
+
+
+@pytest.mark.parametrize("name", ["azure", "s3"])
+def test_inspect_reads_the_directory_of_a_stored_file_and_verify_reads_its_bytes_once(name, run, make, servers, monkeypatch):
+    from test_unchanged import Counter
+
+    for variable, value in servers.variables(name).items():
+        monkeypatch.setenv(variable, value)
+    path, size = servers.new_path(name), 16 << 20
+    assert run("copy", make("global_step1", f"model.pt={size // 4}"), path).returncode == 0
+    counter = Counter()
+    whole = run("inspect", "latest", "--path", path)
+    assert whole.returncode == 0 and re.search(r"model\.pt +0 +1 +16\.0 MiB +zip +5 ", whole.stdout), whole
+    records = run("inspect", "latest", "model.pt", "--path", path)
+    assert records.returncode == 0 and "archive/data/0" in records.stdout
+    assert counter.received < 1 << 20
+    checked = run("verify", "--path", path)
+    assert checked.returncode == 0 and size < counter.received < size + (1 << 20), (checked, counter.received)

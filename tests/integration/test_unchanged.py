@@ -53,14 +53,14 @@ nm.get_checkpoint("global_step1").load("model.pt")
 
 
 class Counter:
-    """Passes connections on to the server that the environment names, and counts what goes there, and the parts that have arrived."""
+    """Passes connections on to the server that the environment names. Counts the bytes in both directions, and the parts that have arrived."""
 
     def __init__(self) -> None:
         names = ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_CONNECTION_STRING")
         name = next(name for name in names if name in os.environ)
         found = re.search(r"http://127\.0\.0\.1:(\d+)", os.environ[name])
         assert found
-        self.port, self.sent, self.parts = int(found[1]), 0, 0
+        self.port, self.sent, self.received, self.parts = int(found[1]), 0, 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         os.environ[name] = os.environ[name].replace(found[0], f"http://127.0.0.1:{self.listener.getsockname()[1]}")
         threading.Thread(target=self.accept, daemon=True).start()
@@ -83,6 +83,7 @@ class Counter:
                     self.parts += len(re.findall(rb"\r\n(?:etag|x-ms-content-crc64):", piece.lower()))
                 elif b"retainUncommittedData=true" in last[0]:  # ADLS keeps parts that were flushed
                     self.parts += 4 * len(re.findall(rb"HTTP/1.1 200", piece))
+                self.received += 0 if counts else len(piece)
                 to.sendall(piece)
             to.shutdown(socket.SHUT_WR)
         except OSError:
