@@ -40,6 +40,7 @@ static void add_damage(json_t *file, uint64_t offset, uint64_t size, const char 
 /* One file that verify_file is checking. */
 struct file_check {
         json_t *file;
+        struct nebula_error *outage;
         struct zipcheck zip;
         bool has_zip;
 };
@@ -50,11 +51,20 @@ static void on_progress(void *argument, uint64_t bytes)
         progress_add(bytes);
 }
 
+static bool is_outage(const struct nebula_error *error, struct nebula_error *outage)
+{
+        if (store_class(error) != STORE_AGAIN)
+                return false;
+        *outage = *error;
+        return true;
+}
+
 static void on_damage(void *argument, uint64_t offset, uint64_t size, const struct nebula_error *error)
 {
         struct file_check *check = argument;
 
-        add_damage(check->file, offset, size, error->message);
+        if (!is_outage(error, check->outage))
+                add_damage(check->file, offset, size, error->message);
 }
 
 static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t size)
@@ -111,9 +121,9 @@ static void begin_zip(struct file_check *check, struct sparse *sparse, struct ne
                          !zipcheck_begin(&check->zip, entries, count, sparse->recorded.chunk_bytes, ret_unsound);
 }
 
-static void check_bytes(struct store *store, const char *key, const struct record_file *recorded, json_t *file)
+static void check_bytes(struct store *store, const char *key, const struct record_file *recorded, json_t *file, struct nebula_error *outage)
 {
-        struct file_check check = { .file = file };
+        struct file_check check = { .file = file, .outage = outage };
         const struct verify_watch watch = {
                 .argument = &check, .progress = on_progress, .damage = on_damage, .chunk = on_chunk,
         };
@@ -123,7 +133,8 @@ static void check_bytes(struct store *store, const char *key, const struct recor
         if (recorded->is_zip && !sparse_open_recorded(store, key, recorded, &sparse, &unsound))
                 begin_zip(&check, &sparse, &unsound);
         sparse_close(&sparse);
-        verify_file(store, key, recorded, &watch, NULL);
+        if (!unsound.status || !is_outage(&unsound, outage))
+                verify_file(store, key, recorded, &watch, NULL);
         if (check.has_zip)
                 judge_zip(&check);
         else if (recorded->is_zip && check_ok(file))
@@ -141,7 +152,7 @@ static json_t *new_stored_file(const struct manifest *manifest, const struct man
 }
 
 static json_t *check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *entry,
-                          struct record *record)
+                          struct record *record, struct nebula_error *outage)
 {
         json_t *file = new_stored_file(manifest, entry);
         struct record_file recorded = { 0 };
@@ -152,7 +163,7 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
         if (!status)
                 status = manifest_file_key(manifest, entry, key, &error);
         if (file && !status)
-                check_bytes(store, key, &recorded, file);
+                check_bytes(store, key, &recorded, file, outage);
         if (file && status)
                 add_damage(file, 0, entry->size, error.message);
         record_file_done(&recorded);
@@ -161,7 +172,7 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
 
 /* Checks a record and all files that it lists. `order`: indices of files, those of this record first. */
 static void check_record(struct store *store, const struct manifest *manifest, size_t index, const uint32_t *order, size_t count,
-                         const char *only_name, json_t *version)
+                         const char *only_name, json_t *version, struct nebula_error *outage)
 {
         const struct manifest_record *entry = &manifest->records[index];
         char key[MANIFEST_KEY_MAX] = "", *path = key;
@@ -170,6 +181,8 @@ static void check_record(struct store *store, const struct manifest *manifest, s
         struct nebula_error error;
         enum nebula_status lost = manifest_load_record(store, manifest, index, &record, &error);
 
+        if (lost && is_outage(&error, outage))
+                return;
         if (!record_key("", entry->writing, entry->rank, key, NULL))
                 path = key + 1;
         document = new_file(path, path, entry->size);
@@ -178,7 +191,7 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                 json_object_set_new(version, "ok", json_false());
         }
         json_array_append_new(json_object_get(version, "documents"), document);
-        for (size_t i = 0; i < count && manifest->files[order[i]].record == index; i++) {
+        for (size_t i = 0; i < count && manifest->files[order[i]].record == index && !outage->status; i++) {
                 const struct manifest_file *one = &manifest->files[order[i]];
                 json_t *file;
 
@@ -188,7 +201,7 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                         file = new_stored_file(manifest, one);
                         add_damage(file, 0, one->size, "cannot be checked: the record that holds its checksums is damaged");
                 } else {
-                        file = check_file(store, manifest, one, &record);
+                        file = check_file(store, manifest, one, &record, outage);
                 }
                 if (!check_ok(file))
                         json_object_set_new(version, "ok", json_false());
@@ -204,16 +217,17 @@ static bool vouches_for(const struct manifest *manifest, size_t index, const cha
         return file && file->record == index;
 }
 
-json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name)
+json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct nebula_error *ret_outage)
 {
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "generation",
                                     (json_int_t)manifest->generation, "ok", 1, "size",
                                     (json_int_t)manifest_size(manifest), "documents", "files");
         uint32_t *order = manifest_files_by_record(manifest);
 
-        for (size_t i = 0, at = 0; version && order && i < manifest->record_count; i++) {
+        *ret_outage = (struct nebula_error){ 0 };
+        for (size_t i = 0, at = 0; version && order && i < manifest->record_count && !ret_outage->status; i++) {
                 if (!only_name || vouches_for(manifest, i, only_name))
-                        check_record(store, manifest, i, order + at, manifest->file_count - at, only_name, version);
+                        check_record(store, manifest, i, order + at, manifest->file_count - at, only_name, version, ret_outage);
                 while (at < manifest->file_count && manifest->files[order[at]].record == i)
                         at++;
         }

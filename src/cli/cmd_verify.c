@@ -165,8 +165,9 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         return status;
 }
 
-/* False: the version was removed or written again while it was checked. */
-static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status)
+/* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
+static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status,
+                        struct nebula_error *ret_outage)
 {
         struct manifest manifest = { 0 };
         struct nebula_error error;
@@ -174,12 +175,21 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
         enum nebula_status status = manifest_load(target->store, tag, &manifest, &error);
         bool is_gone;
 
-        if (status && status != NEBULA_NOT_FOUND)
+        *ret_outage = (struct nebula_error){ 0 };
+        if (status && store_class(&error) == STORE_AGAIN)
+                *ret_outage = error;
+        else if (status && status != NEBULA_NOT_FOUND)
                 version = check_broken(target->store, tag, &error);
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
-                version = check_version(target->store, &manifest, *target->name ? target->name : NULL);
+                version = check_version(target->store, &manifest, *target->name ? target->name : NULL, ret_outage);
                 progress_end();
+        }
+        if (ret_outage->status) {
+                json_decref(version);
+                manifest_done(&manifest);
+                *ret_status = ret_outage->status;
+                return true;
         }
         is_gone = status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest));
         if (!is_gone)
@@ -190,17 +200,27 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
         return !is_gone;
 }
 
-/* NEBULA_NOT_FOUND: the version was removed. NEBULA_BUSY: it was written again during every attempt. In both cases
- * it is not added to `versions`. */
-static enum nebula_status append_version(const struct verify_target *target, const char *tag, json_t *versions)
+/* NEBULA_NOT_FOUND: the version was removed. NEBULA_BUSY: it was written again during every attempt. Others: the store did not answer, and
+ * `error` says so. In all these cases the version is not added to `versions`. */
+static enum nebula_status append_version(const struct verify_target *target, const char *tag, json_t *versions, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
+        struct nebula_error outage;
 
-        for (int look = 0; look < LOOKS_MAX && status != NEBULA_NOT_FOUND; look++)
-                if (append_once(target, tag, versions, &status))
-                        return NEBULA_OK;
+        for (int look = 0; look < LOOKS_MAX && status != NEBULA_NOT_FOUND; look++) {
+                if (!append_once(target, tag, versions, &status, &outage))
+                        continue;
+                if (outage.status)
+                        *error = outage;
+                return outage.status;
+        }
         cli_complain("%s was removed or written again meanwhile; it was not checked", tag);
         return status == NEBULA_NOT_FOUND ? status : NEBULA_BUSY;
+}
+
+static bool is_outage(enum nebula_status status)
+{
+        return status && status != NEBULA_NOT_FOUND && status != NEBULA_BUSY;
 }
 
 /* Checks one version. If the newest was wanted and is removed meanwhile, checks the next newest. */
@@ -211,9 +231,9 @@ static enum nebula_status append_one(const struct verify_target *target, json_t 
 
         strcpy(tag, target->tag);
         for (int look = 0; look < LOOKS_MAX; look++) {
-                enum nebula_status status = append_version(target, tag, versions);
+                enum nebula_status status = append_version(target, tag, versions, error);
 
-                if (!status)
+                if (!status || is_outage(status))
                         return status;
                 if (!target->is_newest || status != NEBULA_NOT_FOUND)
                         break;
@@ -242,28 +262,28 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
         struct store_list list;
         struct nebula_error failure;
         char tag[256];
-        enum nebula_status status = store_list_all(store, "", false, &list, error);
+        enum nebula_status status = store_list_all(store, "", false, &list, error), outcome = NEBULA_OK;
 
         if (status)
                 return status;
-        for (size_t i = 0; i < list.count; i++) {
+        for (size_t i = 0; i < list.count && !is_outage(outcome); i++) {
                 struct tag_log log = { 0 };
 
                 if (!list.entries[i].is_prefix || name_decode(list.entries[i].key, tag, NULL) || is_among(scan, tag))
                         continue;
                 status = tag_log_head(store, tag, &log, &failure);
                 if (!status && log.is_unsound)
-                        append_version(target, tag, versions);
+                        outcome = append_version(target, tag, versions, error);
                 else if (status && list.entries[i].is_foreign) {
                         text_make_printable(failure.message);
                         cli_complain("%s; it belongs to another user and was not checked", failure.message);
                 } else if (status) {
-                        append_version(target, tag, versions);
+                        outcome = append_version(target, tag, versions, error);
                 }
                 tag_log_done(&log);
         }
         store_list_done(&list);
-        return NEBULA_OK;
+        return is_outage(outcome) ? outcome : NEBULA_OK;
 }
 
 static bool has_any(struct store *store, const char *directory, const char *below)
@@ -320,11 +340,13 @@ static enum nebula_status append_all(const struct verify_target *target, json_t 
 
         if (status)
                 return status;
-        for (size_t i = 0; i < scan.count; i++)
-                append_version(target, scan.manifests[i].tag, versions);
-        if (scan.broken_count)
-                status = append_broken(target, &scan, versions, error);
+        for (size_t i = 0; i < scan.count && !is_outage(status); i++)
+                status = append_version(target, scan.manifests[i].tag, versions, error);
+        if (!is_outage(status))
+                status = scan.broken_count ? append_broken(target, &scan, versions, error) : NEBULA_OK;
         manifest_scan_done(&scan);
+        if (status)
+                return status;
         tell_incomplete(target->store);
         if (!status && !json_array_size(versions))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint in %s", target->store->root);
@@ -469,10 +491,13 @@ int command_verify(int argc, char **argv)
         }
         begun_ns = os->now_ns();
         versions = json_array();
-        if (check_target(&target, versions, &error))
+        if (check_target(&target, versions, &error)) {
+                for (size_t v = 0; v < json_array_size(versions) && !common.json; v++)
+                        print_version(json_array_get(versions, v));
                 code = cli_fail(common.json, &error);
-        else
+        } else {
                 code = finish(common.json, versions, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
+        }
         json_decref(versions);
 out:
         if (target.store)

@@ -82,6 +82,8 @@ static void *work(void *argument)
                 lock_take(&verify->lock);
                 if (status)
                         note(verify, offset, size, &failure);
+                if (status && store_class(&failure) == STORE_AGAIN)
+                        verify->next = verify->file->chunk_count; /* each further chunk would wait as long */
                 if (verify->watch->progress)
                         verify->watch->progress(verify->watch->argument, size);
         }

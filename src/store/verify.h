@@ -21,7 +21,8 @@ struct verify_watch {
         void (*chunk)(void *argument, const void *data, uint64_t offset, uint64_t size);
 };
 
-/* Checks the object `key` against `file`. Reads to the end; returns the failure with the lowest offset. */
+/* Checks the object `key` against `file`. Reads to the end, unless the store does not answer (STORE_AGAIN); returns the failure with the
+ * lowest offset. */
 enum nebula_status verify_file(struct store *store, const char *key, const struct record_file *file,
                                const struct verify_watch *watch, struct nebula_error *error);
 

@@ -995,3 +995,57 @@ def test_inspect_reads_the_directory_of_a_stored_file_and_verify_reads_its_bytes
     assert counter.received < 1 << 20
     checked = run("verify", "--path", path)
     assert checked.returncode == 0 and size < counter.received < size + (1 << 20), (checked, counter.received)
+
+
+def test_verify_does_not_call_damaged_what_the_store_does_not_answer(run, make, servers, monkeypatch):
+    import http.client
+    import http.server
+
+    from emulators import Between
+
+    for variable, value in servers.variables("s3").items():
+        monkeypatch.setenv(variable, value)
+    path = servers.new_path("s3")
+    for tag in ("global_step1", "global_step2", "global_step3"):
+        store = make(tag, "model.pt=100000")
+    assert run("copy", store, path, "--all").returncode == 0
+
+    class Broken(Between):
+        """Answers other ranges of one file than are asked for. Such an answer is repeated without a pause."""
+
+        port = int(re.search(r":(\d+)", os.environ["AWS_ENDPOINT_URL"])[1])
+
+        def do_GET(self):
+            if "global_step2/model.pt" not in self.path:
+                return self.handle_one()
+            self.send_response(206)
+            self.send_header("Content-Range", "bytes 77-77/99999999")
+            self.send_header("Content-Length", "1")
+            self.end_headers()
+            self.wfile.write(b"x")
+
+        def do_HEAD(self):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection.request("HEAD", self.path, headers=dict(self.headers))
+            answer = connection.getresponse()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("connection", "date", "server"):
+                    self.send_header(name, value)
+            self.end_headers()
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        told = run("verify", "--all", "--path", path)
+        assert told.returncode == 4 and "another range" in told.stderr and "DAMAGED" not in told.stdout, told
+        assert "global_step1" in told.stdout and "global_step2" not in told.stdout  # what was checked before
+        told = run("verify", "--all", "--path", path, "--json")
+        assert told.returncode == 4 and json.loads(told.stdout)["error"]["status"] == "unavailable"
+        assert run("verify", "global_step3", "--path", path).returncode == 0
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
