@@ -13,8 +13,8 @@ import pytest
 import torch
 from nebulaml._session import locate
 from nebulaml.errors import NebulaError
-from waiting import until_refused
 from nebulaml.studio import snapshot
+from waiting import until_refused
 
 
 def bind(place):
