@@ -219,3 +219,24 @@ def test_the_signature_of_a_url_goes_with_its_path():
     whole = "https://a.blob.core.windows.net/c/run/step7?sv=1&sig=x/y"
     assert places.split(whole) == ("https://a.blob.core.windows.net/c/run?sv=1&sig=x/y", "step7")
     assert places.is_place(whole) and places.is_place("/a/b") and not places.is_place("memory://a/b")
+
+
+# The endpoint and the region are in a profile alone, which a driver reads from a file.
+PROFILE = """
+import nebulaml as nm
+import pathlib, torch
+test.prepare(sys.argv[2])
+config = pathlib.Path(sys.argv[3])
+config.write_text(f"[default]\\nendpoint_url = {os.environ.pop('AWS_ENDPOINT_URL')}\\nregion = {os.environ.pop('AWS_REGION')}\\n")
+os.environ["AWS_CONFIG_FILE"] = str(config)
+nm.init(test.STORES[sys.argv[2]].path, 0, 2, on_error="raise")
+with nm.Checkpoint("global_step1") as checkpoint:
+    checkpoint.save("model.pt", {"w": torch.ones(8)})
+checkpoint.wait("durable", 60)
+print("durable")
+"""
+
+
+def test_a_job_whose_endpoint_stands_in_a_profile_saves(tmp_path):
+    """The agent that checks its locks would end if it read the file under the catalogue's."""
+    assert "durable" in run_beside("s3", tmp_path, PROFILE.replace("sys.argv[3]", repr(str(tmp_path / "config"))))

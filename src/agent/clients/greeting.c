@@ -119,10 +119,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         struct job *job;
         bool is_another, begins;
         uint32_t seen = seen_pid(connection, hello);
-        enum nebula_status status = check_hello(hello, error);
+        enum nebula_status status = NEBULA_OK;
 
-        if (status)
-                return status;
         job = catalogue_job_get(catalogue, hello->persist_path, hello->job);
         if (!job)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a job");
@@ -191,9 +189,11 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         location_resolve(catalogue, hello->persist_path);
         if (hello->persist_path[0] != '/')
                 spelling = hello->persist_path; /* a URL is the same on all nodes */
+        status = check_hello(hello, error); /* a driver may read a file */
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
-        status = enter(connection, hello, spelling, error);
+        if (!status)
+                status = enter(connection, hello, spelling, error);
         catalogue_unlock(catalogue);
         if (!status && !known && hello->role == IPC_ROLE_TRAINER)
                 log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,

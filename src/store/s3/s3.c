@@ -89,7 +89,6 @@ static enum nebula_status s3_open(const char *url, struct store **ret_store, str
                 return status;
         }
         s3->object = (struct object_store){ { &store_s3, s3->address.root }, &service, s3->address.prefix };
-        s3_trust_find(&s3->object.trust);
         s3->has_sums = !sums || strcasecmp(sums, "when_required");
         lock_init(&s3->lock, LOCK_OBJECT_STORE);
         *ret_store = &s3->object.store;

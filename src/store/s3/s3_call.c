@@ -129,6 +129,8 @@ static enum nebula_status find_keys(struct s3_store *s3, char ret_region[S3_REGI
         enum nebula_status status = NEBULA_OK;
 
         lock_take(&s3->lock);
+        if (!s3->object.trust.source)
+                s3_trust_find(&s3->object.trust);
         if (!s3->keys) {
                 s3->keys = s3_keys_find(s3->source, error);
                 s3_region_find(s3->region);
