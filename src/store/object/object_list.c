@@ -180,18 +180,24 @@ enum nebula_status object_check_next(const struct object_store *store, const cha
         return error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the service gives the same page again and again", store->store.root);
 }
 
-static enum nebula_status take_page(struct object_store *store, const char *prefix, const struct http_response *response,
+static enum nebula_status take_page(struct object_store *store, const char *prefix, const char *from, const struct http_response *response,
                                     struct store_page *ret_page, struct nebula_error *error)
 {
         struct listing listing = { .store = store, .names = store->service->listing, .prefix = prefix };
         bool is_sound = read_page(&listing, response);
+        enum nebula_status status;
 
         store_entry_done(&listing.entry);
         listing.page.next = listing.next;
-        if (listing.no_memory || !is_sound) {
+        if (listing.no_memory)
+                status = object_no_memory(store, error);
+        else if (!is_sound)
+                status = error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is not a listing", store->store.root);
+        else
+                status = object_check_next(store, from, listing.next, error);
+        if (status) {
                 store_page_done(&listing.page);
-                return listing.no_memory ? object_no_memory(store, error)
-                                         : error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is not a listing", store->store.root);
+                return status;
         }
         object_sort_page(&listing.page);
         *ret_page = listing.page;
@@ -225,14 +231,10 @@ static enum nebula_status list(struct store *base, const char *prefix, bool deep
         if (status)
                 return status;
         if (response.status == 200)
-                status = take_page(store, prefix, &response, ret_page, error);
+                status = take_page(store, prefix, from, &response, ret_page, error);
         else /* 404, too: a prefix without objects gives an empty list, so it is the container that is missing */
                 status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
         http_response_done(&response);
-        if (!status && object_check_next(store, from, ret_page->next, error)) {
-                store_page_done(ret_page);
-                return NEBULA_STORAGE;
-        }
         return status;
 }
 
