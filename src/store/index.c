@@ -10,7 +10,6 @@
 #include "store/manifest_private.h"
 #include "sum/sum.h"
 
-#define INDEX_PREFIX MANIFEST_DIRECTORY "/index/"
 #define ORDER_FROM DOCUMENT_SEQUENCE_MAX /* 19 digits */
 
 struct index_entry {

@@ -13,6 +13,8 @@
 
 #include "store/manifest.h"
 
+#define INDEX_PREFIX MANIFEST_DIRECTORY "/index/"
+
 enum nebula_status index_put(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status index_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 /* Loads the newest version of a job (NULL: of any), by the rule of manifest_scan_newest. NEBULA_BUSY: the index lacks a tag or is stale,

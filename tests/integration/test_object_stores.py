@@ -182,6 +182,36 @@ def test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was(name, tmp_p
     assert "removed 2 of 3 checkpoints" in said
 
 
+# Loads and commands with the names in another order: a job must not begin from nothing.
+REORDERED = """
+import subprocess
+import nebulaml as nm
+path = test.STORES[sys.argv[2]].path
+test.prepare(sys.argv[2])
+nm.init(path, 0, 2, on_error="raise")
+with nm.Checkpoint("global_step1") as checkpoint:
+    checkpoint.save("model.pt", {"step": 1})
+checkpoint.wait("durable", 60)
+nm._shutdown()
+test.lose_memory()
+scheme, names, rest = path.replace("://", "/", 1).split("/", 2)
+other = scheme + "://" + ",".join(reversed(names.split(","))) + "/" + rest
+nm.init(other, 0, 2, on_error="raise")
+try:
+    print(nm.get_latest_checkpoint())
+except nm.NebulaError as error:
+    print("refused:", error)
+done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], "list", "--path", other], capture_output=True, text=True, timeout=60)
+print(done.returncode, done.stdout, done.stderr)
+"""
+
+
+@pytest.mark.parametrize("name", ["two accounts", "two buckets"])
+def test_names_in_another_order_are_refused_and_no_job_begins_from_nothing(name, tmp_path):
+    said = run_beside(name, tmp_path, REORDERED)
+    assert said.count("give the names in the order in which the checkpoints were written") == 2 and "refused:" in said, said
+
+
 MISSING = {
     "azure": "az://devstoreaccount1/nosuch/x",
     "s3": "s3://nosuch/x",

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/index.h"
 #include "store/several/several_private.h"
 #include "store/store_private.h"
 
@@ -48,6 +49,26 @@ static enum nebula_status merge(struct several *several, struct store_list *list
         return status;
 }
 
+/* Whether the objects tell of checkpoints: entries of the index, or `latest`. */
+static bool tells_of_versions(const struct store_list *list)
+{
+        for (size_t i = 0; i < list->count; i++)
+                if (!list->entries[i].is_prefix && (!strcmp(list->entries[i].key, "latest") || !strncmp(list->entries[i].key, INDEX_PREFIX, sizeof INDEX_PREFIX - 1)))
+                        return true;
+        return false;
+}
+
+/* Such objects lie in the first member. If they lie in another one alone, the names had another order when they were written. A job that did
+ * not find its checkpoints would begin from nothing. */
+static enum nebula_status check_order(struct several *several, const struct store_list *lists, struct nebula_error *error)
+{
+        for (size_t i = 1; i < several->count && !tells_of_versions(&lists[0]); i++)
+                if (tells_of_versions(&lists[i]))
+                        return error_set(error, NEBULA_INVALID, 0, "the storage path \"%.200s\": %.150s has checkpoints, and the first account or bucket has none: "
+                                         "give the names in the order in which the checkpoints were written", several->store.root, several->members[i]->root);
+        return NEBULA_OK;
+}
+
 enum nebula_status several_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                                 struct nebula_error *error)
 {
@@ -59,6 +80,8 @@ enum nebula_status several_list(struct store *store, const char *prefix, bool de
         (void)from; /* there is no other page */
         for (size_t i = 0; i < several->count && !status; i++)
                 status = store_list_all(several->members[i], prefix, deep, &lists[i], error);
+        if (!status)
+                status = check_order(several, lists, error);
         if (!status && merge(several, lists, &page))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %s", store->root);
         for (size_t i = 0; i < several->count; i++)

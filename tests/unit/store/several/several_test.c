@@ -75,6 +75,26 @@ static void astray(void)
 }
 EACH(what_no_reader_finds_is_not_listed, astray)
 
+/* In the other order no checkpoint would be found, and a job would begin from nothing. */
+static void ordered(void)
+{
+        static const char *const documents[] = { "latest", ".nebula/index/0000000000000000001-0000000000000000001-0123456789abcdef/t" };
+        struct store *first = several_member(store, 0), *second = several_member(store, 1);
+        struct store_page page;
+
+        for (size_t i = 0; i < 2; i++) {
+                const char *key = documents[i], *prefix = i ? ".nebula/index/" : "";
+
+                REQUIRE(second->ops->put(second, key, "t", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+                CHECK(store->ops->list(store, prefix, i, NULL, &page, &error) == NEBULA_INVALID && strstr(error.message, second->root) &&
+                      strstr(error.message, "the order in which the checkpoints were written"));
+                REQUIRE(first->ops->put(first, key, "t", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+                CHECK(!strcmp(keys(prefix, i), i ? ".nebula/index/0000000000000000001-0000000000000000001-0123456789abcdef/t " : "latest "));
+                CHECK(!store_remove_one(first, key, &error) && !store_remove_one(second, key, &error));
+        }
+}
+EACH(names_in_another_order_are_refused, ordered)
+
 static void errors_name_the_member(void)
 {
         struct store *member = several_member(store, 1);
@@ -112,5 +132,5 @@ static void refused(void)
 }
 EACH(a_wrong_list_is_refused, refused)
 
-TAP_MAIN(TEST(files_are_spread_and_documents_lie_together), TEST(a_files_name_decides), TEST(what_no_reader_finds_is_not_listed),
+TAP_MAIN(TEST(files_are_spread_and_documents_lie_together), TEST(a_files_name_decides), TEST(what_no_reader_finds_is_not_listed), TEST(names_in_another_order_are_refused),
          TEST(an_error_names_its_account), TEST(a_wrong_list_is_refused))
