@@ -45,6 +45,21 @@ static void list_live(const struct catalogue *catalogue, const struct session *s
                         granted->live_ids[granted->live_count++] = image->id;
 }
 
+/* Lock held on entry and return, released while an image without a descriptor is opened. */
+static enum nebula_status duplicate(struct catalogue *catalogue, struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        if (image->fd >= 0)
+                return memory_duplicate(image, ret_fd, error);
+        memory_hold(image);
+        catalogue_unlock(catalogue);
+        status = memory_duplicate(image, ret_fd, error);
+        catalogue_lock(catalogue);
+        memory_drop(&catalogue->memory, image);
+        return status;
+}
+
 static enum nebula_status request_image(struct connection *connection, const void *payload, struct answer *answer,
                                         struct nebula_error *error)
 {
@@ -57,6 +72,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         catalogue_lock(catalogue);
         status = image_loan_open(catalogue, connection->session, payload, connection->may_wait ? session_client_gone : NULL, connection,
                                  &version, &loan, error);
+        answer->version_id = version ? version->id : 0;
         if (!status && !loan) {
                 ((struct ipc_image *)connection->frame.payload)->version_id = version->id; /* this request may have begun the version */
                 answer->is_slow = true;
@@ -67,11 +83,10 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 granted->capacity_bytes = loan->image->capacity;
                 list_live(catalogue, connection->session, granted);
                 /* A duplicate, because the image may be freed before the answer is sent. */
-                status = memory_duplicate(loan->image, &answer->fd, error);
-                if (status)
+                status = duplicate(catalogue, loan->image, &answer->fd, error);
+                if (status && (version = catalogue_version_of_image(catalogue, granted->image_id, &loan)) != NULL)
                         commit_end_loan(catalogue, version, loan);
         }
-        answer->version_id = version ? version->id : 0;
         catalogue_unlock(catalogue);
         answer->size = sizeof *granted;
         return status;
@@ -156,16 +171,19 @@ static enum nebula_status request_spare(struct connection *connection, const voi
         struct ipc_spare_image *spare = &answer->body.spare;
         enum nebula_status status = NEBULA_OK;
         struct image *image;
+        uint64_t before = 0;
 
         catalogue_lock(connection->catalogue);
         image = catalogue_spare_image(connection->catalogue, connection->session, &spare->left_count);
-        if (image)
-                status = memory_duplicate(image, &answer->fd, error);
-        if (image && !status) {
-                image->owner_nonce = connection->session->nonce;
+        if (image) {
+                before = image->owner_nonce;
+                image->owner_nonce = connection->session->nonce; /* now, so that no other session gets it meanwhile */
                 spare->image_id = image->id;
                 spare->capacity_bytes = image->capacity;
+                status = duplicate(connection->catalogue, image, &answer->fd, error);
         }
+        if (image && status)
+                image->owner_nonce = before;
         catalogue_unlock(connection->catalogue);
         answer->size = sizeof *spare;
         return status;

@@ -95,6 +95,16 @@ static int64_t shifted_now_ns(void)
         return before->now_ns() + time_passed_ns;
 }
 
+static bool has_few_descriptors;
+
+static int probe(enum os_probe what, uint64_t *ret_value)
+{
+        if (what != OS_PROBE_DESCRIPTORS || !has_few_descriptors)
+                return before->probe(what, ret_value);
+        *ret_value = 64;
+        return 0;
+}
+
 static struct agent *start(void)
 {
         struct nebula_error error = { 0 };
@@ -118,6 +128,7 @@ static void begin_bad(void)
         table.mkdir_below = refuse_directory;
         table.advise = advise_slowly;
         table.duplicate = refuse_duplicate;
+        table.probe = probe;
         table.wall_ns = shifted_wall_ns;
         table.now_ns = shifted_now_ns;
         memory_is_refused = false;
@@ -179,6 +190,32 @@ static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_op
         CHECK(!load(&client, version, "model", 1, FILE_BYTES, NULL));
         client_done(&client);
         agent_stop(agent, true);
+        end_bad();
+}
+
+/* From the 33rd image on, each is opened for its trainer by its name. lock_check_files ends an agent that opens it under the catalogue's lock. */
+static void images_that_are_not_open_are_opened_without_the_catalogues_lock(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+        char name[16];
+
+        begin_bad();
+        has_few_descriptors = true;
+        agent = start();
+        client_init(&client, &place, 1);
+        REQUIRE(agent && !client_connect(&client, &place));
+        version = begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS);
+        for (unsigned i = 0; i < 60; i++) {
+                snprintf(name, sizeof name, "m%u", i);
+                REQUIRE(!save(&client, version, name, i, FILE_BYTES));
+        }
+        CHECK(!of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 30000));
+        CHECK(!load(&client, version, "m59", 59, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        has_few_descriptors = false;
         end_bad();
 }
 
@@ -668,6 +705,7 @@ static void storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end
 
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open),
+         TEST(images_that_are_not_open_are_opened_without_the_catalogues_lock),
          TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
          TEST(a_version_whose_place_is_blocked_holds_up_no_other_version),
          TEST(an_agent_that_ends_finishes_what_can_be_written_although_other_storage_fails),
