@@ -448,7 +448,8 @@ def run_only_when_others_wait() -> None:
 
 def run_as_others(pid: int) -> None:
     for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or a signal has ended the process
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 @pytest.fixture

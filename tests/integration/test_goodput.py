@@ -220,9 +220,12 @@ def test_no_history_is_one_sentence(run, make):
     assert failed.returncode == 3 and "--history" in failed.stderr and failed.stderr.count("\n") == 1
 
 
-JOB = """
+STEP_S, LOST_S, DOWN_S = 0.05, 0.6, 1.5
+CLOCKS_S = 0.1  # the test's clock is another one than that of the history, which has hundredths
+JOB = f"""
+STEP_S, LOST_S = {STEP_S}, {LOST_S}
+""" + """
 import os, sys, time, torch
-STEP_S, LOST_S = map(float, sys.argv[3:5])
 import nebulaml as nm
 nm.init(sys.argv[1], 0, 100, on_error="raise")
 latest = nm.get_latest_checkpoint()
@@ -233,12 +236,10 @@ for step in range(step + 1, int(sys.argv[2]) + 1):
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
             checkpoint.save("m.pt", {"w": torch.zeros(1000), "step": step})
         checkpoint.wait("durable", 60)
-if len(sys.argv) > 5:
+if len(sys.argv) > 3:
     time.sleep(LOST_S)
     os.kill(os.getpid(), 9)
 """
-STEP_S, LOST_S, DOWN_S = 0.05, 0.6, 1.5
-CLOCKS_S = 0.1  # the test's clock is another one than that of the history, which has hundredths
 
 
 def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
@@ -255,10 +256,10 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
     try:
         begun = time.monotonic()
         job = [sys.executable, "-c", JOB, tmp_path / "store"]
-        first = subprocess.run([*job, "30", str(STEP_S), str(LOST_S), "kill"], env=environment, timeout=120)
+        first = subprocess.run([*job, "30", "kill"], env=environment, timeout=120)
         assert first.returncode == -signal.SIGKILL
         time.sleep(DOWN_S)
-        subprocess.run([*job, "60", str(STEP_S), str(LOST_S)], env=environment, check=True, timeout=120)
+        subprocess.run([*job, "60"], env=environment, check=True, timeout=120)
         took = time.monotonic() - begun
         subprocess.run([nebula, "stop"], env=environment, timeout=60, check=True, capture_output=True)
         found = ledger(run, tmp_path / "output/checkpointHistories.csv")
