@@ -34,8 +34,9 @@ in_background() {
 }
 
 arguments=${*@Q}
-in_background frameworks "run tests/model tests/frameworks -k ${chosen@Q} $arguments" "run tests/integration/test_elastic_nodes.py $arguments"
-in_background integration "run tests/integration --ignore=tests/integration/test_elastic_nodes.py --ignore-glob='*/test_[s-z]*.py' $arguments"
+in_background frameworks "run tests/model tests/frameworks -k ${chosen@Q} $arguments" \
+        "run tests/integration/test_elastic_nodes.py tests/integration/test_re[ps]*.py $arguments"
+in_background integration "run tests/integration --ignore=tests/integration/test_elastic_nodes.py --ignore-glob='*/test_re[ps]*.py' --ignore-glob='*/test_[s-z]*.py' $arguments"
 in_background python-m-z "run tests/python/test_[m-z]*.py $arguments" "python=$oldest run ${old_tests[*]} $arguments" \
         "run tests/integration/test_[s-z]*.py $arguments" "python=.envs/studio/bin/python run tests/studio $arguments"
 failed=
