@@ -6,6 +6,7 @@ bench-sink, a server of this machine that speaks S3 (bench/stores/sink.c).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -85,11 +86,15 @@ def peak_of(pid: int) -> int:
 
 
 def measured(*command: str | Path) -> tuple[bytes, float, int]:
-    """Runs a command whose output does not fit into a pipe. Returns the output, the CPU seconds that it took, and its memory in KiB."""
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE) as process:
-        said = process.stdout.read(1)  # it waits now, with all that it has to say
+    """Runs a command whose output does not fit into its pipe, of one page. Returns the output, the CPU seconds that it took, and its memory in KiB."""
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(list(map(str, command)), stdout=theirs) as process, os.fdopen(ours, "rb", buffering=0) as output:
+        os.close(theirs)
+        said = output.read(1)  # it waits now, with all that it has to say
         kib = peak_of(process.pid)
-        said += process.stdout.read()
+        while part := output.read(1 << 20):
+            said += part
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
