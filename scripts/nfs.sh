@@ -11,7 +11,7 @@ place=$PWD/.envs/nfs
 mkdir -p "$place"
 exec 9>"$place/lock"
 flock 9
-if [[ ! -f $place/ready ]]; then
+if [[ ! -f $place/ready || tests/servers/nfs_bridge.c -nt $place/ready ]]; then
         command -v apt-get >/dev/null && command -v dpkg >/dev/null || { echo "there is no apt-get, which brings nfs-ganesha" >&2; exit 77; }
         pkg-config --exists fuse3 && command -v cc >/dev/null || { echo "there is no compiler, or no libfuse 3" >&2; exit 77; }
         mapfile -t libraries < <(apt-cache depends nfs-ganesha nfs-ganesha-vfs 2>/dev/null | sed -n 's/^ *Depends: \(lib[a-z].*\)/\1/p' | grep -v '^libc6$' | sort -u)

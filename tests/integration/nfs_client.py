@@ -59,6 +59,13 @@ class Client:
     def job(self, *arguments):
         return fork_server.start(JOB, self.path, *arguments, env=self.environment, stderr=subprocess.PIPE)
 
+    def train_until_killed(self, step):
+        """Starts a job, and kills it when it has said that the version of this step is durable."""
+        job = self.job(1000)
+        next(line for line in job.stdout if line == f"durable {step}\n")
+        job.kill()
+        job.wait()
+
     def finish(self, *arguments):
         said, failed = (process := self.job(*arguments)).communicate(timeout=120)
         assert process.returncode == 0, failed[-3000:]

@@ -3,7 +3,6 @@
 tests/servers/nfs_fuse.c simulates the client. Two mounts of one directory are two nodes.
 """
 
-import signal
 import time
 
 import pytest
@@ -51,14 +50,8 @@ def clients(nebula, tmp_path):
 def test_a_job_on_nfs_is_killed_and_goes_on_also_on_another_node(clients):
     first = clients()
     first.rules(ttl_ms=3000, squash=1, ahead_s=3600)
-    job = first.job(1000)
-    for line in job.stdout:
-        if line.startswith("durable 5"):
-            break
-    job.send_signal(signal.SIGKILL)
-    job.wait()
-    begun = first.finish(8)[0]
-    assert int(begun.split()[1]) >= 5
+    first.train_until_killed(5)
+    assert int(first.finish(8)[0].split()[1]) >= 5
     first.stop()
     second = clients()
     assert int(second.finish(30)[0].split()[1]) >= 8

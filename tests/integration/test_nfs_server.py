@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 
@@ -92,12 +91,7 @@ def test_a_job_on_a_server_is_killed_and_goes_on_also_on_another_node(served, sq
     make_server, make_client = served
     server = make_server(squash)
     first = make_client(server)
-    job = first.job(1000)
-    for line in job.stdout:
-        if line.startswith("durable 5"):
-            break
-    job.send_signal(signal.SIGKILL)
-    job.wait()
+    first.train_until_killed(5)
     assert int(first.finish(8)[0].split()[1]) >= 5
     owner = (server.export / "store").stat().st_uid
     assert (owner == 0) == (squash == "No_Root_Squash")
