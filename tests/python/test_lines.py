@@ -16,6 +16,13 @@ def save(*steps):
     for step in steps:
         with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
             checkpoint.save("state.pt", {"step": step, "run": sys.argv[2]})
+def save_together(*steps):
+    # begins the steps in order and commits them in the opposite order, as threads may do
+    begun = [nm.Checkpoint(f"global_step{step}", -2) for step in steps]
+    for checkpoint in begun:
+        checkpoint.save("state.pt", {"run": sys.argv[2]})
+    for checkpoint in reversed(begun):
+        checkpoint.commit()
 def load(step):
     return nm.get_checkpoint(f"global_step{step}").load("state.pt")
 def newest():
@@ -94,6 +101,39 @@ def test_a_run_that_saves_an_older_step_than_it_found_has_gone_back_though_nebul
     assert job.abandoned() == [200]
 
 
+@pytest.mark.parametrize("reads", ["", "say(newest()); load(2000); "], ids=["without a restore", "after a restore of the newest"])
+def test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed(job, place, reads):
+    job.settings = {"keep_last": 2}
+    job.run("save(1000, 2000)")
+    job.run(f"{reads}save(101); nm.flush_persistence(); save(102); nm.flush_persistence(); save(103); nm.flush_persistence()")
+    until(lambda: job.stored() == [102, 103])
+    assert job.run("say(newest())") == ["103"]
+    forget_memory(place)
+    assert job.run("say(newest())") == ["103"]
+    assert job.latest() == "global_step103"
+
+
+def test_a_smaller_step_of_the_same_run_begins_a_new_line_and_does_not_disappear(job, place):
+    job.settings = {"keep_last": 2}
+    job.run("save(10, 20, 30); nm.flush_persistence(); save(15); nm.flush_persistence()")
+    until(lambda: job.stored() == [15, 20, 30] or job.stored() == [10, 15, 30] or job.stored() == [15, 30])
+    assert job.run("say(newest())") == ["15"]
+    forget_memory(place)
+    assert job.run("say(newest())") == ["15"]
+
+
+def test_files_that_are_added_to_an_earlier_step_abandon_nothing(job):
+    job.run("save(10, 20, 30)")
+    job.run("""
+newest(); load(30)
+checkpoint = nm.Checkpoint("global_step10")
+checkpoint.save("score.pt", {"loss": 1.0})
+checkpoint.commit()
+""")
+    assert job.run("say(newest(), load(10)['run'])") == ["30", "1"]
+    assert job.abandoned() == []
+
+
 def test_going_back_twice_and_to_what_was_abandoned(job, place):
     job.run("save(100, 200, 300)")
     job.run("load(100); save(110, 120)")
@@ -122,15 +162,15 @@ def test_the_abandoned_stay_until_as_many_were_saved_as_are_kept(job):
     assert job.stored() == [300, 310, 400]
 
 
-@pytest.mark.parametrize("how", ["compares", "saves in another order", "is another job", "writes a torn step again", "saves other tags"])
+@pytest.mark.parametrize("how", ["compares", "commits in another order", "is another job", "writes a torn step again", "saves other tags"])
 def test_nothing_is_abandoned_by_a_run_that(job, how):
     job.run("save(100, 200, 300)")
     newest = "300"
     if how == "compares":
         job.run("say(newest()); load(300); save(310); load(100); save(320)")
         newest = "320"
-    elif how == "saves in another order":
-        job.run("load(300); save(330, 310, 320)")
+    elif how == "commits in another order":
+        job.run("load(300); save_together(310, 320, 330)")
         newest = "330"
     elif how == "is another job":
         job.settings = {"job": "evaluation"}
@@ -157,7 +197,7 @@ save(310)
 
 def test_an_evaluator_that_reads_an_old_step_changes_nothing_for_the_job_that_trains(job, place):
     trainer = place.trainer(
-        SAVE + "save(100, 200); nm.flush_persistence(); say('ready'); sys.stdin.readline(); save(300, 290); nm.flush_persistence(); say('done')",
+        SAVE + "save(100, 200); nm.flush_persistence(); say('ready'); sys.stdin.readline(); save_together(290, 300); nm.flush_persistence(); say('done')",
         place.storage, 1, {}, stdin=True,
     )
     assert trainer.stdout.readline() == "ready\n"

@@ -1,6 +1,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
@@ -43,7 +44,7 @@ void lineage_save(struct version *version, const struct session *session)
 /* The newest version of a line, among those that can be loaded and those known in storage. */
 struct head {
         struct retain_entry entry;
-        const char *run; /* NULL: there is none */
+        const char *run, *tag; /* run NULL: there is none */
 };
 
 static void compare(struct head *head, const char *tag, uint64_t sequence, const struct line *line, const char *run)
@@ -51,7 +52,7 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
         struct retain_entry entry = retain_complete(tag, sequence, line);
 
         if (entry.follows_step && (!head->run || retain_is_newer(&entry, &head->entry)))
-                *head = (struct head){ entry, run };
+                *head = (struct head){ entry, run, tag };
 }
 
 /* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. */
@@ -85,15 +86,47 @@ static bool comes_from_abandoned(const struct head *head, const struct version *
                !line_holds(head->entry.line, &version->base.line, version->base.step);
 }
 
+/* Whether the head was begun after `version`: the two were saved at the same time and committed in the other order. The list of versions is
+ * newest first. */
+static bool was_begun_later(const struct head *head, const struct version *version)
+{
+        for (const struct version *other = version->job->versions; other && other != version; other = other->next)
+                if (other->sequence == head->entry.sequence && !strcmp(other->tag, head->tag))
+                        return true;
+        return false;
+}
+
+/* Whether the version's run has saved its tag before: then it changes a version of its line, and goes on. */
+static bool is_rewritten(const struct version *version)
+{
+        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+
+        if (stored && !strcmp(stored->run, version->run))
+                return true;
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && other->sequence && !strcmp(other->tag, version->tag) && !strcmp(other->run, version->run))
+                        return true;
+        return false;
+}
+
+/* Whether it has files of an earlier writing of its tag: then it completes that one. */
+static bool is_partial(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].generation != version->generation)
+                        return true;
+        return false;
+}
+
 static bool is_back(const struct head *head, const struct version *version)
 {
         const struct lineage_base *base = &version->base;
 
         if (version->step >= head->entry.step)
                 return comes_from_abandoned(head, version);
-        if (is_own(head, version))
+        if (is_own(head, version) && (was_begun_later(head, version) || is_rewritten(version)))
                 return base->read_at > head->entry.sequence && base->step < head->entry.step;
-        return !(base->read_at && base->step >= head->entry.step && line_holds(head->entry.line, &base->line, base->step));
+        return !(is_partial(version) && base->read_at && base->step >= head->entry.step && line_holds(head->entry.line, &base->line, base->step));
 }
 
 int64_t lineage_goes_back(const struct version *version)

@@ -1,14 +1,14 @@
 /*
  * lineage.h - which line of history (line.h) a version belongs to.
  *
- * A version of a tag global_step<n> continues the line of the newest one, unless its job has gone back: it is of an
- * earlier step than the newest, and
+ * A version of a tag global_step<n> continues the line of the newest one, unless its job has gone back: it is of an earlier step than the
+ * newest. Then a new line begins after the step that its ranks have read. If that step is not known or is not smaller, the line begins
+ * after the step before the version's own. Exceptions, unless the ranks have read a file of an older version since the newest was committed:
  *
- *      its ranks have read a file of an older version since the newest was committed, or
- *      the newest is of another run, and they have not read a file of that one.
+ *      the run saves a tag that it has saved before, or
+ *      it began the newest after this version: saves at the same time may be committed in any order.
  *
- * Then a new line begins after the step that they have read. If that step is not known, it begins after the step before the
- * version's own. A run that only saves its own steps in another order, or reads an old step and saves later ones, does not go back.
+ * A run that has read the newest may also add files to an earlier version, which then keeps its other files.
  *
  * Called with the catalogue's lock held.
  */
