@@ -81,6 +81,7 @@
 #ifndef NB_STORE_STORE_H
 #define NB_STORE_STORE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "nebula.h"
@@ -240,6 +241,9 @@ struct store_ops {
 struct store {
         const struct store_ops *ops;
         char *root; /* the path or URL as opened, absolute */
+        /* STORE_PATHS: the root was a mount point of its own. While it is none, every operation fails with ENODEV: what is mounted there is
+         * missing. The driver sets it; a caller that knows it from an earlier agent may set it after store_open. */
+        atomic_bool is_mount;
 };
 
 extern const struct store_ops store_file;

@@ -24,6 +24,8 @@ enum nebula_status file_error(const struct store *store, const char *what, const
 {
         char text[400];
 
+        if (result == -ENOENT && file_dirs_look(((const struct file_store *)store)->dirs, store->root) == -ENODEV)
+                result = -ENODEV;
         /* A link's target is not part of the store, so it is not read. A write can succeed after the user has moved the link away. */
         if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find")))
                 return error_set(error, NEBULA_CORRUPT, ELOOP,
@@ -77,7 +79,7 @@ static enum nebula_status file_open(const char *url, struct store **ret_store, s
         os_offer_ring();
         file->store.ops = &store_file;
         file->store.root = strndup(path, length);
-        file->dirs = file_dirs_new();
+        file->dirs = file_dirs_new(&file->store.is_mount);
         if (!file->store.root || !file->dirs)
                 goto no_memory;
         /* Another node may have our pid and share this directory, so the first number is random. */

@@ -21,15 +21,17 @@ struct file_dirs {
         size_t next;
         bool has_device;
         uint64_t device;            /* of the root, when it last existed */
-        bool is_mount;              /* it was on another file system than its parent */
+        atomic_bool *is_mount;      /* it was on another file system than its parent */
 };
 
-struct file_dirs *file_dirs_new(void)
+struct file_dirs *file_dirs_new(atomic_bool *is_mount)
 {
         struct file_dirs *dirs = calloc(1, sizeof *dirs);
 
-        if (dirs)
-                lock_init(&dirs->lock, LOCK_STORE_DIRS);
+        if (!dirs)
+                return NULL;
+        lock_init(&dirs->lock, LOCK_STORE_DIRS);
+        dirs->is_mount = is_mount;
         return dirs;
 }
 
@@ -117,10 +119,36 @@ static int check_mount(struct file_dirs *dirs, const char *root)
         snprintf(above, sizeof above, "%s/..", root);
         if (result || os->stat(above, true, &parent))
                 return result == -ENOENT ? 0 : result;
-        if (dirs->is_mount && found.device == parent.device)
+        if (atomic_load(dirs->is_mount) && found.device == parent.device)
                 return -ENODEV;
-        dirs->is_mount = found.device != parent.device;
+        atomic_store(dirs->is_mount, found.device != parent.device);
         return 0;
+}
+
+/* -ENODEV: the root is not there, and the directory above it is on another file system than the root was. */
+static int check_device(const struct file_dirs *dirs, const char *root, uint64_t *ret_device, bool *ret_is_there)
+{
+        int result = nearest_device(root, ret_device, ret_is_there);
+
+        return !result && !*ret_is_there && dirs->has_device && *ret_device != dirs->device ? -ENODEV : result;
+}
+
+int file_dirs_look(struct file_dirs *dirs, const char *root)
+{
+        uint64_t device = 0;
+        bool is_there;
+        int result;
+
+        lock_take(&dirs->lock);
+        result = check_device(dirs, root, &device, &is_there);
+        if (!result && is_there)
+                result = check_mount(dirs, root);
+        if (!result && is_there) {
+                dirs->has_device = true;
+                dirs->device = device;
+        }
+        lock_give(&dirs->lock);
+        return result;
 }
 
 /* Makes the root, unless its mount has gone: then it would be made on the file system below. A root that was removed is made again. */
@@ -128,10 +156,8 @@ static int make_root(struct file_dirs *dirs, const char *root)
 {
         uint64_t device = 0;
         bool is_there;
-        int result = nearest_device(root, &device, &is_there);
+        int result = check_device(dirs, root, &device, &is_there);
 
-        if (!result && !is_there && dirs->has_device && device != dirs->device)
-                result = -ENODEV;
         if (!result)
                 result = os_make_dirs(root, DIRECTORY_MODE);
         if (!result)

@@ -44,12 +44,15 @@ bool file_obstacle(const char *path, int result, char *text, size_t size);
 #define FILE_DIRS_KEPT 64
 
 struct file_dirs;
-struct file_dirs *file_dirs_new(void);
+struct file_dirs *file_dirs_new(atomic_bool *is_mount);
 void file_dirs_free(struct file_dirs *dirs);
 /* Makes <root>/<directory> ("": the root itself) and its missing parents, and syncs every entry on the path, once. -ENODEV: the file
  * system that held the root has gone. */
 int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory);
-/* The same, and syncs again if another process has removed and remade the directory. Call it after adding an entry: while the entry
+/* Call it when something is missing, and with each list. -ENODEV: the file system that held the root has gone, so nothing is known of what
+ * is missing. Other failures are those of the root. */
+int file_dirs_look(struct file_dirs *dirs, const char *root);
+/* The same as file_dirs_ensure, and syncs again if another process has removed and remade the directory. Call it after adding an entry: while the entry
  * exists, no process removes the directory. */
 int file_dirs_confirm(struct file_dirs *dirs, const char *root, const char *directory);
 /* Forgets all directories. Call it after a failure. */

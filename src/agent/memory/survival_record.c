@@ -16,7 +16,7 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 3u
+#define RECORD_VERSION 4u
 #define CRC_BYTES 8u
 /* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
@@ -106,6 +106,7 @@ static void put_job(char **at, const struct job *job)
         put_u64(at, job->runs.has_newest ? job->runs.begun_sequence : 0);
         put_u32(at, job->settings.umask);
         put_u32(at, job->settings.group);
+        put_u8(at, job->storage.is_mount);
 }
 
 /* 0: not known. Records that say nothing of it have 0 there, too. */
@@ -339,6 +340,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         char newest_run[IPC_NAME_MAX];
         struct job *job = NULL;
         uint64_t begun;
+        bool is_mount;
 
         if (!settings || !spelling) {
                 reader->wrong = no_memory;
@@ -359,6 +361,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         begun = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         settings->umask = get_u32(reader, UINT32_MAX);
         settings->group = get_u32(reader, UINT32_MAX);
+        is_mount = get_u8(reader, 1);
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
@@ -373,6 +376,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                 else
                         reader->wrong = no_memory;
         }
+        if (job)
+                job->storage.is_mount |= is_mount;
         if (job && begun)
                 ancestry_adopt(job, newest_run, begun);
 done:

@@ -50,8 +50,11 @@ struct job_storage {
         struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
+        int64_t scan_at_ns;            /* not before this time: the last scan has failed */
+        uint32_t scan_attempt;         /* failed scans since the last success */
         bool scan_due, is_scanned;     /* is_scanned: since this run began. The run before may have been on another node */
         bool was_scanned;              /* scanned by any run */
+        bool is_mount;                 /* as in struct store, for the next agent */
         struct nebula_error error;
         double error_at;
 };
