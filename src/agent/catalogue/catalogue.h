@@ -212,7 +212,7 @@ struct catalogue {
         struct job *jobs;
         struct lane *lanes;
         struct place *places; /* used by location.h */
-        uint32_t lane_count; /* lanes whose worker runs */
+        uint32_t lane_count; /* lanes whose worker runs, and searches in storage on threads of their own */
         struct session *sessions;
         uint64_t session_number; /* number of the last session */
         uint64_t agent_nonce;
@@ -299,6 +299,8 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 void version_drop_loans(struct catalogue *catalogue, struct version *version);
 /* Gives its images back; the version then becomes a tombstone. */
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
+/* Call when storage has a later writing of the tag. Searches, loads and take-overs skip the version from then on. */
+void version_replaced(struct catalogue *catalogue, struct version *version);
 /* Call when storage holds this generation of the version's tag. If it is the later one, the version will never be written to storage. */
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* NULL: there is none */

@@ -169,6 +169,19 @@ void version_give_way(struct catalogue *catalogue, struct version *version, uint
         version_signal(catalogue, version);
 }
 
+void version_replaced(struct catalogue *catalogue, struct version *version)
+{
+        if (!version->superseded)
+                log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " in memory counts no more: storage has a later writing of the tag", version->tag,
+                          version->generation);
+        version->superseded = true;
+        version->stored = false;
+        if (!version->pins)
+                version_forget_memory(catalogue, version);
+        else
+                version_signal(catalogue, version);
+}
+
 struct part *version_part(struct version *version, uint32_t rank)
 {
         for (size_t i = 0; i < version->part_count; i++)

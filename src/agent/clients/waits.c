@@ -14,7 +14,7 @@
 #include "os/os.h"
 
 #define FIND_OPEN_NS 30000000000 /* an incomplete version fails long before this */
-#define FIRST_SCAN_NS 2000000000 /* does not wait longer for storage: the job could not start to train */
+#define FIRST_SCAN_NS 2000000000 /* after that, each request compares the version that it needs with storage by itself */
 #define MISSING_CURE \
         " (each rank is to commit, with or without files; if one rank alone saves, it gives init() world=1)"
 #define WAIT_SLICE_MS 1000 /* pause between checks that the waiting client is still there */

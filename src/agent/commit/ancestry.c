@@ -96,6 +96,7 @@ void ancestry_begin(struct job *job, const char *run)
         job->runs.beginning++;
         job->runs.begun_sequence = moment(job);
         job->runs.begun_ns = os->now_ns();
+        job->runs.unseen_after = 0;
         add_stored(job, job->runs.begun_sequence);
         add_versions(job, job->runs.begun_sequence);
         job->storage.is_scanned = false;
@@ -175,6 +176,45 @@ uint64_t ancestry_base(const struct version *version)
         const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
 
         return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->ancestry.base_sequence;
+}
+
+enum ancestry_order ancestry_compare(const struct version *version, const struct manifest *manifest)
+{
+        bool is_same_run = !strcmp(version->run, manifest->run);
+
+        if (is_same_run && version->sequence == manifest->sequence)
+                return ANCESTRY_SAME;
+        if (is_same_run || version->stored)
+                return version->sequence > manifest->sequence ? ANCESTRY_LATER : ANCESTRY_EARLIER;
+        return ancestry_covers(version, manifest->run, manifest->sequence) ? ANCESTRY_LATER : ANCESTRY_EARLIER;
+}
+
+static bool is_of_newest(const struct version *version)
+{
+        const struct job *job = version->job;
+
+        return job->runs.has_newest && version->ancestry.beginning == job->runs.beginning && !strcmp(version->run, job->runs.newest);
+}
+
+void ancestry_set_compared(struct version *version)
+{
+        version->ancestry.compared = version->job->runs.beginning + 1;
+}
+
+bool ancestry_is_compared(const struct version *version)
+{
+        return is_of_newest(version) || version->ancestry.compared == version->job->runs.beginning + 1;
+}
+
+enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        enum ancestry_order order = ancestry_compare(version, manifest);
+
+        if (order != ANCESTRY_EARLIER)
+                ancestry_set_compared(version);
+        else if (!is_of_newest(version))
+                version_replaced(catalogue, version);
+        return order;
 }
 
 enum nebula_status ancestry_judge(struct version *version, const struct manifest *manifest, struct nebula_error *error)

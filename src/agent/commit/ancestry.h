@@ -36,6 +36,22 @@ bool ancestry_run_covers(const struct job *job, const char *run, uint64_t sequen
 uint64_t ancestry_base(const struct version *version);
 bool ancestry_is_rival(const struct job *job, const char *run);
 void ancestry_set_rival(struct job *job, const char *run);
+/*
+ * Memory remembers writings of a tag, and another node may have written the tag since. So the newest run compares a version in memory with
+ * the tag's entry in storage before it loads the version or takes over its files. A version of the newest run itself needs no comparison.
+ */
+enum ancestry_order {
+        ANCESTRY_SAME,    /* storage has this version */
+        ANCESTRY_LATER,   /* this version follows the one in storage */
+        ANCESTRY_EARLIER, /* storage has a later writing: nothing may be taken from this one */
+};
+enum ancestry_order ancestry_compare(const struct version *version, const struct manifest *manifest);
+/* The same, and notes the result: a version that is earlier is replaced (version_replaced). */
+enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version *version, const struct manifest *manifest);
+/* Notes that storage has no writing of the version's tag that the newest run did not know. */
+void ancestry_set_compared(struct version *version);
+/* Whether the newest run has compared the version with storage, or has written it. */
+bool ancestry_is_compared(const struct version *version);
 /* NEBULA_INVALID: the version must not replace `manifest`, which is in storage. The error names both runs, and says if the stored one
  * is a later writing of the version's own run. */
 enum nebula_status ancestry_judge(struct version *version, const struct manifest *manifest, struct nebula_error *error);

@@ -63,6 +63,20 @@ static void carry_over_manifest(struct version *version, const struct manifest *
         }
 }
 
+/* Whether `version` may take files over from the memory of `before`: that is the writing before it, in storage, too. If it is of another run
+ * and was not compared with storage, it may be older. Then the files are taken over after the scan. */
+static bool may_carry(const struct version *version, const struct version *before, const struct manifest *manifest)
+{
+        const struct job *job = version->job;
+        bool is_same_run = !strcmp(before->run, version->run) && before->ancestry.beginning == version->ancestry.beginning;
+
+        if (!strcmp(before->tag, version->tag) && before != version && !before->copies.is_remote && before->generation < version->generation &&
+            (lifecycle_complete(before->life.state) || before->persist.failed_by_storage) && !before->superseded && !before->is_gone &&
+            ancestry_covers(version, before->run, before->sequence) && (is_same_run || !job->persist_path[0] || ancestry_is_compared(before)))
+                return !manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER;
+        return false;
+}
+
 void carry_over(struct version *version)
 {
         const struct version *before = NULL;
@@ -71,10 +85,10 @@ void carry_over(struct version *version)
         if (version->generation <= 1)
                 return; /* the first of its tag */
         manifest = carry_over_stored_manifest(version->job, version->tag);
+        if (manifest && !version->job->storage.is_scanned && strcmp(manifest->run, version->run))
+                manifest = NULL; /* an earlier run has listed it: the scan may find a later one */
         for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && !other->copies.is_remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
-                    (lifecycle_complete(other->life.state) || other->persist.failed_by_storage) &&
-                    ancestry_covers(version, other->run, other->sequence) && (!before || other->generation > before->generation))
+                if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
                         before = other;
         if (before)
                 carry_over_version(version, before);
@@ -185,26 +199,60 @@ static bool give_way_to_other_run(struct catalogue *catalogue, struct version *v
         return true;
 }
 
+/* A version that storage had and that the scan has not found is looked up by name later (storage.c): a listing may be stale. */
+static void compare_all(struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+
+                if (!lifecycle_complete(version->life.state) || version->copies.is_remote || (!manifest && version->stored))
+                        continue;
+                if (manifest)
+                        ancestry_settle(catalogue, version, manifest);
+                else
+                        ancestry_set_compared(version);
+        }
+}
+
+/* A trainer took a version of memory for the newest while storage could not be read. Nobody chose to abandon the runs that had gone on
+ * elsewhere, so retention leaves their versions. */
+static void keep_unseen(struct job *job)
+{
+        for (size_t i = 0; job->runs.unseen_after && i < job->storage.stored.count; i++) {
+                const struct manifest *manifest = &job->storage.stored.manifests[i];
+
+                if (strcmp(manifest->job, job->name) || manifest->sequence <= job->runs.unseen_after || !strcmp(manifest->run, job->runs.newest))
+                        continue;
+                if (!ancestry_is_rival(job, manifest->run))
+                        log_event(LOG_LEVEL_WARN, "run \"%s\" had made %s durable in %s, and this run began before storage could be read: keep_last "
+                                  "removes none of its checkpoints", manifest->run, manifest->tag, job->persist_path);
+                ancestry_set_rival(job, manifest->run);
+        }
+}
+
 void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 {
         renumber(catalogue, job, is_first);
         ancestry_looked(job);
-        set_lines_again(job);
+        keep_unseen(job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
 
                 if (manifest && !give_way_to_other_run(catalogue, version, manifest))
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
         }
+        compare_all(catalogue, job);
         move_generations(job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
 
-                if (!manifest || version->stored || version->adopted || version->superseded)
+                if (version->stored || version->adopted || version->superseded || (!manifest && version->generation <= 1))
                         continue;
-                if (lifecycle_complete(version->life.state) && version->in_memory && /* pins do not matter: a thread that works on it holds no file */
-                    ancestry_covers(version, manifest->run, manifest->sequence))
-                        carry_over_manifest(version, manifest);
-                survival_log_write(catalogue, version);
+                if (lifecycle_complete(version->life.state) && version->in_memory) /* pins do not matter: a thread that works on it holds no file */
+                        carry_over(version);
         }
+        set_lines_again(job);
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!version->stored && !version->adopted && !version->superseded && lifecycle_complete(version->life.state))
+                        survival_log_write(catalogue, version);
 }

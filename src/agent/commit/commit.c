@@ -149,7 +149,7 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         forget_idle(job, tag, session->rank);
         version = open_version(session, tag);
         for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
-                if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
+                if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED && !(other->superseded && strcmp(other->run, session->run))) {
                         other->next_goal = file_goal;
                         return other; /* whole, or closed by this rank: the rank's next save begins the next generation */
                 }

@@ -32,6 +32,7 @@ struct job_runs {
         double stopped;          /* when the last of its trainers here ended, seconds since 1970; 0: none has */
         struct ancestor *ancestors;
         size_t ancestor_count;
+        uint64_t unseen_after;    /* storage could not be read when a trainer took the version of this sequence as the newest; 0: it could */
         uint64_t given_way_count; /* versions that another run's replaced */
         struct gone *gone;        /* ranks of run gone_run; one that comes back is removed */
         size_t gone_count;
@@ -41,6 +42,7 @@ struct job_runs {
 struct version_ancestry {
         bool gives_way;     /* storage keeps another run's version of the tag instead */
         uint64_t beginning; /* the job's runs.beginning when this version was begun */
+        uint64_t compared;  /* 1 + runs.beginning of the run that has compared it with storage; 0: none has */
         /* Sequence of the stored version that this one may replace, whichever run wrote that; 0: only a version of its
          * own run, or as ancestry.h allows. */
         uint64_t base_sequence;

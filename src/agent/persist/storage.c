@@ -33,6 +33,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
                 status = store_open(job->persist_path, &store, error);
                 if (status)
                         return status;
+                atomic_store(&store->is_mount, job->storage.is_mount);
                 store_count(store);
                 catalogue_lock(catalogue);
                 if (job->storage.store) {
@@ -123,16 +124,18 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
         catalogue_unlock(catalogue);
 }
 
-enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
+/* One scan. *ret_is_over: no run has begun meanwhile, so the list is what the newest run found. */
+static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job, struct store *store, bool *ret_is_over, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
         struct nebula_error failure = { 0 };
-        struct store *store;
+        uint64_t beginning;
         bool is_first;
-        enum nebula_status status = storage_open(catalogue, job, &store, error);
+        enum nebula_status status;
 
-        if (status)
-                return status;
+        catalogue_lock(catalogue);
+        beginning = job->runs.beginning;
+        catalogue_unlock(catalogue);
         status = manifest_scan(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
                 memset(&scan, 0, sizeof scan); /* the path need not exist yet */
@@ -158,11 +161,26 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         }
         catalogue_lock(catalogue);
         is_first = !job->storage.was_scanned;
-        job->storage.is_scanned = job->storage.was_scanned = true;
-        carry_over_stored(catalogue, job, is_first);
-        catalogue_signal(catalogue);
+        job->storage.is_mount = atomic_load(&store->is_mount);
+        *ret_is_over = beginning == job->runs.beginning;
+        if (*ret_is_over) {
+                job->storage.is_scanned = job->storage.was_scanned = true;
+                carry_over_stored(catalogue, job, is_first);
+                catalogue_signal(catalogue);
+        }
         catalogue_unlock(catalogue);
         return NEBULA_OK;
+}
+
+enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
+{
+        struct store *store;
+        bool is_over = false;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        while (!status && !is_over)
+                status = scan_once(catalogue, job, store, &is_over, error);
+        return status;
 }
 
 /* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */

@@ -182,7 +182,7 @@ bool worker_has_other(struct catalogue *catalogue, const struct version *version
         const struct version *next = next_version(catalogue, lane, false, now, &due);
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && (job->storage.scan_due || publish_pending(catalogue, job, INT64_MAX)))
+                if (job->lane == lane && ((job->storage.scan_due && job->storage.scan_at_ns <= now) || publish_pending(catalogue, job, INT64_MAX)))
                         return true;
         return next && next != version;
 }
@@ -335,6 +335,15 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         }
 }
 
+static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
+{
+        if (!job->storage.scan_due)
+                return false;
+        if (job->storage.scan_at_ns > now)
+                *due = earlier(*due, job->storage.scan_at_ns);
+        return job->storage.scan_at_ns <= now;
+}
+
 static void scan_one(struct catalogue *catalogue, struct job *job)
 {
         struct nebula_error error = { 0 };
@@ -348,8 +357,14 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
         job->persist.is_busy = false;
-        if (status)
+        if (status) {
+                job->storage.scan_due = true;
+                job->storage.scan_at_ns = os->now_ns() + back_off(++job->storage.scan_attempt);
                 log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
+        } else {
+                job->storage.scan_at_ns = 0;
+                job->storage.scan_attempt = 0;
+        }
         catalogue_signal(catalogue);
 }
 
@@ -379,7 +394,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         return true;
         }
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && job->storage.scan_due) {
+                if (job->lane == lane && scan_is_due(job, now, due)) {
                         catalogue_create_as(job);
                         scan_one(catalogue, job);
                         return true;

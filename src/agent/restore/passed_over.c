@@ -39,6 +39,12 @@ void passed_scan(struct passed *passed, struct store *store, const struct manife
 
 void passed_tell(const struct passed *passed, struct ipc_found *found)
 {
-        memcpy(found->passed, passed->list, sizeof found->passed);
-        found->passed_count = passed->count;
+        found->passed_count = 0;
+        for (uint32_t i = 0; i < passed->count; i++) {
+                const char *tag = passed->list[i].tag;
+                bool is_older = name_follows_step(tag) && name_follows_step(found->tag) && name_step(tag) < found->step;
+
+                if (!is_older && strcmp(tag, found->tag))
+                        found->passed[found->passed_count++] = passed->list[i];
+        }
 }

@@ -8,6 +8,8 @@
 #include "ipc/ipc.h"
 #include "store/manifest.h"
 
+#define PASSED_UNSEEN "the newest in storage" /* in place of a tag: storage could not be read */
+
 struct passed {
         struct ipc_passed list[IPC_PASSED_MAX];
         uint32_t count;
@@ -17,6 +19,7 @@ struct passed {
 void passed_add(struct passed *passed, const char *tag, const char *reason);
 /* Adds the tags that the scan could not read and the directories without a manifest, unless they are known to be older than `found`. */
 void passed_scan(struct passed *passed, struct store *store, const struct manifest_scan *scan, const struct manifest *found);
+/* Gives the program those that may be newer than `found`. */
 void passed_tell(const struct passed *passed, struct ipc_found *found);
 
 #endif

@@ -1,20 +1,15 @@
 /* Finding a version: in this node's memory, in peers', in storage. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
+#include "agent/catalogue/retention.h"
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
-#include "agent/restore/passed_over.h"
 #include "agent/peers/replica.h"
-#include "agent/restore/restore.h"
-#include "agent/catalogue/retention.h"
-#include "agent/persist/storage.h"
+#include "agent/restore/restore_private.h"
 #include "base/error.h"
-#include "store/index.h"
-
-#define LOOKS_MAX 20 /* attempts, if each version that is found is removed before it can be checked */
+#include "image/image.h"
 
 static bool is_newer(const struct version *a, const struct version *b)
 {
@@ -40,7 +35,7 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
         struct version *best = NULL;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
+                if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || (version->superseded && !wanted->sequence) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
                     (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, written by a run that continues */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
@@ -72,121 +67,6 @@ static struct version *find_in_memory(struct catalogue *catalogue, const struct 
         return found;
 }
 
-enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
-{
-        struct nebula_error failure = { 0 };
-        enum nebula_status status = manifest_check_present(store, manifest, &failure);
-
-        if (status == NEBULA_NOT_FOUND)
-                status = failure.status = NEBULA_CORRUPT;
-        if (status == NEBULA_CORRUPT && manifest_is_gone(store, manifest))
-                status = error_set(&failure, NEBULA_BUSY, 0, "checkpoint \"%.100s\" was removed or written again while it was looked at in %.150s",
-                                   manifest->tag, store->root);
-        if (status && error)
-                *error = failure;
-        return status;
-}
-
-/* Finds the newest version whose files are all there. Marks newer ones as damaged and describes them in `passed`. NEBULA_NOT_FOUND:
- * there is none. */
-static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
-                                       int64_t *ret_index, struct nebula_error *error)
-{
-        for (;;) {
-                struct nebula_error failure = { 0 };
-                int64_t index = manifest_scan_newest(scan, job);
-                enum nebula_status status;
-
-                if (index < 0 && any_job)
-                        index = manifest_scan_newest(scan, NULL);
-                *ret_index = index;
-                status = index < 0 ? NEBULA_NOT_FOUND : restore_check_files(store, &scan->manifests[index], &failure);
-                if (status != NEBULA_CORRUPT) {
-                        if (status && error)
-                                *error = failure;
-                        return status;
-                }
-                log_event(LOG_LEVEL_ERROR, "FALLING BACK to an older checkpoint than %s: %s", scan->manifests[index].tag, failure.message);
-                passed_add(passed, scan->manifests[index].tag, failure.message);
-                scan->manifests[index].is_damaged = true;
-        }
-}
-
-/* Finds the newest version by one listing instead of a read of every manifest. If anything looks unusual, it leaves the search to the
- * scan, which can name the fault. */
-static bool indexed_newest(struct store *store, const char *job, struct manifest *ret_manifest)
-{
-        struct manifest manifest;
-
-        if (index_newest(store, job, &manifest, NULL))
-                return false;
-        if (restore_check_files(store, &manifest, NULL)) {
-                manifest_done(&manifest);
-                return false;
-        }
-        *ret_manifest = manifest;
-        return true;
-}
-
-static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
-                                        struct passed *passed, struct nebula_error *error)
-{
-        struct manifest_scan scan = { 0 };
-        int64_t index;
-        enum nebula_status status;
-
-        if (indexed_newest(store, job, ret_manifest))
-                return NEBULA_OK;
-        status = manifest_scan(store, &scan, error);
-        if (status)
-                return status;
-        if (scan.broken_count)
-                log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
-        *passed = (struct passed){ 0 };
-        status = newest_sound(store, &scan, job, any_job, passed, &index, error);
-        if (!status) {
-                passed_scan(passed, store, &scan, &scan.manifests[index]);
-                *ret_manifest = scan.manifests[index];
-                memset(&scan.manifests[index], 0, sizeof scan.manifests[index]); /* moved out */
-        } else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) {
-                /* "None" makes a job start from nothing, so it must be certain. */
-                status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
-                                   passed->count ? passed->list[0].reason : scan.broken);
-        } else if (status == NEBULA_NOT_FOUND) {
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
-        }
-        manifest_scan_done(&scan);
-        return status;
-}
-
-static enum nebula_status stored_tag(struct store *store, const struct ipc_find *wanted, const char *job, bool any_job,
-                                     struct manifest *ret_manifest, struct nebula_error *error)
-{
-        const char *tag = wanted->tag;
-        struct manifest manifest = { 0 };
-        enum nebula_status status = manifest_load(store, tag, &manifest, error);
-
-        if (status == NEBULA_NOT_FOUND)
-                return error_set(error, status, 0, "there is no complete checkpoint \"%.200s\" in %.200s", tag, store->root);
-        if (status)
-                return status;
-        if (!any_job && strcmp(manifest.job, job))
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" in %.150s belongs to another job, \"%.100s\"",
-                                   tag, store->root, manifest.job);
-        else if (!version_wanted(wanted, manifest.generation, manifest.sequence))
-                status = error_set(error, NEBULA_NOT_FOUND, 0,
-                                   "checkpoint \"%.150s\" in %.150s is generation %" PRIu64 " (sequence %" PRIu64 "), and not %" PRIu64
-                                   " (%" PRIu64 ")", tag, store->root, manifest.generation, manifest.sequence, wanted->generation,
-                                   wanted->sequence);
-        else
-                status = restore_check_files(store, &manifest, error);
-        if (status)
-                manifest_done(&manifest);
-        else
-                *ret_manifest = manifest;
-        return status;
-}
-
 static void fill_found(const struct version *version, struct ipc_found *found)
 {
         memset(found, 0, sizeof *found);
@@ -210,38 +90,33 @@ static bool storage_may_be_newer(const struct job *job, const struct version *ve
         return retain_is_newer(&stored, &known);
 }
 
-static enum nebula_status find_stored(struct catalogue *catalogue, const struct session *session, struct job *job,
-                                      const struct ipc_find *wanted, bool any_job, struct ipc_found *found,
-                                      struct retain_entry *ret_entry, struct nebula_error *error)
+/* Whether the answer from memory needs no look at storage: this run has compared the version, or no storage path is set. A reader that is
+ * no trainer of the newest run cannot know what other nodes have written since. */
+static bool is_known(const struct session *session, const struct version *version)
 {
-        struct manifest manifest = { 0 };
-        struct passed passed = { 0 };
-        struct version *version;
-        struct store *store;
-        enum nebula_status status = storage_open(catalogue, job, &store, error);
+        const struct job *job = version->job;
 
-        if (status)
-                return status;
-        for (int look = 0; look < LOOKS_MAX && (!look || status == NEBULA_BUSY); look++)
-                status = *wanted->tag ? stored_tag(store, wanted, job->name, any_job, &manifest, error) :
-                                        stored_newest(store, job->name, any_job, &manifest, &passed, error);
-        if (status)
-                return status;
-        catalogue_lock(catalogue);
-        version = catalogue_stored(catalogue, job, &manifest);
-        if (version) {
-                fill_found(version, found);
-                passed_tell(&passed, found);
-                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
-                if (job == session->job && !session->has_begun)
-                        ancestry_follow(session, version->run, version->sequence);
-                catalogue_tidy(catalogue, job);
-        } else {
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
-        }
-        catalogue_unlock(catalogue);
-        manifest_done(&manifest);
-        return status;
+        return !job->persist_path[0] || (session->role == IPC_ROLE_TRAINER && session->job == job && !strcmp(session->run, job->runs.newest) &&
+                                         ancestry_is_compared(version));
+}
+
+/* Describes the version that storage has. Lock held. */
+static enum nebula_status take_stored(struct catalogue *catalogue, const struct session *session, struct job *job, const struct stored *stored,
+                                      struct ipc_found *ret_found, struct nebula_error *error)
+{
+        struct version *version = catalogue_stored(catalogue, job, &stored->manifest);
+
+        if (!version)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", stored->manifest.tag);
+        ancestry_set_compared(version);
+        fill_found(version, ret_found);
+        passed_tell(&stored->passed, ret_found);
+        if (job == session->job && !session->has_begun)
+                ancestry_follow(session, version->run, version->sequence);
+        if (job == session->job)
+                session->job->runs.unseen_after = 0;
+        catalogue_tidy(catalogue, job);
+        return NEBULA_OK;
 }
 
 /* The newest that peers hold. */
@@ -266,32 +141,39 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
 }
 
-/* A job that waited for its storage could not train. So it continues from an older version, and the log says so. */
-static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
-                      struct retain_entry found_entry, enum nebula_status status, const char *why)
+/* The version that a search has found in the memory of this node or of its peers. */
+struct in_memory {
+        bool is_there;
+        bool is_enough;    /* no need to look at storage */
+        bool stored_first; /* prefer the stored files of a version to those in memory */
+        struct ipc_found found;
+        struct retain_entry entry;
+};
+
+/* The program is told that the version from memory may not be the newest: a job that waited for its storage could not train. Lock held. */
+static void take_unseen(struct job *job, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
+                        struct ipc_found *ret_found)
 {
-        const struct manifest *known = NULL;
-        struct retain_entry known_entry = { 0 };
-        int64_t newest;
+        int64_t newest = *wanted->tag ? -1 : manifest_scan_newest(&job->storage.stored, job->name);
+        const struct manifest *known = newest < 0 ? NULL : &job->storage.stored.manifests[newest];
+        struct retain_entry entry = { 0 };
+        struct passed passed = { 0 };
 
-        catalogue_lock(catalogue);
-        newest = *wanted->tag ? -1 : manifest_scan_newest(&job->storage.stored, job->name);
-        if (newest >= 0) {
-                known = &job->storage.stored.manifests[newest];
-                known_entry = retain_complete(known->tag, known->sequence, &known->line);
+        if (known)
+                entry = retain_complete(known->tag, known->sequence, &known->line);
+        *ret_found = memory->found;
+        if (known && retain_is_newer(&entry, &memory->entry)) {
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which cannot be read from %s: %s", memory->found.tag,
+                          known->tag, job->persist_path, why->message);
+                passed_add(&passed, strcmp(known->tag, memory->found.tag) ? known->tag : PASSED_UNSEEN, why->message);
+        } else {
+                log_event(LOG_LEVEL_ERROR, "%s is taken from memory: %s may have a newer one, and cannot be read: %s", memory->found.tag,
+                          job->persist_path, why->message);
+                passed_add(&passed, PASSED_UNSEEN, why->message);
         }
-        if (known && retain_is_newer(&known_entry, &found_entry)) {
-                struct passed passed = { 0 };
-
-                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which cannot be read from %s: %s", found->tag,
-                          known->tag, job->persist_path, why);
-                passed_add(&passed, known->tag, why);
-                passed_tell(&passed, found);
-        } else if (status != NEBULA_NOT_FOUND) {
-                log_event(LOG_LEVEL_WARN, "%s is taken from memory: %s, which may hold a newer one, cannot be listed: %s", found->tag,
-                          job->persist_path, why);
-        }
-        catalogue_unlock(catalogue);
+        passed_tell(&passed, ret_found);
+        if (!*wanted->tag)
+                job->runs.unseen_after = memory->entry.sequence;
 }
 
 /* NULL: none. */
@@ -320,15 +202,6 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
                           catalogue->memory.rival_directory);
 }
 
-/* The version that a search has found in the memory of this node or of its peers. */
-struct in_memory {
-        bool is_there;
-        bool is_enough;    /* storage has nothing newer: no need to look there */
-        bool stored_first; /* prefer the stored files of a version to those in memory */
-        struct ipc_found found;
-        struct retain_entry entry;
-};
-
 /* Looks into this node's memory, and finds the job of the path; *ret_job is NULL if there is no memory for it. Pins both jobs. */
 static struct in_memory look_into_memory(struct catalogue *catalogue, const struct session *session, const char *path, bool own,
                                          const struct ipc_find *request, struct job **ret_job)
@@ -345,8 +218,9 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
                 memory.entry = retain_complete(version->tag, version->sequence, &version->line);
                 /* another node may have made it durable since */
                 memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
-                memory.is_enough = !version->job->persist_path[0] ||
-                                   (!memory.stored_first && (request->tag[0] || !storage_may_be_newer(version->job, version)));
+                memory.is_enough = !version->job->persist_path[0] || (request->sequence && !memory.stored_first) ||
+                                   (!memory.stored_first && is_known(session, version) &&
+                                    (request->tag[0] || (version->job->storage.is_scanned && !storage_may_be_newer(version->job, version))));
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, own_job->name);
@@ -361,36 +235,99 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
         return memory;
 }
 
-/* Looks into storage, and takes the newer one of what is there and what memory has. */
-static enum nebula_status look_into_storage(struct catalogue *catalogue, const struct session *session, struct job *job, const char *path, bool own,
-                                            const struct ipc_find *request, struct in_memory *memory, struct ipc_found *ret_found,
-                                            struct nebula_error *error)
-{
-        struct retain_entry entry = { 0 };
-        struct ipc_found stored;
-        enum nebula_status status = find_stored(catalogue, session, job, request, !own, &stored, &entry, error);
+enum verdict { TAKE_MEMORY, TAKE_STORED, LOOK_AGAIN };
 
-        if (memory->is_there && status)
-                log_older(catalogue, job, request, &memory->found, memory->entry, status, error ? error->message : "");
-        if (memory->is_there && (status || (memory->stored_first ? retain_is_newer(&memory->entry, &entry) : !retain_is_newer(&entry, &memory->entry)))) {
-                *ret_found = memory->found;
-                return NEBULA_OK;
-        }
-        if (status == NEBULA_NOT_FOUND && error && !*request->tag)
-                error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
-        if (!status)
-                *ret_found = stored;
-        return status;
+/* Another program has removed the version from storage. Lock held. */
+static enum verdict lose(struct version *version)
+{
+        log_event(LOG_LEVEL_WARN, "%s is not in %s any more: another program has removed or moved its directory", version->tag,
+                  version->job->persist_path);
+        version->stored = false;
+        version->is_gone = version->in_memory;
+        return LOOK_AGAIN;
 }
 
-enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
-                                struct ipc_found *ret_found, struct nebula_error *error)
+/* Judges by the newest entry of the tag's log. A version that is replaced or gone is not found again. Lock held. */
+static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *version, enum nebula_status status, const struct manifest *manifest,
+                                 bool is_by_tag)
+{
+        if (status == NEBULA_NOT_FOUND && version->stored && !is_by_tag)
+                return lose(version);
+        if (status == NEBULA_NOT_FOUND)
+                ancestry_set_compared(version);
+        if (status || strcmp(manifest->job, version->job->name))
+                return TAKE_MEMORY;
+        if (ancestry_settle(catalogue, version, manifest) == ANCESTRY_EARLIER)
+                return is_by_tag ? TAKE_STORED : LOOK_AGAIN;
+        return TAKE_MEMORY;
+}
+
+/* Which one is the answer: memory's or storage's. Lock held. */
+static enum verdict judge(struct catalogue *catalogue, const struct ipc_find *request, const struct in_memory *memory, const struct stored *stored)
+{
+        struct version *version = memory->is_there ? catalogue_version(catalogue, memory->found.version_id) : NULL;
+        struct retain_entry entry = { 0 };
+        bool is_newer;
+
+        if (!memory->is_there)
+                return TAKE_STORED;
+        if (!version)
+                return LOOK_AGAIN;
+        if (!stored->status)
+                entry = retain_complete(stored->manifest.tag, stored->manifest.sequence, &stored->manifest.line);
+        is_newer = !stored->status && retain_is_newer(&entry, &memory->entry);
+        if (version->copies.is_remote || memory->stored_first)
+                return !stored->status && !retain_is_newer(&memory->entry, &entry) ? TAKE_STORED : TAKE_MEMORY;
+        if (request->tag[0])
+                return judge_by_tag(catalogue, version, stored->status, &stored->manifest, true);
+        if (is_newer && strcmp(stored->manifest.tag, version->tag))
+                return TAKE_STORED;
+        if (!stored->status && !strcmp(stored->manifest.tag, version->tag))
+                return judge_by_tag(catalogue, version, stored->status, &stored->manifest, false);
+        return judge_by_tag(catalogue, version, stored->also_status, &stored->also, false);
+}
+
+/* Looks into storage, and takes the newer one of what is there and what memory has. False: look again. */
+static bool look_into_storage(struct catalogue *catalogue, const struct session *session, struct job *job, const char *path, bool own,
+                              const struct ipc_find *request, const struct in_memory *memory, struct ipc_found *ret_found,
+                              enum nebula_status *ret_status, struct nebula_error *error)
+{
+        struct search_scope scope = { .any_job = !own };
+        enum verdict verdict = TAKE_MEMORY;
+        struct stored stored;
+
+        if (!memory->is_there) {
+                restore_look(catalogue, job, request, &scope, &stored);
+        } else {
+                if (!request->tag[0])
+                        memcpy(scope.also, memory->found.tag, sizeof scope.also);
+                restore_look_patiently(catalogue, job, request, &scope, &stored);
+        }
+        *ret_status = NEBULA_OK;
+        catalogue_lock(catalogue);
+        if (memory->is_there && stored.status && stored.status != NEBULA_NOT_FOUND)
+                take_unseen(job, request, memory, &stored.error, ret_found);
+        else if ((verdict = judge(catalogue, request, memory, &stored)) == TAKE_MEMORY)
+                *ret_found = memory->found;
+        else if (verdict == TAKE_STORED && !stored.status)
+                *ret_status = take_stored(catalogue, session, job, &stored, ret_found, error);
+        else if (verdict == TAKE_STORED && stored.status == NEBULA_NOT_FOUND && !request->tag[0])
+                *ret_status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
+        else if (verdict == TAKE_STORED && (*ret_status = stored.status) && error)
+                *error = stored.error;
+        catalogue_unlock(catalogue);
+        stored_done(&stored);
+        return verdict != LOOK_AGAIN;
+}
+
+/* One look. False: look again. */
+static bool find_once(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found,
+                      enum nebula_status *ret_status, struct nebula_error *error)
 {
         const char *path;
         struct in_memory memory;
         struct job *job, *own_job;
-        enum nebula_status status = NEBULA_OK;
-        bool own;
+        bool own, is_done = true;
 
         catalogue_lock(catalogue);
         own_job = session->job;
@@ -402,18 +339,30 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         /* this node has lost the version, or never had it: ask the other nodes */
         if (!memory.is_there && own && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
                 memory.is_there = memory.stored_first = true; /* peers may have no more than this node's share */
+        *ret_status = NEBULA_OK;
         if (memory.is_there && (memory.is_enough || (job && !*path)))
                 *ret_found = memory.found;
         else if (!job)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+                *ret_status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
         else if (!*path)
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
-                                   *request->tag ? " " : "", request->tag);
+                *ret_status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
+                                        *request->tag ? " " : "", request->tag);
         else
-                status = look_into_storage(catalogue, session, job, path, own, request, &memory, ret_found, error);
+                is_done = look_into_storage(catalogue, session, job, path, own, request, &memory, ret_found, ret_status, error);
         catalogue_lock(catalogue);
         unpin(own_job);
         unpin(job);
         catalogue_unlock(catalogue);
+        return is_done;
+}
+
+/* Each further look is due to a version that memory has lost, so their number is bounded. */
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        while (!find_once(catalogue, session, request, ret_found, &status, error))
+                ;
         return status;
 }

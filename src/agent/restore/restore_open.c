@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit/ancestry.h"
 #include "agent/memory/page_maker.h"
 #include "agent/log.h"
 #include "agent/peers/replica.h"
@@ -307,7 +308,7 @@ static struct version *complete_one(struct version *version, const char *name)
                 return version;
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
-                    (!version->sequence || version_is(other, version->generation, version->sequence)) &&
+                    (version->sequence ? version_is(other, version->generation, version->sequence) : !other->superseded) &&
                     (version_whole_in_memory(other) || other->stored || other->copies.is_remote) && (!best || other->generation > best->generation))
                         best = other;
         return best;
@@ -351,8 +352,37 @@ static void lend(struct catalogue *catalogue, struct version *source, const char
         catalogue_lock(catalogue);
 }
 
-/* The version of which the reader gets the file. Lock held on entry and return, released while other nodes are asked. */
-static enum nebula_status find_source(struct catalogue *catalogue, const struct ipc_open *request, struct version **ret_source, struct nebula_error *error)
+/* Whether `source` may be older than the tag's version in storage. The program has begun the tag itself: a version that a search has found is
+ * compared. */
+static bool may_be_older(const struct session *session, const struct version *source)
+{
+        return session && session->role == IPC_ROLE_TRAINER && source->job == session->job && source->job->persist_path[0] &&
+               !strcmp(session->run, source->job->runs.newest) && !ancestry_is_compared(source);
+}
+
+/* Finds the version as a search by its tag does. Lock held on entry and return, released meanwhile. */
+static struct version *find_by_tag(struct catalogue *catalogue, const struct session *session, const struct version *version, const char *name)
+{
+        struct ipc_find *find = calloc(1, sizeof *find);
+        struct ipc_found *found = calloc(1, sizeof *found);
+        struct version *source = NULL;
+
+        if (find && found) {
+                snprintf(find->tag, sizeof find->tag, "%s", version->tag);
+                catalogue_unlock(catalogue);
+                if (restore_find(catalogue, session, find, found, NULL))
+                        found->version_id = 0;
+                catalogue_lock(catalogue);
+                source = found->version_id ? catalogue_version(catalogue, found->version_id) : NULL;
+        }
+        free(find);
+        free(found);
+        return source && version_file(source, name) ? complete_one(source, name) : NULL;
+}
+
+/* The version of which the reader gets the file. Lock held on entry and return, released while storage or other nodes are asked. */
+static enum nebula_status find_source(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
+                                      struct version **ret_source, struct nebula_error *error)
 {
         struct version *version = catalogue_version(catalogue, request->version_id);
         char names[300];
@@ -362,8 +392,14 @@ static enum nebula_status find_source(struct catalogue *catalogue, const struct 
         *ret_source = complete_one(version, request->name);
         if (!*ret_source && replica_gather(catalogue, version)) /* another node may have saved it */
                 *ret_source = complete_one(version, request->name);
+        if (*ret_source ? may_be_older(session, *ret_source) : session && !version->sequence && version->job == session->job) {
+                *ret_source = find_by_tag(catalogue, session, version, request->name);
+                version = catalogue_version(catalogue, request->version_id);
+        }
         if (*ret_source)
                 return NEBULA_OK;
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
         if (version_file(version, request->name) && version->sequence)
                 return restore_gone(version->tag, error);
         list_names(version, names, sizeof names);
@@ -397,7 +433,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        status = find_source(catalogue, request, &source, error);
+        status = find_source(catalogue, session, request, &source, error);
         if (status) {
                 catalogue_unlock(catalogue);
                 return status;

@@ -1,14 +1,38 @@
 /*
  * restore_private.h - shared by the files behind restore.h.
  *
- *      restore_find.c    finding a version
+ *      restore_find.c    finding a version: memory, peers and storage
+ *      restore_stored.c  the search in storage
  *      restore_open.c    handing out whole files
  *      restore_chunks.c  images that get the chunks of a stored file when trainers ask for them
  */
 #ifndef NB_AGENT_RESTORE_RESTORE_PRIVATE_H
 #define NB_AGENT_RESTORE_RESTORE_PRIVATE_H
 
+#include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
+
+/* What a search looks at in storage. */
+struct search_scope {
+        bool any_job;            /* versions of other jobs count, too */
+        char also[IPC_NAME_MAX]; /* a tag whose newest entry is loaded as well; "": none */
+};
+/* What a search has found in storage. */
+struct stored {
+        enum nebula_status status; /* NEBULA_NOT_FOUND: storage certainly has none */
+        struct nebula_error error;
+        struct manifest manifest;
+        struct passed passed;
+        enum nebula_status also_status; /* of scope.also */
+        struct manifest also;
+};
+/* No lock held; the job is pinned. The caller ends the result with stored_done, also after a failure. */
+void restore_look(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, const struct search_scope *scope, struct stored *ret_stored);
+/* The same for a caller that has an answer from memory: repeats a search that fails, and waits a minute at most for storage that does not
+ * answer. Then the status is NEBULA_TIMEOUT. */
+void restore_look_patiently(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, const struct search_scope *scope,
+                            struct stored *ret_stored);
+void stored_done(struct stored *stored);
 
 /* A file that is to be read from storage. */
 struct wanted {

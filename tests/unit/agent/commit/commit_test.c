@@ -773,7 +773,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
                 if (found)
                         ancestry_begin(bench.job, "later");
                 version = save_as_world(&bench, "later", 1, 10, false);
-                REQUIRE(version && !bench_persist(&bench, version));
+                REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error) && !bench_persist(&bench, version));
                 CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "model") == (found == 1));
                 bench_done(&bench, true);
                 storage_remove(storage);

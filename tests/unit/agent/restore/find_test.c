@@ -1,9 +1,13 @@
 /* The newest version just after the process that saved it has died, before the agent has seen its connection end. */
 #include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/commit/ancestry.h"
+#include "agent/commit/lineage.h"
 #include "agent/agent_storage.h"
 #include "agent/log.h"
 #include "agent/restore/restore.h"
@@ -77,22 +81,138 @@ static void an_incomplete_copy_is_not_complete(void)
         CHECK(newest_after(dead_pid(), true) == 1);
 }
 
+static _Atomic int failures; /* calls that fail from now on */
+
 static int opendir_that_fails(const char *root, const char *key, struct os_dir **ret_dir)
 {
-        return -EIO;
+        return failures > 0 && failures-- ? -EIO : os_linux.opendir_below(root, key, ret_dir);
 }
 
-static void fail(struct store *store, bool fails)
+static void fail_times(struct store *store, int times)
 {
-        static const struct mem_faults faults = { .fail_at = 1, .goes_on = true };
+        static struct mem_faults faults;
+        bool fails = times > 0;
         static struct os_table table;
 
         table = os_linux;
         table.opendir_below = opendir_that_fails;
+        failures = times;
+        faults = (struct mem_faults){ .fail_at = 1, .goes_on = times > 1 };
         if (storage_is_mem())
                 store_mem_faults(store, fails ? &faults : NULL);
         else
                 os = fails ? &table : &os_linux;
+}
+
+static void fail(struct store *store, bool fails)
+{
+        fail_times(store, fails ? INT_MAX : 0);
+}
+
+/* Node a has global_step10 of run a in memory, run b has made global_step20 and 30 durable elsewhere, and run c comes back to node a. */
+struct turn {
+        struct bench here, elsewhere;
+        char storage[256];
+};
+
+static void as_run(struct bench *bench, const char *run)
+{
+        struct session *session = &bench->session;
+
+        session->role = IPC_ROLE_TRAINER;
+        session->has_begun = false;
+        strcpy(session->run, run);
+        strcpy(bench->job->run, run);
+        ancestry_begin(bench->job, run);
+}
+
+static void save_durable(struct bench *bench, const char *tag, unsigned seed)
+{
+        struct version *version = bench_version(bench, tag, seed, 0);
+
+        if (!version || bench_persist(bench, version))
+                abort();
+}
+
+static void turn_init(struct turn *turn)
+{
+        storage_make(turn->storage);
+        bench_init(&turn->here, NULL, turn->storage);
+        bench_init(&turn->elsewhere, NULL, turn->storage);
+        as_run(&turn->here, "a");
+        save_durable(&turn->here, "global_step10", 1);
+        as_run(&turn->elsewhere, "b");
+        if (storage_scan(&turn->elsewhere.catalogue, turn->elsewhere.job, NULL))
+                abort();
+        save_durable(&turn->elsewhere, "global_step20", 2);
+        save_durable(&turn->elsewhere, "global_step30", 3);
+        as_run(&turn->here, "c");
+}
+
+static struct ipc_found turn_find(struct turn *turn, const char *tag)
+{
+        static struct ipc_find find;
+        struct ipc_found found = { .step = -2 };
+
+        strcpy(find.tag, tag);
+        CHECK(!restore_find(&turn->here.catalogue, &turn->here.session, &find, &found, &turn->here.error));
+        return found;
+}
+
+static void turn_done(struct turn *turn)
+{
+        bench_done(&turn->here, true);
+        bench_done(&turn->elsewhere, true);
+        storage_remove(turn->storage);
+}
+
+static void a_search_that_fails_once_is_repeated_before_memory_answers(void)
+{
+        struct ipc_found found;
+        struct turn turn;
+
+        turn_init(&turn);
+        fail_times(turn.here.job->storage.store, 1);
+        found = turn_find(&turn, "");
+        fail_times(turn.here.job->storage.store, 0);
+        CHECK(found.step == 30 && !found.passed_count);
+        turn_done(&turn);
+}
+
+static bool is_stored(const struct turn *turn, const char *tag)
+{
+        char key[300];
+
+        snprintf(key, sizeof key, "%s/a", tag);
+        return storage_has(turn->storage, key);
+}
+
+static void what_a_blind_resume_abandons_is_not_removed(void)
+{
+        struct ipc_found found;
+        struct turn turn;
+
+        turn_init(&turn);
+        fail(turn.here.job->storage.store, true);
+        found = turn_find(&turn, "");
+        CHECK(found.step == 10 && found.passed_count == 1 && strstr(found.passed[0].reason, turn.storage));
+        found = turn_find(&turn, "global_step10");
+        CHECK(found.step == 10 && found.passed_count == 1);
+        fail(turn.here.job->storage.store, false);
+        lineage_read(&turn.here.session, catalogue_version(&turn.here.catalogue, found.version_id), IPC_SOURCE_MEMORY);
+        turn.here.job->settings.keep_last = 1;
+        for (unsigned step = 11; step < 14; step++) {
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "global_step%u", step);
+                REQUIRE(bench_version(&turn.here, tag, step, 0) && !storage_scan(&turn.here.catalogue, turn.here.job, NULL));
+                REQUIRE(!bench_persist(&turn.here, turn.here.job->versions));
+                storage_retain(&turn.here.catalogue, turn.here.job);
+        }
+        CHECK(is_stored(&turn, "global_step20") && is_stored(&turn, "global_step30") && is_stored(&turn, "global_step13"));
+        CHECK(!is_stored(&turn, "global_step10") && !is_stored(&turn, "global_step12"));
+        CHECK(turn_find(&turn, "").step == 13);
+        turn_done(&turn);
 }
 
 /* The newer version has left memory, and storage does not answer. The load takes the older one and logs that. */
@@ -395,5 +515,6 @@ TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
+         TEST(a_search_that_fails_once_is_repeated_before_memory_answers), TEST(what_a_blind_resume_abandons_is_not_removed),
          TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(a_living_rank_may_add_to_the_version), TEST(a_rank_in_another_namespace_may_live_and_add_to_the_version),
          TEST(an_incomplete_copy_is_not_complete), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))

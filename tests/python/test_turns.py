@@ -1,0 +1,143 @@
+"""A job moves between two nodes whose agents live on. What a node remembers of a tag, or of the newest step, is compared with storage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Place
+
+START = """
+nm.init(sys.argv[1], 0, 2, on_error="raise", **eval(sys.argv[2]))
+def save(tag, **files):
+    with nm.Checkpoint(tag) as checkpoint:
+        for name, text in files.items():
+            checkpoint.save_bytes(name, text.encode())
+    checkpoint.wait("durable", 60)
+def has(checkpoint):
+    return " ".join(f"{name}={bytes(checkpoint.read_bytes(name)).decode()}" for name in sorted(checkpoint.files)) if checkpoint else "none"
+def newest():
+    return nm.get_latest_checkpoint()
+def by_tag(tag):
+    return nm.get_checkpoint(tag)
+"""
+
+
+class Node:
+    """One of the nodes that share a storage path. Each has an agent and memory of its own."""
+
+    def __init__(self, place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = Place(place.root / name, Path(f"{place.memory}-{name}"))
+        self.place.root.mkdir()
+        self.storage, self._monkeypatch = place.storage, monkeypatch
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        with self._monkeypatch.context() as patch:
+            patch.setenv("NEBULA_RUNTIME_DIR", str(self.place.runtime))
+            patch.setenv("NEBULA_MEMORY_DIR", str(self.place.memory))
+            yield
+
+    def run(self, code: str, **settings: object) -> list[str]:
+        """A run of the job on this node: its lines."""
+        with self._here():
+            return self.place.run(START + code, self.storage, settings).splitlines()
+
+    def forget(self) -> None:
+        self.place.kill_agent()
+        for path in self.place.memory.glob("*"):
+            path.unlink()
+
+
+@pytest.fixture
+def nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Node]]:
+    made: dict[str, Node] = {}
+
+    def node(name: str) -> Node:
+        if name not in made:
+            made[name] = Node(place, name, monkeypatch)
+        return made[name]
+
+    yield node
+    for one in made.values():
+        one.place.close()
+
+
+@pytest.mark.parametrize("tag", ["last", "global_step5"])
+@pytest.mark.parametrize("agent", ["lives on", "was killed"])
+def test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to(nodes, tag, agent):
+    nodes("a").run(f"save({tag!r}, x='A')")
+    assert nodes("b").run(f"say(has(newest())); save({tag!r}, x='B')") == ["x=A"]
+    if agent == "was killed":
+        nodes("a").place.kill_agent()
+    looks = f"say(has(by_tag({tag!r}))); say(has(newest())); say(bytes(nm.Checkpoint({tag!r}).read_bytes('x')).decode())"
+    assert nodes("a").run(looks) == ["x=B", "x=B", "B"]
+    assert nodes("a").run(f"say(bytes(nm.Checkpoint({tag!r}).read_bytes('x')).decode())") == ["B"]
+    nodes("a").forget()
+    assert nodes("a").run(looks) == ["x=B", "x=B", "B"]
+
+
+def test_an_object_that_only_names_a_tag_loads_what_storage_alone_has(nodes):
+    nodes("a").run("save('last', x='A')")
+    assert nodes("b").run("say(bytes(nm.Checkpoint('last').read_bytes('x')).decode())") == ["A"]
+
+
+@pytest.mark.parametrize("look", ["by_tag('last')", "newest()", "None"])
+def test_files_that_a_save_keeps_are_those_of_the_writing_before_it_in_storage(nodes, look):
+    nodes("a").run("save('last', x='A', y='A')")
+    nodes("b").run("newest(); save('last', x='B', y='B')")
+    nodes("a").run(f"{look}; save('last', x='C')")
+    for node in "a", "b", "c":
+        assert nodes(node).run("say(has(by_tag('last')))") == ["x=C y=B"]
+
+
+def test_a_tag_that_was_removed_elsewhere_lends_no_files(nodes, place):
+    nodes("a").run("save('last', x='A', y='A')")
+    subprocess.run(["rm", "-r", str(place.storage / "last")], check=True)
+    nodes("a").run("save('last', x='B')")
+    for node in "a", "c":
+        assert nodes(node).run("say(has(by_tag('last')))") == ["x=B"]
+
+
+def test_steps_that_another_node_has_saved_are_the_newest_and_are_not_removed(nodes, place):
+    nodes("a").run("for s in 1, 2, 3: save(f'global_step{s}', x=str(s))")
+    nodes("b").run("newest(); [save(f'global_step{s}', x=str(s)) for s in (4, 5, 6)]", keep_last=3)
+    assert nodes("a").run("say(has(newest())); save('global_step7', x='7')", keep_last=3) == ["x=6"]
+    assert nodes("a").run("say(*(row.tag for row in nm.checkpoints() if not row.abandoned))")[0].split()[:3] == [
+        "global_step7", "global_step6", "global_step5",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("agent", ["lives on", "was killed"])
+def test_a_path_that_has_lost_its_mount_is_named_and_memory_serves(nodes, place, agent):
+    place.storage.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place.storage)], check=True)
+    nodes("a").run("save('global_step1', x='1'); save('last', x='2')")
+    subprocess.run(["umount", str(place.storage)], check=True)
+    if agent == "was killed":
+        nodes("a").place.kill_agent()
+    found = nodes("a").run("found = newest(); say(has(found)); say(found.passed_over[0][1]); say(has(by_tag('last')))")
+    assert found[0] == "x=2" and "is gone, and with it its file system" in found[1] and found[2] == "x=2"
+    assert not list(place.storage.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_path_that_has_lost_its_mount_is_no_empty_path(nodes, place):
+    place.storage.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place.storage)], check=True)
+    lines = nodes("a").run("""
+import subprocess
+assert newest() is None
+subprocess.run(["umount", sys.argv[1]], check=True)
+for look in newest, lambda: by_tag("x"):
+    try:
+        say("found", look())
+    except nm.NebulaError as failure:
+        say(type(failure).__name__, "is gone" in str(failure))
+""")
+    assert lines == ["NebulaStorageError True"] * 2
