@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Place
+from nodes import Node
 
 START = """
 nm.init(sys.argv[1], 0, 2, on_error="raise", **eval(sys.argv[2]))
@@ -27,39 +26,20 @@ def by_tag(tag):
 """
 
 
-class Node:
-    """One of the nodes that share a storage path. Each has an agent and memory of its own."""
-
-    def __init__(self, place: Place, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.place = Place(place.root / name, Path(f"{place.memory}-{name}"))
-        self.place.root.mkdir()
-        self.storage, self._monkeypatch = place.storage, monkeypatch
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        with self._monkeypatch.context() as patch:
-            patch.setenv("NEBULA_RUNTIME_DIR", str(self.place.runtime))
-            patch.setenv("NEBULA_MEMORY_DIR", str(self.place.memory))
-            yield
-
+class Turns(Node):
     def run(self, code: str, **settings: object) -> list[str]:
         """A run of the job on this node: its lines."""
-        with self._here():
+        with self.here():
             return self.place.run(START + code, self.storage, settings).splitlines()
-
-    def forget(self) -> None:
-        self.place.kill_agent()
-        for path in self.place.memory.glob("*"):
-            path.unlink()
 
 
 @pytest.fixture
-def nodes(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Node]]:
-    made: dict[str, Node] = {}
+def nodes(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Turns]]:
+    made: dict[str, Turns] = {}
 
-    def node(name: str) -> Node:
+    def node(name: str) -> Turns:
         if name not in made:
-            made[name] = Node(place, name, monkeypatch)
+            made[name] = Turns(place, name, monkeypatch)
         return made[name]
 
     yield node

@@ -210,10 +210,12 @@ enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version 
 {
         enum ancestry_order order = ancestry_compare(version, manifest);
 
-        if (order != ANCESTRY_EARLIER)
-                ancestry_set_compared(version);
-        else if (!is_of_newest(version))
+        if (order == ANCESTRY_EARLIER && is_of_newest(version) && strcmp(version->run, manifest->run))
+                order = ANCESTRY_LATER; /* a rival has written the tag: this run still loads its own */
+        if (order == ANCESTRY_EARLIER)
                 version_replaced(catalogue, version);
+        else
+                ancestry_set_compared(version);
         return order;
 }
 

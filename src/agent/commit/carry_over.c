@@ -38,7 +38,7 @@ static void carry_over_version(struct version *version, const struct version *be
                 const struct agent_file *old = &before->files[i];
                 struct agent_file *file;
 
-                if (!old->image && !before->stored)
+                if ((!old->image || old->image->restored) && !before->stored)
                         continue; /* its memory is gone, and it was never persisted */
                 file = carry_over_file(version, old->name, old->rank, old->size, old->generation);
                 if (!file)
@@ -72,6 +72,7 @@ static bool may_carry(const struct version *version, const struct version *befor
 
         if (!strcmp(before->tag, version->tag) && before != version && !before->copies.is_remote && before->generation < version->generation &&
             (lifecycle_complete(before->life.state) || before->persist.failed_by_storage) && !before->superseded && !before->is_gone &&
+            (before->stored || before->life.state != NEBULA_STATE_DURABLE) && /* else it was removed from storage */
             ancestry_covers(version, before->run, before->sequence) && (is_same_run || !job->persist_path[0] || ancestry_is_compared(before)))
                 return !manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER;
         return false;

@@ -373,6 +373,45 @@ void storage_end_uploads(struct catalogue *catalogue, struct job *job, const str
                 persist_forget(store, list, false);
 }
 
+/* Forgets a version of the job's list that is not in storage any more. */
+static void forget_one(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t sequence)
+{
+        struct manifest_scan *stored = &job->storage.stored;
+
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < stored->count; i++) {
+                if (strcmp(stored->manifests[i].tag, tag) || stored->manifests[i].sequence != sequence)
+                        continue;
+                manifest_done(&stored->manifests[i]);
+                memmove(&stored->manifests[i], &stored->manifests[i + 1], (--stored->count - i) * sizeof *stored->manifests);
+                break;
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* The number of versions that stay is counted over those that exist: another program may have removed some since the scan. A listing may be
+ * stale, so a version that it lacks is looked up by name. False: storage cannot be listed. */
+static bool forget_missing(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        struct manifest_scan known = copy_known(catalogue, job);
+        struct store_list tags;
+        bool is_listed = !store_list_all(store, "", false, &tags, NULL);
+
+        for (size_t i = 0; is_listed && i < known.count; i++) {
+                struct manifest there = { 0 };
+                char directory[256];
+
+                if (!name_encode(known.manifests[i].tag, directory, NULL) && !store_list_find(&tags, directory) &&
+                    manifest_load(store, known.manifests[i].tag, &there, NULL) == NEBULA_NOT_FOUND)
+                        forget_one(catalogue, job, known.manifests[i].tag, known.manifests[i].sequence);
+                manifest_done(&there);
+        }
+        if (is_listed)
+                store_list_done(&tags);
+        manifest_scan_done(&known);
+        return is_listed;
+}
+
 void storage_retain(struct catalogue *catalogue, struct job *job)
 {
         struct nebula_error error = { 0 };
@@ -386,6 +425,10 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
                 return;
         if (pins_load(store, false, &pins, &error)) {
                 log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins cannot be read: %s", job->persist_path, error.message);
+                return;
+        }
+        if (!forget_missing(catalogue, job, store)) {
+                pins_done(&pins);
                 return;
         }
         catalogue_lock(catalogue);

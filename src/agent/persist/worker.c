@@ -422,6 +422,16 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         return true;
 }
 
+void worker_run(struct catalogue *catalogue, struct job *job)
+{
+        int64_t due = INT64_MAX;
+
+        catalogue_lock(catalogue);
+        while (work_once(catalogue, job->lane, os->now_ns(), &due))
+                ;
+        catalogue_unlock(catalogue);
+}
+
 static bool lane_is_needed(const struct catalogue *catalogue, const struct lane *lane)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {

@@ -18,6 +18,8 @@
 #include "agent/catalogue/catalogue.h"
 
 void *worker_main(void *catalogue);
+/* Does all that is due for the job's storage path, on the calling thread: for an agent without threads, as in some tests. */
+void worker_run(struct catalogue *catalogue, struct job *job);
 /* Whether a version waits to be persisted, or is being persisted (lock held). job NULL: of any job. */
 bool worker_pending(const struct catalogue *catalogue, const struct job *job);
 /* Whether such a version has not failed since `since_ns`: it may still become durable, even if other versions and paths fail (lock held). */

@@ -11,11 +11,11 @@
 #include "base/error.h"
 #include "image/image.h"
 
-static bool is_newer(const struct version *a, const struct version *b)
-{
-        const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence, &a->line), retain_complete(b->tag, b->sequence, &b->line) };
+#define LOOKS_MAX 100 /* each look after the first is due to a version that memory has lost */
 
-        return retain_is_newer(&entries[0], &entries[1]);
+static struct retain_entry entry_of(const struct version *version)
+{
+        return retain_complete(version->tag, version->sequence, &version->line);
 }
 
 /* True if memory has only this node's share of a version of several nodes, and all ranks are on this node now: no node has the rest.
@@ -29,21 +29,93 @@ static bool lacks_shares(const struct job *job, const struct version *version)
         return version->file_goal == NEBULA_FILES_ALL_RANKS && version->part_count < version->world;
 }
 
-static struct version *newest_in_memory(struct job *job, const struct session *session, const struct ipc_find *wanted)
+static bool is_candidate(const struct job *job, const struct session *session, const struct ipc_find *wanted, const struct version *version)
 {
         const char *tag = wanted->tag;
-        struct version *best = NULL;
+
+        return version_whole_in_memory(version) && (!version->is_gone || wanted->sequence) && (!version->superseded || wanted->sequence) &&
+               !lacks_shares(job, version) && (!*tag || !strcmp(tag, version->tag)) &&
+               (!version->ancestry.gives_way || !strcmp(version->run, session->run)) && /* else storage has the tag, written by a run that continues */
+               version_wanted(wanted, version->generation, version->sequence);
+}
+
+/* The newest that is known, by kind: the order has two kinds of tags, and compares only the newest of each (retention.h). */
+struct newest {
+        struct retain_entry entries[4]; /* of memory: by step, by commit; of storage: the same */
+        struct version *versions[2];
+};
+
+static void add(struct newest *newest, size_t first, const struct retain_entry *entry, struct version *version)
+{
+        size_t at = first + !entry->follows_step;
+
+        if (newest->entries[at].complete && !retain_is_newer(entry, &newest->entries[at]))
+                return;
+        newest->entries[at] = *entry;
+        if (version)
+                newest->versions[at] = version;
+}
+
+static struct newest newest_known(struct job *job, const struct session *session, const struct ipc_find *wanted)
+{
+        struct newest newest = { 0 };
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || (version->superseded && !wanted->sequence) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
-                    (version->ancestry.gives_way && strcmp(version->run, session->run)) || /* storage has the tag, written by a run that continues */
-                    !version_wanted(wanted, version->generation, version->sequence))
-                        continue;
-                /* Of one tag, the larger generation is the newer one. */
-                if (!best || (*tag ? version->generation > best->generation :
-                                     is_newer(version, best)))
-                        best = version;
+                struct retain_entry entry = entry_of(version);
+
+                if (is_candidate(job, session, wanted, version))
+                        add(&newest, 0, &entry, version);
         }
+        for (size_t i = 0; i < job->storage.stored.count; i++) {
+                const struct manifest *manifest = &job->storage.stored.manifests[i];
+                struct retain_entry entry = retain_complete(manifest->tag, manifest->sequence, &manifest->line);
+
+                if (!strcmp(manifest->job, job->name))
+                        add(&newest, 2, &entry, NULL);
+        }
+        return newest;
+}
+
+/* The version has no line yet, because storage was not read since its run began. It will continue the line of the newest in storage, or begin a
+ * new one. */
+static bool is_ahead(const struct version *version)
+{
+        return version && version->line_due && !strcmp(version->run, version->job->runs.newest);
+}
+
+/* Whether the newest is in storage alone, as far as the agent knows. `also`: the newest that a search has found there; NULL: none. */
+static bool storage_is_newer(struct job *job, const struct session *session, const struct retain_entry *also)
+{
+        static const struct ipc_find any;
+        struct newest newest = newest_known(job, session, &any);
+
+        if (also) { /* the list may be older */
+                newest.entries[2] = newest.entries[3] = (struct retain_entry){ 0 };
+                newest.entries[2 + !also->follows_step] = *also;
+        }
+        if (is_ahead(newest.versions[0]))
+                newest.entries[2] = (struct retain_entry){ 0 };
+        return retain_newest(newest.entries, 4) >= 2;
+}
+
+static struct version *newest_in_memory(struct job *job, const struct session *session, const struct ipc_find *wanted)
+{
+        struct newest newest = { 0 };
+        struct version *best = NULL;
+        int64_t index;
+
+        if (!*wanted->tag) {
+                newest = newest_known(job, session, wanted);
+                if (is_ahead(newest.versions[0]))
+                        newest.entries[2] = (struct retain_entry){ 0 };
+                index = retain_newest(newest.entries, 4);
+                if (index >= 2)
+                        index = retain_newest(newest.entries, 2);
+                return index < 0 ? NULL : newest.versions[index];
+        }
+        for (struct version *version = job->versions; version; version = version->next) /* of one tag, the larger generation is the newer one */
+                if (is_candidate(job, session, wanted, version) && (!best || version->generation > best->generation))
+                        best = version;
         return best;
 }
 
@@ -75,19 +147,6 @@ static void fill_found(const struct version *version, struct ipc_found *found)
         found->step = version->step;
         found->state = (uint32_t)version->life.state;
         strcpy(found->tag, version->tag);
-}
-
-/* True if the agent knows, without a look, that storage may have a newer version than memory. It then looks. */
-static bool storage_may_be_newer(const struct job *job, const struct version *version)
-{
-        const struct retain_entry known = retain_complete(version->tag, version->sequence, &version->line);
-        int64_t newest = manifest_scan_newest(&job->storage.stored, job->name);
-        struct retain_entry stored;
-
-        if (newest < 0)
-                return false;
-        stored = retain_complete(job->storage.stored.manifests[newest].tag, job->storage.stored.manifests[newest].sequence, &job->storage.stored.manifests[newest].line);
-        return retain_is_newer(&stored, &known);
 }
 
 /* Whether the answer from memory needs no look at storage: this run has compared the version, or no storage path is set. A reader that is
@@ -215,12 +274,12 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
         if (version) {
                 memory.is_there = true;
                 fill_found(version, &memory.found);
-                memory.entry = retain_complete(version->tag, version->sequence, &version->line);
+                memory.entry = entry_of(version);
                 /* another node may have made it durable since */
                 memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
                 memory.is_enough = !version->job->persist_path[0] || (request->sequence && !memory.stored_first) ||
                                    (!memory.stored_first && is_known(session, version) &&
-                                    (request->tag[0] || (version->job->storage.is_scanned && !storage_may_be_newer(version->job, version))));
+                                    (request->tag[0] || (version->job->storage.is_scanned && !storage_is_newer(version->job, session, NULL))));
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, own_job->name);
@@ -251,7 +310,7 @@ static enum verdict lose(struct version *version)
 static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *version, enum nebula_status status, const struct manifest *manifest,
                                  bool is_by_tag)
 {
-        if (status == NEBULA_NOT_FOUND && version->stored && !is_by_tag)
+        if (status == NEBULA_NOT_FOUND && version->stored)
                 return lose(version);
         if (status == NEBULA_NOT_FOUND)
                 ancestry_set_compared(version);
@@ -263,11 +322,10 @@ static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *ve
 }
 
 /* Which one is the answer: memory's or storage's. Lock held. */
-static enum verdict judge(struct catalogue *catalogue, const struct ipc_find *request, const struct in_memory *memory, const struct stored *stored)
+static enum verdict judge(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request, const struct in_memory *memory, const struct stored *stored)
 {
         struct version *version = memory->is_there ? catalogue_version(catalogue, memory->found.version_id) : NULL;
         struct retain_entry entry = { 0 };
-        bool is_newer;
 
         if (!memory->is_there)
                 return TAKE_STORED;
@@ -275,12 +333,11 @@ static enum verdict judge(struct catalogue *catalogue, const struct ipc_find *re
                 return LOOK_AGAIN;
         if (!stored->status)
                 entry = retain_complete(stored->manifest.tag, stored->manifest.sequence, &stored->manifest.line);
-        is_newer = !stored->status && retain_is_newer(&entry, &memory->entry);
         if (version->copies.is_remote || memory->stored_first)
                 return !stored->status && !retain_is_newer(&memory->entry, &entry) ? TAKE_STORED : TAKE_MEMORY;
         if (request->tag[0])
                 return judge_by_tag(catalogue, version, stored->status, &stored->manifest, true);
-        if (is_newer && strcmp(stored->manifest.tag, version->tag))
+        if (!stored->status && strcmp(stored->manifest.tag, version->tag) && storage_is_newer(version->job, session, &entry))
                 return TAKE_STORED;
         if (!stored->status && !strcmp(stored->manifest.tag, version->tag))
                 return judge_by_tag(catalogue, version, stored->status, &stored->manifest, false);
@@ -307,7 +364,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
         catalogue_lock(catalogue);
         if (memory->is_there && stored.status && stored.status != NEBULA_NOT_FOUND)
                 take_unseen(job, request, memory, &stored.error, ret_found);
-        else if ((verdict = judge(catalogue, request, memory, &stored)) == TAKE_MEMORY)
+        else if ((verdict = judge(catalogue, session, request, memory, &stored)) == TAKE_MEMORY)
                 *ret_found = memory->found;
         else if (verdict == TAKE_STORED && !stored.status)
                 *ret_status = take_stored(catalogue, session, job, &stored, ret_found, error);
@@ -356,13 +413,13 @@ static bool find_once(struct catalogue *catalogue, const struct session *session
         return is_done;
 }
 
-/* Each further look is due to a version that memory has lost, so their number is bounded. */
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
         enum nebula_status status;
 
-        while (!find_once(catalogue, session, request, ret_found, &status, error))
-                ;
-        return status;
+        for (int looks = 0; looks < LOOKS_MAX; looks++)
+                if (find_once(catalogue, session, request, ret_found, &status, error))
+                        return status;
+        return error_set(error, NEBULA_BUSY, 0, "the checkpoints of %.300s change while they are looked at: ask again", session->job->persist_path);
 }
