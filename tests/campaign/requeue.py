@@ -183,7 +183,7 @@ class Model:
         own = dict(one.split("=") for one in files)
         self.numbers += 1
         before = [one for one in self.saved if one.tag == tag]
-        bases = before[-1:] or [one for one in self.of_tag(tag)]
+        bases = before[-1:] or self.of_tag(tag)
         contents = [{**content, **own} for base in bases for content in base.contents]
         if not before or (before[-1].durable and self.storage.get(tag) is not before[-1]):
             contents.append(own)  # until storage was compared, or since the writing before was removed by hand
@@ -206,16 +206,18 @@ class Model:
             self.faults = min(self.faults, 0)
         if self.faults < 0:
             return None if set(answer.split(" ")) - {""} == set(self.storage) else "storage changed while it failed"
+        written: list[Writing] = []
         for writing in [*self._unsaved(), *self.saved]:
             stored = self.storage.get(writing.tag)
             if writing.durable:
                 continue
             is_leftover = writing not in self.saved
-            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run)):
+            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in written)):
                 continue  # it gives way, or follows what its run had found: the next look at storage tells
             if [one for one in self.saved if one.tag == writing.tag and one.number > writing.number]:
                 continue
             writing.durable = True
+            written.append(writing)
             if writing.is_settled:
                 writing.contents = [content for content in writing.contents if len(content) == max(map(len, writing.contents))]
             self.storage[writing.tag] = writing

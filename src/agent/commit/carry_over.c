@@ -63,19 +63,23 @@ static void carry_over_manifest(struct version *version, const struct manifest *
         }
 }
 
-/* Whether `version` may take files over from the memory of `before`: that is the writing before it, in storage, too. If it is of another run
- * and was not compared with storage, it may be older. Then the files are taken over after the scan. */
+/* Whether the memory of `before` is the writing before `version`, as far as the agent knows. */
 static bool may_carry(const struct version *version, const struct version *before, const struct manifest *manifest)
 {
-        const struct job *job = version->job;
-        bool is_same_run = !strcmp(before->run, version->run) && before->ancestry.beginning == version->ancestry.beginning;
-
         if (!strcmp(before->tag, version->tag) && before != version && !before->copies.is_remote && before->generation < version->generation &&
             (lifecycle_complete(before->life.state) || before->persist.failed_by_storage) && !before->superseded && !before->is_gone &&
             (before->stored || before->life.state != NEBULA_STATE_DURABLE) && /* else it was removed from storage */
-            ancestry_covers(version, before->run, before->sequence) && (is_same_run || !job->persist_path[0] || ancestry_is_compared(before)))
+            ancestry_covers(version, before->run, before->sequence))
                 return !manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER;
         return false;
+}
+
+/* If `before` is of another run and was not compared with storage, another node may have written the tag since. */
+static bool is_confirmed(const struct version *version, const struct version *before)
+{
+        bool is_same_run = !strcmp(before->run, version->run) && before->ancestry.beginning == version->ancestry.beginning;
+
+        return is_same_run || !version->job->persist_path[0] || ancestry_is_compared(before);
 }
 
 void carry_over(struct version *version)
@@ -91,7 +95,9 @@ void carry_over(struct version *version)
         for (const struct version *other = version->job->versions; other; other = other->next)
                 if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
                         before = other;
-        if (before)
+        if (before && !is_confirmed(version, before))
+                version->ancestry.carries_from = before->id;
+        else if (before)
                 carry_over_version(version, before);
         if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_over_manifest(version, manifest);
@@ -200,6 +206,19 @@ static bool give_way_to_other_run(struct catalogue *catalogue, struct version *v
         return true;
 }
 
+/* Storage was read. The run of the version may have ended by now. */
+static void carry_over_late(struct version *version, const struct manifest *manifest)
+{
+        const struct version *before = version->job->versions;
+
+        while (before && before->id != version->ancestry.carries_from)
+                before = before->next;
+        version->ancestry.carries_from = 0;
+        if (before && before->in_memory && !before->superseded && !before->is_gone &&
+            (!manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER))
+                carry_over_version(version, before);
+}
+
 /* A version that storage had and that the scan has not found is looked up by name later (storage.c): a listing may be stale. */
 static void compare_all(struct catalogue *catalogue, struct job *job)
 {
@@ -249,8 +268,11 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
 
                 if (version->stored || version->adopted || version->superseded || (!manifest && version->generation <= 1))
                         continue;
-                if (lifecycle_complete(version->life.state) && version->in_memory) /* pins do not matter: a thread that works on it holds no file */
-                        carry_over(version);
+                if (!lifecycle_complete(version->life.state) || !version->in_memory)
+                        continue;
+                if (version->ancestry.carries_from)
+                        carry_over_late(version, manifest);
+                carry_over(version); /* pins do not matter: a thread that works on it holds no file */
         }
         set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next)

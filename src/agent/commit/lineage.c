@@ -55,10 +55,12 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
                 *head = (struct head){ entry, run, tag };
 }
 
-/* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. */
+/* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. What storage has came before
+ * each version of the newest run, also if a clock says otherwise. */
 static struct head find_head(const struct version *version)
 {
         const struct job *job = version->job;
+        bool is_of_newest = version->ancestry.beginning == job->runs.beginning;
         struct head head = { 0 };
 
         for (const struct version *other = job->versions; other; other = other->next)
@@ -68,7 +70,7 @@ static struct head find_head(const struct version *version)
         for (size_t i = 0; i < job->storage.stored.count; i++) {
                 const struct manifest *manifest = &job->storage.stored.manifests[i];
 
-                if (!strcmp(manifest->job, job->name))
+                if (!strcmp(manifest->job, job->name) && (is_of_newest || !version->sequence || manifest->sequence < version->sequence))
                         compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
         }
         return head;
