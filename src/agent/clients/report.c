@@ -303,6 +303,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         json_t *versions, *problems = json_array(), *passed = NULL;
         struct peer_listing kept = { 0 };
         struct job **jobs = NULL, *own = NULL;
+        char unread[sizeof(struct nebula_error)] = ""; /* why storage could not be listed */
         size_t count;
 
         catalogue_lock(catalogue);
@@ -332,9 +333,12 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 enum nebula_status status = storage_open(catalogue, jobs[i], &store, &failure);
 
                 if (!status)
-                        status = manifest_scan(store, &scan, &failure);
-                if (status && status != NEBULA_NOT_FOUND)
+                        status = session && session->role == IPC_ROLE_TRAINER ? restore_scan(catalogue, store, &scan, &failure) :
+                                                                               manifest_scan(store, &scan, &failure);
+                if (status && status != NEBULA_NOT_FOUND) {
                         json_array_append_new(problems, json_string(failure.message));
+                        snprintf(unread, sizeof unread, "%s", failure.message);
+                }
                 if (!status && scan.broken_count)
                         json_array_append_new(problems, json_string(scan.broken));
                 if (!status && session && session->role == IPC_ROLE_TRAINER && !passed)
@@ -351,7 +355,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         catalogue_unlock(catalogue);
         free(jobs);
         mark_abandoned(versions);
-        return to_text(json_pack("{s:o, s:o, s:o}", "versions", versions, "problems", problems, "passed", passed ? passed : json_array()), ret_text, error);
+        return to_text(json_pack("{s:o, s:o, s:o, s:s}", "versions", versions, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
 }
 
 static json_t *job_json(const struct catalogue *catalogue, const struct job *job)

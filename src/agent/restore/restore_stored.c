@@ -131,6 +131,24 @@ static enum nebula_status stored_tag(struct store *store, const struct ipc_find 
         return status;
 }
 
+static bool is_certain(enum nebula_status status)
+{
+        return !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT || status == NEBULA_INVALID;
+}
+
+enum nebula_status restore_scan(struct catalogue *catalogue, struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
+{
+        enum nebula_status status = manifest_scan(store, ret_scan, error);
+
+        for (int tries = 1; tries < TRIES && !is_certain(status) && !catalogue->stopping; tries++) {
+                catalogue_lock(catalogue);
+                catalogue_wait(catalogue, &catalogue->moved, TRY_PAUSE_MS << tries);
+                catalogue_unlock(catalogue);
+                status = manifest_scan(store, ret_scan, error);
+        }
+        return status;
+}
+
 static void look(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, const struct search_scope *scope, struct stored *stored)
 {
         struct store *store;
@@ -166,11 +184,6 @@ struct search {
         struct stored stored;
         bool is_over, is_left; /* is_left: its caller waits no more, so the thread frees it */
 };
-
-static bool is_certain(enum nebula_status status)
-{
-        return !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT || status == NEBULA_INVALID;
-}
 
 static void *search_main(void *argument)
 {
