@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import fork_server
 import nebulaml
 import pytest
+import torch.distributed
 from nebulaml import api
 from nebulaml._session import agree, config, engine, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
@@ -24,11 +26,21 @@ from waiting import until
 
 def version(step, sequence, generation=1, tag=None):
     name = tag or f"global_step{step}"
-    return {"tag": name, "generation": generation, "sequence": sequence, "step": step, "run": "r", "shared": True}
+    return {
+        "tag": name, "generation": generation, "sequence": sequence, "step": step, "run": "r", "shared": True, "state": "committed", "ranks": None, "world": 1,
+    }  # fmt: skip
 
 
 def tags(versions):
     return [one["tag"] for one in versions]
+
+
+def choose(inventories):
+    return agree.choose([agree.Inventory.of(versions) for versions in inventories])
+
+
+def refusal(inventories, path):
+    return agree.refusal([agree.Inventory.of(versions) for versions in inventories], path)
 
 
 def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost_its_memory():
@@ -37,20 +49,20 @@ def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost
         [version(5, 50), version(4, 40)],
         [version(4, 40)],
     )
-    assert tags(agree.choose([ahead, normal, normal])) == ["global_step5", "global_step4"]
-    assert tags(agree.choose([ahead, normal, lost])) == ["global_step4"]
-    assert agree.choose([ahead, normal, []]) == []
+    assert tags(choose([ahead, normal, normal])) == ["global_step5", "global_step4"]
+    assert tags(choose([ahead, normal, lost])) == ["global_step4"]
+    assert choose([ahead, normal, []]) == []
 
 
 def test_ranks_begin_from_nothing_only_if_storage_has_nothing_for_any_of_them():
     stored, held = [version(5, 50) | {"state": "durable"}], [version(5, 50) | {"state": "committed"}]
     other = [version(6, 60) | {"state": "durable"}]
-    assert "rank 1 finds global_step5 in storage and rank 0 does not" in agree.refusal([[], stored], "/p")
-    assert "rank 0 finds global_step5 in storage and rank 1 does not" in agree.refusal([stored, other], "/p")
-    assert not agree.refusal([[], []], "/p") and not agree.refusal([[], held], "/p") and not agree.refusal([stored, stored + held], "/p")
-    assert not agree.refusal([[], [stored[0] | {"shared": False}]], None)
+    assert "rank 1 finds global_step5 in storage and rank 0 does not" in refusal([[], stored], "/p")
+    assert "rank 0 finds global_step5 in storage and rank 1 does not" in refusal([stored, other], "/p")
+    assert not refusal([[], []], "/p") and not refusal([[], held], "/p") and not refusal([stored, stored + held], "/p")
+    assert not refusal([[], [stored[0] | {"shared": False}]], None)
     lost = [[stored[0] | {"world": 3, "ranks": [rank]}] for rank in (0, 1)]  # the files in storage were removed, and node 2 with its share is gone
-    assert not agree.refusal(lost, "/p")
+    assert not refusal(lost, "/p")
 
 
 def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_last():
@@ -59,14 +71,14 @@ def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_las
         version(300, 30) | {"abandoned": False, "began": 0},
         version(310, 50) | {"abandoned": False, "began": 50},
     ]
-    assert tags(agree.choose([inventory, inventory[::-1]])) == ["global_step310", "global_step300", "global_step400"]
-    assert tags(agree.choose([inventory, inventory[:2]])) == ["global_step300", "global_step400"]
+    assert tags(choose([inventory, inventory[::-1]])) == ["global_step310", "global_step300", "global_step400"]
+    assert tags(choose([inventory, inventory[:2]])) == ["global_step300", "global_step400"]
 
 
 def test_two_writings_of_one_tag_are_not_the_same_version():
     first, second = version(4, 40), version(4, 41, generation=2)
-    assert agree.choose([[second, first], [first]]) == [first]
-    assert agree.choose([[second], [first]]) == []
+    assert choose([[second, first], [first]]) == [first]
+    assert choose([[second], [first]]) == []
 
 
 def test_a_version_of_which_a_node_that_is_gone_had_a_share_is_not_chosen():
@@ -74,16 +86,16 @@ def test_a_version_of_which_a_node_that_is_gone_had_a_share_is_not_chosen():
         return [version(5, 50) | {"world": 3, "ranks": list(ranks)}, version(4, 40)]
 
     stored = [version(5, 50) | {"world": 3, "ranks": None}, version(4, 40)]
-    assert tags(agree.choose([share(0), share(1), share(2)])) == ["global_step5", "global_step4"]
-    assert tags(agree.choose([share(2), share(0, 1)])) == ["global_step5", "global_step4"]
-    assert tags(agree.choose([share(0), share(1)])) == ["global_step4"]
-    assert tags(agree.choose([share(0), stored])) == ["global_step5", "global_step4"]
+    assert tags(choose([share(0), share(1), share(2)])) == ["global_step5", "global_step4"]
+    assert tags(choose([share(2), share(0, 1)])) == ["global_step5", "global_step4"]
+    assert tags(choose([share(0), share(1)])) == ["global_step4"]
+    assert tags(choose([share(0), stored])) == ["global_step5", "global_step4"]
 
 
 def test_every_rank_comes_to_the_same_list():
     inventories = [[version(3, 1), version(-1, 9, tag="best")], [version(-1, 9, tag="best"), version(3, 1)]]
-    assert agree.choose(inventories) == agree.choose(inventories[::-1])
-    assert tags(agree.choose(inventories)) == ["best", "global_step3"]
+    assert choose(inventories) == choose(inventories[::-1])
+    assert tags(choose(inventories)) == ["best", "global_step3"]
 
 
 def test_ranks_agree_on_a_version_that_could_not_become_durable_while_memory_holds_it(place, monkeypatch):
@@ -95,6 +107,88 @@ def test_ranks_agree_on_a_version_that_could_not_become_durable_while_memory_hol
     checkpoint.commit()
     until(lambda: checkpoint.state == "failed")
     assert tags(agree.inventory(engine.default, None)) == ["global_step1"]
+
+
+class CountingStore:
+    """The store of a process group, which counts its keys and the bytes that ranks send and read."""
+
+    def __init__(self):
+        self.store, self.lock, self.bytes = torch.distributed.HashStore(), threading.Lock(), 0
+
+    def _count(self, value):
+        with self.lock:
+            self.bytes += len(value)
+        return value
+
+    def set(self, key, value):
+        self.store.set(key, self._count(value))
+
+    def get(self, key):
+        return self._count(self.store.get(key))
+
+    def compare_set(self, key, expected, value):
+        return self.store.compare_set(key, expected, self._count(value))
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def ask_all(store, inventories, turn, spent):
+    """Asks on a thread for each rank, as if each was a process of its own. Returns the answers by rank."""
+    answers = {}
+
+    def ask(rank):
+        place = ranks.Place(rank, len(inventories), 0, 1)
+        answers[rank] = agree._through_store(store, place, f"q{turn}", "/p", agree.Inventory.of(inventories[rank]), spent[rank])
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(len(inventories))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[rank] for rank in range(len(inventories))]
+
+
+class PerThread(set):
+    """Stands for a set of each process: here a thread is a rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.local = threading.local()
+
+    def add(self, item):
+        self.local.__dict__.setdefault("items", set()).add(item)
+
+    def __contains__(self, item):
+        return item in self.local.__dict__.get("items", ())
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 1000])
+def test_ranks_agree_on_all_versions_and_send_a_list_that_all_of_them_have_once(monkeypatch, count):
+    world = 16
+    for name in ("_counted", "_sent"):
+        monkeypatch.setattr(agree, name, PerThread())
+    stored = [version(step, 10 * step) | {"state": "durable"} for step in range(1, count + 1)]
+    ahead = version(count + 1, 10 * count + 10)
+    inventories = [stored + [ahead] * (rank != 3) for rank in range(world)]
+    store, spent = CountingStore(), [[] for _ in range(world)]
+    before = store.num_keys()
+    for turn in (1, 2, 3):
+        for versions, refused in ask_all(store, inventories, turn, spent):
+            assert tags(versions) == [f"global_step{step}" for step in range(count, 0, -1)] and not refused
+    one = len(json.dumps(stored))
+    assert store.bytes < 3 * (one + world * 1500), "the stored versions were sent by more ranks than one"
+    assert store.num_keys() - before <= 4, "keys of answered questions stay in the store"
+
+
+def test_ranks_that_see_other_lists_agree_on_the_versions_that_all_lists_have(monkeypatch):
+    for name in ("_counted", "_sent"):
+        monkeypatch.setattr(agree, name, PerThread())
+    stored = [version(step, 10 * step) | {"state": "durable"} for step in range(1, 9)]
+    in_memory = [one | {"state": "committed"} for one in stored[:3]]
+    inventories = [stored, stored[:7], in_memory, stored[1:]]
+    answers = ask_all(CountingStore(), inventories, 1, [[], [], [], []])
+    assert [tags(versions) for versions, _ in answers] == [["global_step3", "global_step2"]] * 4
 
 
 RANK = """
@@ -208,6 +302,24 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
     second.end()
+
+
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, group, monkeypatch):
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, on_error="raise")
+        for step in range(1, 71):
+            with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+                checkpoint.save_bytes("r0", b"x")
+        nm.flush_persistence()
+        """,
+        place.storage,
+    )
+    both = Ranks(place, group, "one", monkeypatch)
+    assert both.ask("latest") == ["global_step70"] * 2
+    assert both.ask("tag", "global_step1") == ["global_step1"] * 2 and both.ask("read", "r0") == ["x"] * 2
+    both.end()
 
 
 @pytest.mark.parametrize("is_mounted_later", [False, True])

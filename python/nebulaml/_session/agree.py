@@ -7,6 +7,8 @@ longer than NEBULA_AGREE_TIMEOUT seconds. A job on one node, or of one rank, nee
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import itertools
 import json
@@ -15,8 +17,9 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import zlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout
@@ -25,14 +28,14 @@ from . import config, ranks
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Agreement", "choose", "inventory"]
+__all__ = ["Agreement", "Inventory", "choose", "inventory", "refusal"]
 
 _WHOLE = ("committed", "replicated", "durable")
-_SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
 _PAUSE_S = (0.002, 0.25)
 _LOOKS, _LOOK_S = 3, 2.0  # of ranks that see different storage: a version may have become durable between their looks
 
 _counted: set[str] = set()  # prefixes of the questions in the key-value store in which this rank has been counted
+_sent: set[str] = set()  # keys of the lists of stored versions that this rank sends there
 _numbers = itertools.count(1)  # numbers of sessions, which all ranks make in the same order
 
 
@@ -48,6 +51,7 @@ class Agreement:
         self._passed: dict[str | None, list[tuple[str, str]]] = {}
         self._told: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
         self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
+        self._spent: list[str] = []  # keys in the store, of questions that this rank has an answer to
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
         self._moves = 0  # changes of path or job, the same on all ranks: after one, a question is another question
         self._saving = False
@@ -108,17 +112,36 @@ class Agreement:
                 own = self._own[path] = self._told[path]
                 by_key = {_key(version): version for version in own}
                 # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
-                agreed = _agree(self._engine, path, f"{self.number}.{self._moves}.{turn}", own)
+                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", own)
                 self._answered[path] = turn
                 del self._told[path]
                 looks += 1
-                if not agreed["refused"]:
-                    self._pinned[path] = [by_key[_key(version)] for version in agreed["versions"]]
+                if not refused:
+                    self._pinned[path] = [by_key[_key(version)] for version in versions]
                 elif looks == _LOOKS:
-                    raise NebulaStorageError(agreed["refused"])
+                    raise NebulaStorageError(refused)
                 else:
                     time.sleep(_LOOK_S)
             return self._pinned[path]
+
+    def _ask(self, path: str | None, turn: str, own: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """Returns the agreed versions, newest first, and why the ranks may not begin from nothing; both the same on all ranks."""
+        place, shared = self._engine.place(), ranks.store()
+        root = path or self._engine.settings().persist_path
+        if shared is not None:
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, Inventory.of(own), self._spent)
+        if root is None:
+            raise NebulaConfigError(
+                f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
+                "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
+            )
+        folder = root.removeprefix("file://")
+        if "://" in folder:
+            raise NebulaConfigError(
+                f"the ranks can agree through {config.shown(root)} only with a process group: call this after "
+                "torch.distributed.init_process_group()"
+            )
+        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, Inventory.of(own))
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
@@ -134,9 +157,11 @@ def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Of the tags ``global_step<n>`` the largest n of the latest line comes first. Of other tags the latest commit comes first.
     Of one of each kind the later commit comes first. Versions that a later line has abandoned come last.
     """
-    kept = [version for version in versions if not version.get("abandoned")]
-    if len(kept) < len(versions):
-        return _order(kept) + _order([{**version, "abandoned": False} for version in versions if version.get("abandoned")])
+    left, kept = ([one for one in versions if bool(one.get("abandoned")) is is_left] for is_left in (True, False))
+    return _order_by_line(kept) + _order_by_line(left)
+
+
+def _order_by_line(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v.get("began", 0), v["step"], v["sequence"]))
     others = sorted((v for v in versions if not _nebula.follows_step(v["tag"])), key=lambda v: v["sequence"])
     result = []
@@ -176,31 +201,60 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     ]
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
-    return _order(whole)[:_SENT_MAX], [(one["tag"], one["reason"]) for one in report["passed"]]
-
-
-def _has_all_shares(held: list[dict[str, Any]]) -> bool:
-    """True if these nodes together have the parts of all ranks. A node that has left the job may have taken parts with it."""
-    if any(one.get("ranks") is None for one in held):
-        return True
-    return {rank for one in held for rank in one["ranks"]} >= set(range(held[0]["world"]))
-
-
-def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the versions that are in all inventories, newest first. It depends on them alone, so every rank gets the same."""
-    common = set.intersection(*({_key(version) for version in one} for one in inventories))
-    held: dict[tuple[Any, ...], list[dict[str, Any]]] = {key: [] for key in common}
-    for version in (version for one in inventories for version in one if _key(version) in common):
-        held[_key(version)].append(version)
-    common = {key for key, versions in held.items() if _has_all_shares(versions)}
-    return _order([version for version in inventories[0] if _key(version) in common])
+    return _order(whole), [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
     return version["state"] == "durable" and version.get("ranks") is None
 
 
-def refusal(inventories: list[list[dict[str, Any]]], path: str | None) -> str:
+class Inventory(NamedTuple):
+    """The versions that one rank could load.
+
+    All ranks that see the same storage have equal stored versions, so these are sent once, under their digest. Ranks of which
+    Inventory.told() was given the same list share one object.
+    """
+
+    stored: dict[tuple[Any, ...], dict[str, Any]]
+    held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
+
+    @classmethod
+    def told(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]]) -> Inventory:
+        return cls(stored, {_key(version): version for version in held})
+
+    @classmethod
+    def of(cls, versions: list[dict[str, Any]]) -> Inventory:
+        return cls.told(
+            {_key(version): version for version in versions if _is_in_storage(version)},
+            (version for version in versions if not _is_in_storage(version)),
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.stored or key in self.held
+
+
+def _has_all_shares(key: tuple[Any, ...], inventories: list[Inventory]) -> bool:
+    """True if these nodes together have the parts of all ranks. A node that has left the job may have taken parts with it."""
+    found: set[int] = set()
+    for one in inventories:
+        version = one.stored.get(key) or one.held[key]
+        if version.get("ranks") is None:
+            return True
+        found.update(version["ranks"])
+    return found >= set(range(version["world"]))
+
+
+def choose(inventories: list[Inventory]) -> list[dict[str, Any]]:
+    """Returns the versions that are in all inventories, newest first. It depends on them alone, so every rank gets the same."""
+    first = inventories[0]
+    common = set.intersection(*(set(stored) for stored in {id(one.stored): one.stored for one in inventories}.values()))
+    common |= {
+        key for key in {*first.stored, *first.held} - common if all(key in one for one in inventories) and _has_all_shares(key, inventories)
+    }
+    return _order([version for known in first for key, version in known.items() if key in common])
+
+
+def refusal(inventories: list[Inventory], path: str | None) -> str:
     """Returns why the ranks may not begin from nothing; "" if they may.
 
     If no version is in all inventories, and storage has one for some ranks, the others see another directory, or an old listing.
@@ -208,42 +262,18 @@ def refusal(inventories: list[list[dict[str, Any]]], path: str | None) -> str:
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
-        stored = next((version for version in one if version["shared"] and _is_in_storage(version)), None)
+        stored = next((key for key, version in one.stored.items() if version["shared"]), None)
         if stored is not None:
-            blind = next(other for other, found in enumerate(inventories) if _key(stored) not in map(_key, found))
+            blind = next(other for other, found in enumerate(inventories) if stored not in found)
             return (
-                f"rank {rank} finds {stored['tag']} in storage and rank {blind} does not, and no checkpoint is there for all ranks: "
+                f"rank {rank} finds {stored[0]} in storage and rank {blind} does not, and no checkpoint is there for all ranks: "
                 f"see that each node has {path} mounted. To begin from nothing, give another path"
             )
     return ""
 
 
-def _decide(inventories: list[list[dict[str, Any]]], path: str | None) -> dict[str, Any]:
-    return {"versions": choose(inventories), "refused": refusal(inventories, path)}
-
-
 def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
-
-
-def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the answer of _decide, the same on all ranks."""
-    place, shared = engine.place(), ranks.store()
-    root = path or engine.settings().persist_path
-    if shared is not None:
-        return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own)
-    if root is None:
-        raise NebulaConfigError(
-            f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
-            "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
-        )
-    folder = root.removeprefix("file://")
-    if "://" in folder:
-        raise NebulaConfigError(
-            f"the ranks can agree through {config.shown(root)} only with a process group: call this after "
-            "torch.distributed.init_process_group()"
-        )
-    return _through_documents(engine, root, os.path.join(folder, ".nebula"), turn, own)
 
 
 def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place: ranks.Place) -> Any:
@@ -263,60 +293,140 @@ def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place
     return value
 
 
-def _through_store(shared: Any, place: ranks.Place, prefix: str, root: str | None, own: list[dict[str, Any]]) -> dict[str, Any]:
-    key = f"{prefix}/answer"
+def _packed(versions: Iterable[dict[str, Any]]) -> tuple[str, str]:
+    """Returns the digest of versions, and their text. A store of torch refuses values of more than 8 MiB, so the text is compressed."""
+    text = json.dumps(sorted(versions, key=_key), sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:32], base64.b85encode(zlib.compress(text)).decode()
+
+
+def _unpacked(text: bytes | str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {_key(version): version for version in json.loads(zlib.decompress(base64.b85decode(text)))}
+
+
+def _through_store(
+    shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str]
+) -> tuple[list[dict[str, Any]], str]:
+    """Asks through the store of the process group. The last rank that asks answers for all.
+
+    `spent`: the keys of earlier questions of this session. When all ranks ask this one, no rank needs them any more.
+    """
+    answer = f"{prefix}/answer"
+    digest, text = _packed(own.stored.values())
 
     def inventory_key(rank: int) -> str:
         return f"{prefix}/{rank}"
 
+    def stored_key(digest: str) -> str:
+        return f"{prefix}/{digest}"
+
+    def send(digest: str, text: str) -> None:
+        key = stored_key(digest)
+        if key in _sent or shared.add(f"{key}/senders", 1) == 1:  # one rank of all that have this list
+            _sent.add(key)
+            shared.set(key, text)
+
     if prefix not in _counted:
-        shared.set(inventory_key(place.rank), json.dumps(own))
+        send(digest, text)
+        shared.set(inventory_key(place.rank), json.dumps({"stored": digest, "held": list(own.held.values())}))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
-            everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
-            shared.compare_set(key, "", json.dumps(_decide(everything, root)))
+            told = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
+            stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in told}}
+            inventories = [Inventory.told(stored[each["stored"]], each["held"]) for each in told]
+            agreed = Inventory.of(choose(inventories))
+            digest_of_all, text_of_all = _packed(agreed.stored.values())
+            send(digest_of_all, text_of_all)
+            said = {"stored": digest_of_all, "held": list(agreed.held.values()), "refused": refusal(inventories, root)}
+            shared.compare_set(answer, "", json.dumps(said))
+            _forget(shared, [f"{prefix}/count", *spent, *(stored_key(one) for one in stored if one != digest_of_all)])
     _until(
-        lambda: shared.check([key]) or None,
+        lambda: shared.check([answer]) or None,
         lambda: [rank for rank in range(place.world) if not shared.check([inventory_key(rank)])],
         place,
     )
-    return dict(json.loads(shared.get(key)))
+    said = json.loads(shared.get(answer))
+    common = own.stored if said["stored"] == digest else _unpacked(shared.get(stored_key(said["stored"])))
+    _forget(shared, [inventory_key(place.rank)])
+    spent[:] = [answer, stored_key(said["stored"]), *(f"{stored_key(one)}/senders" for one in {digest, said["stored"]})]
+    return _order([*common.values(), *said["held"]]), said["refused"]
 
 
-def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: list[dict[str, Any]]) -> dict[str, Any]:
-    place = engine.place()
+def _forget(shared: Any, keys: list[str]) -> None:
+    """Removes keys from the store, which lives as long as the job. Not every kind of store can, and keys cost it only memory."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        for key in keys:
+            shared.delete_key(key)
+
+
+def _write_document(path: str, rank: int, document: dict[str, Any]) -> None:
+    temporary = f"{path}.{rank}.tmp"  # other ranks may write the same list
+    with open(temporary, "w") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read_document(path: str) -> dict[str, Any] | None:
+    """Returns a document. None: it is not there yet. It is opened by its name, because the listing of a mounted directory may be old."""
+    try:
+        with open(path) as file:
+            return dict(json.load(file))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], str]:
+    """Asks through documents in storage: one of each rank, and one for each list of stored versions. Each rank finds the answer itself."""
+    place, job = engine.place(), engine.settings().job
     run = engine.settings().run or ranks.run(place)
     if not run:
         raise NebulaConfigError(
             "Nebula cannot tell the ranks of several nodes from the ranks of an earlier run: call this after "
             "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
         )
-    mark = hashlib.sha256(f"{engine.settings().job}\0{run}\0{turn}".encode()).hexdigest()[:16]
-    ours = os.path.join(folder, f"inventory-{mark}-{place.rank:05d}.json")
+    of_job, of_run = (hashlib.sha256(text.encode()).hexdigest()[:12] for text in (job, run))
+    digest, _ = _packed(own.stored.values())
+
+    def rank_path(rank: int) -> str:
+        return os.path.join(folder, f"inventory-{of_job}-{of_run}-{turn}-{rank:05d}.json")
+
+    def stored_path(digest: str) -> str:
+        return os.path.join(folder, f"inventory-{of_job}-{of_run}-{digest}.json")
+
+    head = {"nebula": "inventory", "version": "1.0", "run": run}
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(folder):  # those of this rank's earlier runs
-            if re.fullmatch(rf"inventory-(?!{mark})[0-9a-f]{{16}}-{place.rank:05d}\.json", name):
+        # of earlier runs: those of this rank, and on rank 0 the lists of stored versions
+        left = rf"inventory-{of_job}-(?!{of_run})[0-9a-f]{{12}}-([0-9.]+-{place.rank:05d}{'|[0-9a-f]{32}' if place.rank == 0 else ''})\.json"
+        for name in os.listdir(folder):
+            if re.fullmatch(left, name):
                 os.unlink(os.path.join(folder, name))
-        with open(ours + ".tmp", "w") as file:
-            json.dump({"nebula": "inventory", "version": "1.0", "run": run, "versions": own}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(ours + ".tmp", ours)
+        if _read_document(stored_path(digest)) is None:
+            _write_document(stored_path(digest), place.rank, {**head, "versions": list(own.stored.values())})
+        _write_document(rank_path(place.rank), place.rank, {**head, "stored": digest, "versions": list(own.held.values())})
     except OSError as failure:
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
-    found: dict[int, list[dict[str, Any]]] = {place.rank: own}
+    found, stored = {place.rank: own}, {digest: own.stored}
 
-    def read_all() -> list[list[dict[str, Any]]] | None:
+    def read(rank: int) -> bool:
+        told = _read_document(rank_path(rank))
+        if told is None:
+            return False
+        if told["stored"] not in stored:
+            listed = _read_document(stored_path(told["stored"]))
+            if listed is None:
+                return False
+            stored[told["stored"]] = {_key(version): version for version in listed["versions"]}
+        found[rank] = Inventory.told(stored[told["stored"]], told["versions"])
+        return True
+
+    def read_all() -> list[Inventory] | None:
         for rank in range(place.world):
-            if rank in found:
-                continue
-            try:  # by name, because the listing of a mounted directory may be old
-                with open(os.path.join(folder, f"inventory-{mark}-{rank:05d}.json")) as file:
-                    found[rank] = json.load(file)["versions"]
-            except (OSError, ValueError, KeyError):
+            if rank not in found and not read(rank):
                 return None
         return [found[rank] for rank in range(place.world)]
 
-    return _decide(_until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place), root)
+    inventories = _until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place)
+    return choose(inventories), refusal(inventories, root)
