@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -138,26 +139,90 @@ def test_the_handler_of_the_program_is_called_and_comes_back(place):
     ({"every": 3}, [3, 6, 8]),
     ({"best": nm.Best("loss", count=2)}, [3, 4, 8]),
     ({"best": nm.Best("loss", "max", 1), "last": 1}, [8]),
-    ({"best": nm.Best("other")}, [8]),
+    ({"best": nm.Best("other")}, [1, 2, 3, 4, 5, 6, 7, 8]),
 ])  # fmt: skip
 def test_the_rules_name_what_stays(rules, stay):
-    metrics = {step: {"loss": abs(step - 3.4)} for step in range(1, 9)}
-    assert sorted(policy.kept(policy.Keep(**rules), list(range(8, 0, -1)), metrics, [])) == stay
-    assert sorted(policy.kept(policy.Keep(**rules), list(range(8, 0, -1)), metrics, [1, 99])) == sorted({*stay, 1})
+    versions = [policy.Stored(step, step, False, {"loss": abs(step - 3.4)}) for step in range(8, 0, -1)]
+    assert sorted(policy.kept(policy.Keep(**rules), versions, [])) == stay
+    assert sorted(policy.kept(policy.Keep(**rules), versions, [1, 99])) == sorted({*stay, 1})
+
+
+@pytest.mark.parametrize(("rules", "saved", "stay"), [
+    ({"last": 2}, [101], [101, 1000, 2000]),
+    ({"last": 2}, [101, 102], [101, 102]),
+    ({"last": 2, "every": 1000}, [101, 102], [101, 102]),
+    ({"last": 2, "best": nm.Best("loss")}, [101, 102, 103], [102, 103, 1000]),
+    ({"every": 1000}, [101], [101]),
+])  # fmt: skip
+def test_what_a_job_has_abandoned_stays_until_as_many_were_saved_as_are_kept(rules, saved, stay):
+    old = [policy.Stored(2000, 2, True, {"loss": 2.0}), policy.Stored(1000, 1, True, {"loss": 1.0})]
+    new = [policy.Stored(step, step, False, {"loss": float(step)}) for step in reversed(saved)]
+    assert sorted(policy.kept(policy.Keep(**rules), new + old, [])) == stay
+
+
+@pytest.mark.parametrize("found", [2000, None])
+def test_what_was_saved_after_a_restore_outlives_what_it_found_though_its_steps_are_smaller(place, caplog, found):
+    """A warm start that counts from 101, and one that does not restore."""
+    with nm.Manager(place.storage) as manager:
+        save(manager, 1000, 2000)
+        manager.wait()
+    caplog.set_level("INFO", "nebulaml")
+    with nm.Manager(place.storage, keep_last=2) as manager:
+        assert found is None or manager.restore({}).step == found
+        for step in (101, 102, 103):
+            save(manager, step)
+            with contextlib.suppress(nm.NebulaError):
+                manager.wait()
+        assert {102, 103} <= set(manager.all_steps()) and 101 not in manager.all_steps()
+        assert manager.checkpoint(103).load("model.pt")["w"][0] == 103
+    assert "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text
+
+
+def test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it(place, caplog):
+    with nm.Manager(place.storage, keep_last=1, keep_best=nm.Best("los")) as manager:
+        save(manager, 1, 2, 3, loss=float)
+        manager.wait()
+        save(manager, 4, loss=float)
+        manager.wait()
+        assert manager.all_steps() == [1, 2, 3, 4]
+    assert caplog.text.count("no version has the metric 'los' of keep_best") == 1 and "have the metrics: loss" in caplog.text
+
+
+def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
+    with nm.Manager(place.storage, keep_last=3) as last, nm.Manager(place.storage, keep_best=nm.Best("loss")) as best:
+        save(last, 1, 2, 3, 4, 5, 6, loss=lambda step: abs(step - 2))
+        last.wait()
+        best.wait()
+        assert last.all_steps() == best.all_steps() == [2, 4, 5, 6]
 
 
 def test_a_metric_that_is_no_number_is_never_the_best():
     assert policy.Best("loss").order({1: {"loss": float("nan")}, 2: {"loss": 3}, 3: {}, 4: {"loss": 3}}) == [4, 2]
 
 
-def test_a_metric_that_is_not_finite_is_the_best_neither_now_nor_after_a_restart(place):
-    loss = {1: 1.0, 2: float("inf"), 3: 0.5, 4: float("-inf")}
-    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max")) as manager:
+def test_an_infinite_metric_has_its_place_in_the_order_now_and_after_a_restart(place):
+    loss = {1: 1.0, 2: float("inf"), 3: float("nan"), 4: 0.5, 5: float("-inf"), 6: 2.0}
+    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max", 2)) as manager:
         save(manager, *loss, loss=loss.get)
-        assert manager.best_step() == 1 and manager.best_step("loss", "min") == 3
+        assert manager.best_step() == 2 and manager.best_step("loss", "min") == 5
         manager.wait()
-    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max")) as manager:
-        assert manager.best_step() == 1 and manager.all_steps() == [1, 4]
+    with nm.Manager(place.storage, keep_best=nm.Best("loss", "max", 2)) as manager:
+        assert manager.best_step() == 2 and manager.all_steps() == [2, 6] and manager.checkpoint(2).metrics == {"loss": float("inf")}
+
+
+def test_all_versions_count_however_many_there_are(place, monkeypatch):
+    """More than any list of a rank used to have."""
+    with nm.Manager(place.storage) as manager:
+        save(manager, *range(1, 71), loss=lambda step: 0 if step == 3 else step)
+        manager.wait()
+        manager.pin(2, "why not")
+        assert manager.all_steps() == list(range(1, 71)) and manager.best_step("loss") == 3
+        assert [(row.step, row.pinned) for row in manager.checkpoints()][-3:] == [(3, None), (2, "why not"), (1, None)]
+    with nm.Manager(place.storage, keep_last=60, keep_best=nm.Best("loss")) as manager:
+        assert manager.restore({}, step=1).step == 1 and manager.restore({}).step == 70
+        save(manager, 71, loss=float)
+        manager.wait()
+        assert manager.all_steps() == [2, 3, *range(12, 72)]
 
 
 def test_storage_keeps_the_newest_the_best_and_the_pinned(place):

@@ -15,12 +15,14 @@ __all__ = ["FILE", "About", "decode", "encode"]
 
 FILE = "nebula-metadata.json"
 
+_NOT_FINITE = {"nan": None, "inf": "inf", "-inf": "-inf"}  # in the file: JSON has no such numbers
+
 DEPTH = 100  # levels of containers in metadata; Python's own coder of JSON ends at its recursion limit
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """metrics: numbers by name; NaN stands for a value that was not finite. metadata: plain JSON values by name.
+    """metrics: numbers by name. metadata: plain JSON values by name.
 
     items: for each item that a manager saved, whether each rank has its own. world: the number of ranks that saved them.
     """
@@ -41,8 +43,8 @@ def check(metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None)
 
 def encode(about: About) -> bytes:
     """Returns the content of the file."""
-    finite = {name: value if math.isfinite(value) else None for name, value in about.metrics.items()}
-    document = {"nebula": "metadata", "version": "1.0", **dataclasses.asdict(about), "metrics": finite}
+    metrics = {name: value if math.isfinite(value) else _NOT_FINITE[str(value)] for name, value in about.metrics.items()}
+    document = {"nebula": "metadata", "version": "1.0", **dataclasses.asdict(about), "metrics": metrics}
     return json.dumps(document, allow_nan=False).encode()
 
 
@@ -71,7 +73,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             raise NebulaConfigError(f"metric {name!r} is a number, and {type(value).__name__} gives none: {failure}") from failure
         if number is None:
             raise NebulaConfigError(f"metric {name!r} is a number, not {value!r:.200} ({type(value).__name__})")
-        result[name] = number if math.isfinite(number) else math.nan  # as the file will tell it
+        result[name] = number
     return result
 
 

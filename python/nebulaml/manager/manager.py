@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..tensors import preparing
 from ..tensors.loading import in_lines
 from . import items as kinds
 from . import pins, storage_tool
-from .policy import Best, Keep, SaveEvery, kept
+from .policy import Best, Keep, SaveEvery, Stored, kept
 
 __all__ = ["Manager", "Restored", "Version"]
 
@@ -38,6 +38,8 @@ LEAVE_MARGIN_S = 3.0  # part of the time after a notice that is left for the pro
 INCOMPLETE = ("capturing", "captured")  # states of a version that cannot be loaded yet
 
 EXTRA = "extra"  # the item whose value restore() returns
+
+_managers: weakref.WeakSet[Manager] = weakref.WeakSet()  # all of this process: each keeps what the rules of the others name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +111,14 @@ class Manager:
         # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
         self._own: dict[int, Checkpoint] = {}
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
+        self._since: set[int] = set()  # steps saved since the last restore, which go after all that it found
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
         self._keeping = threading.Lock()  # held while versions are removed
         self._errors: list[NebulaError] = []
+        self._missed_metric = False  # the log has said that no version has the metric of keep_best
         self._engine.listeners.append(_keeper(self))
+        _managers.add(self)
 
     def __repr__(self) -> str:
         if self._engine.is_closed:
@@ -234,6 +239,7 @@ class Manager:
         self._own.pop(step, None)
         self._own[step] = checkpoint
         self._saved.append(step)
+        self._since.add(step)
         self._forget_old()
         return checkpoint
 
@@ -287,6 +293,7 @@ class Manager:
         if checkpoint.step is not None:  # the program trains these steps again, and its versions of them are new ones
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= checkpoint.step), self._saved.maxlen)
             self._decided = None
+            self._since.clear()
         if left_out:
             log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
@@ -309,11 +316,12 @@ class Manager:
 
     # -- looking
 
-    def _versions(self) -> list[dict[str, Any]]:
-        """Returns the versions that this node can load, newest first, with their steps."""
+    def _versions(self) -> Iterator[dict[str, Any]]:
+        """Yields the versions that this node can load, newest first, with their steps."""
         path = self._session.persist_path
-        whole = (one for one in agree.inventory(self._engine, None) if _nebula.follows_step(one["tag"]))
-        return [one for one in whole if not storage_tool.was_removed(path, one["tag"], one["state"])]
+        for one in agree.inventory(self._engine, None):
+            if _nebula.follows_step(one["tag"]) and not storage_tool.was_removed(path, one["tag"], one["state"]):
+                yield one
 
     def all_steps(self) -> list[int]:
         """Returns, in ascending order, the steps that can be loaded and those that this manager has saved and other ranks may still save."""
@@ -328,8 +336,8 @@ class Manager:
         incomplete = self._incomplete()
         if incomplete:
             return incomplete[-1][0]
-        newest = self._versions()
-        return int(newest[0]["step"]) if newest else None
+        newest = next(self._versions(), None)
+        return int(newest["step"]) if newest else None
 
     def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
         """Returns the best step by keep_best's metric, or by ``metric`` (the smallest, unless ``mode`` is "max"). None: no version has it."""
@@ -446,19 +454,46 @@ class Manager:
             storage_tool.remove(self._session.persist_path, _tag(step))
         self._own.pop(step, None)
 
+    def _rules(self) -> list[Keep]:
+        """Returns the rules of all managers of this process for this path and job: none removes what a rule of another one names."""
+        others = [one for one in list(_managers) if one is not self and not one._engine.is_closed and not one._keep.all]
+        return [self._keep, *(one._keep for one in others if one._where() == self._where())]
+
+    def _where(self) -> tuple[str | None, str]:
+        chosen = self._engine.settings()
+        return chosen.persist_path, chosen.job
+
     def _retain(self) -> None:
         """Removes the versions that no rule keeps. Only rank 0 does it."""
         if self._keep.all or self._session.persist_path is None or self._engine.place().rank != 0:
             return
         with self._keeping:
-            versions = [one for one in self._versions() if one["state"] == "durable" and not one["abandoned"]]
-            metrics = {one["step"]: self._about(one).metrics for one in versions} if self._keep.best else {}
+            rules = self._rules()
+            versions = [one for one in self._versions() if one["state"] == "durable"]
+            versions.sort(key=lambda one: one["step"] not in self._since)  # stable: the newest of each part stays first
+            needs_metrics = any(one.best for one in rules)
+            stored = [
+                Stored(one["step"], one["sequence"], one["abandoned"], self._about(one).metrics if needs_metrics else {}) for one in versions
+            ]
+            self._tell_missing_metric(stored)
             pinned = {_nebula.step_of(tag) for tag in pins.read(self._session.persist_path)}
-            stay = kept(self._keep, [one["step"] for one in versions], metrics, pinned)
+            stay = set().union(*(kept(one, stored, pinned) for one in rules))
             for one in versions:
                 if one["step"] not in stay:
                     storage_tool.remove(self._session.persist_path, one["tag"])
                     self._own.pop(one["step"], None)
+                    log.info("nebula: %s was removed from storage, because %s does not name it", one["tag"], "; ".join(map(str, rules)))
+
+    def _tell_missing_metric(self, stored: Sequence[Stored]) -> None:
+        rule = self._keep.best
+        if rule is None or self._missed_metric or not stored or rule.order({one.step: one.metrics for one in stored}):
+            return
+        self._missed_metric = True
+        known = ", ".join(sorted({name for one in stored for name in one.metrics})) or "none"
+        log.warning(
+            "nebula: no version has the metric %r of keep_best, so all versions stay until one has it. The versions have the metrics: %s",
+            rule.metric, known,
+        )  # fmt: skip
 
     # -- failures and the end
 

@@ -6,13 +6,13 @@ import dataclasses
 import math
 import numbers
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from .._session.config import parse_seconds
 from ..errors import NebulaConfigError
 
-__all__ = ["Best", "Keep", "SaveEvery", "kept"]
+__all__ = ["Best", "Keep", "SaveEvery", "Stored", "kept"]
 
 
 def _is_count(value: Any) -> bool:
@@ -37,7 +37,7 @@ class Best:
             raise NebulaConfigError(f"Best({self.metric!r}, count={self.count!r}): the count is 1 or more")
 
     def order(self, metrics: dict[int, dict[str, float]]) -> list[int]:
-        """Returns the steps from the best on; of equal ones the later step first. Steps without the metric are left out."""
+        """Returns the steps from the best on; of equal ones the later step first. Steps without the metric, or with NaN, are left out."""
         known = {step: said[self.metric] for step, said in metrics.items() if not math.isnan(said.get(self.metric, math.nan))}
         sign = 1 if self.mode == "min" else -1
         return sorted(known, key=lambda step: (sign * known[step], -step))
@@ -86,14 +86,36 @@ class Keep:
     def all(self) -> bool:
         return self.last is None and self.every is None and self.best is None
 
+    def __str__(self) -> str:
+        said = {"keep_last": self.last, "keep_every": self.every, "keep_best": self.best}
+        return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
-def kept(rules: Keep, newest_first: list[int], metrics: dict[int, dict[str, float]], pinned: Iterable[int]) -> set[int]:
-    """Returns the steps that stay. The newest always does, because a restart loads it."""
-    if rules.all:
-        return set(newest_first)
-    stay = set(newest_first[: rules.last or 1]) | set(pinned)
+
+class Stored(NamedTuple):
+    """A version in storage, as the rules see it."""
+
+    step: int
+    sequence: int  # of its commit
+    abandoned: bool
+    metrics: dict[str, float]
+
+
+def kept(rules: Keep, newest_first: Sequence[Stored], pinned: Iterable[int]) -> set[int]:
+    """Returns the steps that stay. The newest always does, because a restart loads it.
+
+    An abandoned version stays for its metric, for a pin, and until keep_last versions of the line that goes on were committed
+    after it. If no version has the metric of keep_best, all stay: then the rule cannot tell the best.
+    """
+    present = {one.step for one in newest_first}
+    best = rules.best.order({one.step: one.metrics for one in newest_first}) if rules.best is not None else []
+    if rules.all or (rules.best is not None and not best):
+        return present
+    last = rules.last or 1
+    current = [one for one in newest_first if not one.abandoned]
+    stay = {one.step for one in current[:last]} | set(pinned) | {one.step for one in newest_first[:1]}
+    stay |= {one.step for one in newest_first if one.abandoned and sum(other.sequence > one.sequence for other in current) < last}
     if rules.every is not None:
-        stay |= {step for step in newest_first if step % rules.every == 0}
+        stay |= {one.step for one in current if one.step % rules.every == 0}
     if rules.best is not None:
-        stay |= set(rules.best.order({step: metrics.get(step, {}) for step in newest_first})[: rules.best.count])
-    return stay & set(newest_first)
+        stay |= set(best[: rules.best.count])
+    return stay & present

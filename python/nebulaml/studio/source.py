@@ -172,7 +172,7 @@ class Source:
                 raise NebulaUnavailable(str(failure)) from failure
             except NebulaError:
                 self._metrics[key] = {}
-        return {name: value if value == value else None for name, value in self._metrics[key].items()}
+        return {name: value if math.isfinite(value) else None for name, value in self._metrics[key].items()}
 
     def history(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""
