@@ -364,6 +364,7 @@ class Checkpoint:
     def _commit(self) -> None:
         handle = self._open()
         handle.commit()
+        self._engine.tell_memory_only()
         if self._count != _nebula.FILES_OPEN:
             self._engine.committed(handle)
 

@@ -100,8 +100,8 @@ def test_every_rank_comes_to_the_same_list():
 
 def test_ranks_agree_on_a_version_that_could_not_become_durable_while_memory_holds_it(place, monkeypatch):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
-    place.storage.write_text("not a directory")
     nebulaml.init(str(place.storage), 0)
+    place.storage.write_text("not a directory")
     checkpoint = nebulaml.Checkpoint("global_step1", -2)
     checkpoint.save("a.pt", [1])
     checkpoint.commit()

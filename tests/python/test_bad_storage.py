@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import nebulaml
 import pytest
 import torch
-from nebulaml._session import locate
+from nebulaml._session import config, locate
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from waiting import until, until_refused
 
@@ -288,11 +289,50 @@ def test_foreign_files_in_the_storage_path_are_never_touched(place, monkeypatch)
         assert (place.storage / name).read_bytes() == content, name
 
 
-def test_a_storage_path_that_is_a_file_is_an_error_and_no_empty_storage(place):
-    place.storage.write_text("not a directory")
+def test_a_storage_path_that_becomes_a_file_before_the_first_search_is_no_empty_storage(place):
     nebulaml.init(str(place.storage), 0, on_error="raise")
+    place.storage.write_text("not a directory")
     with pytest.raises(NebulaError, match="Not a directory"):
         nebulaml.get_latest_checkpoint()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below/it", "link", "/proc/self", "/proc/x", "/sys/x/y"])
+def test_a_path_that_can_never_be_a_directory_of_checkpoints_is_refused_when_it_is_given(place, monkeypatch, where):
+    (place.root / "file").write_text("not a directory")
+    (place.root / "link").symlink_to(place.root / "file")
+    path = place.root / where  # of two absolute paths the second counts
+    calls = [
+        lambda: nebulaml.init(path),
+        lambda: nebulaml.init(f"file://{path}"),
+        lambda: nebulaml.Manager(path),
+        lambda: nebulaml.get_latest_checkpoint(str(path)),
+        lambda: nebulaml.get_checkpoint("a", str(path)),
+        lambda: nebulaml.list_checkpoints(path),
+    ]
+    for call in calls:
+        with pytest.raises(NebulaConfigError, match=f"{path} cannot be a directory"):
+            call()
+    nebulaml._shutdown()
+    monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(path))
+    with pytest.raises(NebulaConfigError, match="cannot be a directory"):
+        nebulaml.Checkpoint("a")
+
+
+def test_a_path_that_does_not_answer_holds_up_no_init(place, monkeypatch):
+    monkeypatch.setattr(config, "LOOK_S", 0.01)
+    monkeypatch.setattr(config, "_obstacle", lambda folder: threading.Event().wait(60) and "")
+    nebulaml.init(place.storage, 0, on_error="raise")
+    assert nebulaml.get_latest_checkpoint() is None
+
+
+def test_a_job_without_a_storage_path_is_told_once_that_nothing_leaves_memory(place, caplog):
+    for step in (1, 2):
+        save(step)
+    assert nebulaml.flush_persistence()
+    assert caplog.text.count("checkpoints are in memory only, because no storage path was given") == 1
+    nebulaml.init(place.storage)
+    save(3)
+    assert caplog.text.count("in memory only") == 1
 
 
 @pytest.mark.parametrize("path", ["ftp://host/run", "file://relative", "file://host/run"])
@@ -305,8 +345,8 @@ def test_a_url_that_no_driver_knows_is_refused_when_it_is_given(path, place):
 
 def test_a_flush_says_that_the_newest_version_failed_before_it_and_forgets_it_for_a_newer_one(place, monkeypatch, caplog):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
-    place.storage.write_text("not a directory")
     nebulaml.init(str(place.storage), 0)
+    place.storage.write_text("not a directory")
     lost = save(1)
     until(lambda: lost.state == "failed")
     assert nebulaml.flush_persistence(timeout=30) is False

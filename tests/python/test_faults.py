@@ -45,8 +45,8 @@ def test_a_checkpoint_is_there_when_every_rank_has_committed_and_not_before(plac
 
 
 def test_storage_that_cannot_be_written_stops_nothing_and_is_named(place, caplog):
-    place.storage.write_text("a file where a directory should be")
     nebulaml.init(str(place.storage), 0)
+    place.storage.write_text("a file where a directory should be")
     checkpoint = nebulaml.Checkpoint("global_step1")
     assert checkpoint.save("m.pt", torch.ones(10)) and checkpoint.commit()
     assert nebulaml.flush_persistence(timeout=1) is False
@@ -184,6 +184,8 @@ INLINE = """
     logging.basicConfig(stream=sys.stdout, level=logging.ERROR, format="%(message)s")
     os.environ["NEBULA_AGENT"] = "inline"
     nm.init(sys.argv[1], 1000)
+    if sys.argv[3:]:
+        open(sys.argv[1], "w").write(sys.argv[3])
     nm._session.engine.LEAVE_MS = int(sys.argv[2])
     for step in (1, 2):
         with nm.Checkpoint(f"global_step{step}") as c:
@@ -200,8 +202,7 @@ def test_an_agent_inside_the_trainer_makes_the_newest_version_durable_at_the_end
 
 
 def test_an_agent_inside_the_trainer_that_cannot_do_so_says_it_in_time(place):
-    place.storage.write_text("in the way")
-    assert place.run(INLINE, place.storage, 500).count("and its agent with it, before all its checkpoints are durable") == 1
+    assert place.run(INLINE, place.storage, 500, "in the way").count("and its agent with it, before all its checkpoints are durable") == 1
 
 
 def test_a_wait_can_be_interrupted(place):

@@ -540,10 +540,11 @@ def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
 
 def test_a_failure_that_comes_later_is_raised_by_the_next_call_or_listed(place, monkeypatch):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
-    place.storage.write_text("not a directory")
     events = []
     for on_error, job in (("raise", "a"), ("warn", "b")):
+        place.storage.unlink(missing_ok=True)
         with nm.Manager(place.storage, on_error=on_error, job=job) as manager:
+            place.storage.write_text("not a directory")
             manager.on_event(events.append)
             save(manager, 1)
             until(lambda manager=manager: manager._engine._late, 30, "the agent to give up")
@@ -589,8 +590,8 @@ def test_waiting_on_an_event_loop_lets_it_go_on(manager):
 
 
 def test_a_wait_on_an_event_loop_can_be_cancelled_and_raises_what_wait_raises(place):
-    place.storage.write_text("not a directory")
     with nm.Manager(place.storage, on_error="warn") as manager:
+        place.storage.write_text("not a directory")
 
         async def main():
             with pytest.raises(nm.NebulaNotFound):
@@ -676,8 +677,8 @@ def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
 
 def test_a_closed_manager_tells_its_errors_and_does_not_pretend_to_wait(place, monkeypatch):
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
-    place.storage.write_text("not a directory")
     with nm.Manager(place.storage, on_error="warn") as manager:
+        place.storage.write_text("not a directory")
         save(manager, 1)
         until(lambda: manager._engine._late, 30, "the agent to give up")
     assert ["gave up" in str(failure) for failure in manager.errors] == [True]

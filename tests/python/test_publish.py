@@ -331,6 +331,8 @@ def test_a_checkpoint_that_cannot_appear_is_reported_and_training_continues(nm, 
 
 KILLED = """
 nm.init(sys.argv[1], 0, 2)
+if sys.argv[3:]:
+    open(sys.argv[1], "w").write(sys.argv[3])
 for step in range(1, 5):
     c = nm.Checkpoint(f"global_step{step}", 1)
     c.save("checkpoint", {"w": torch.full((200000,), float(step))})
@@ -351,8 +353,7 @@ def test_publishing_survives_the_trainer(place, out):
 
 def test_publishing_survives_trainer_and_agent(nm, place, out):
     nm._shutdown()
-    place.storage.write_text("in the way")
-    place.run(KILLED, place.storage, out, returncode=-signal.SIGKILL)
+    place.run(KILLED, place.storage, out, "in the way", returncode=-signal.SIGKILL)
     place.kill_agent()
     os.unlink(place.storage)
     assert not out.exists()

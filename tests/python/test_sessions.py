@@ -72,8 +72,8 @@ def test_a_block_of_one_session_holds_up_no_commit_of_that_tag_in_another(place)
 
 
 def test_a_failure_of_one_session_does_not_hold_up_another(place):
-    place.root.joinpath("file").write_text("not a directory")
     broken = nm.Session(place.root / "file", persistent_time_interval=0)
+    place.root.joinpath("file").write_text("not a directory")
     good = nm.Session(place.storage, persistent_time_interval=0)
     broken_checkpoint = broken.checkpoint("global_step1")
     broken_checkpoint.save("a", 1)

@@ -8,6 +8,8 @@ import math
 import numbers
 import os
 import re
+import stat
+import threading
 from typing import Any
 
 from ..errors import NebulaConfigError
@@ -18,6 +20,8 @@ log = logging.getLogger("nebulaml")
 
 ON_FULL = ("wait", "stream", "skip")  # in the order of enum nebula_on_full
 ON_ERROR = ("warn", "raise")
+
+LOOK_S = 5.0  # the longest look at a storage path when it is given
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
@@ -117,7 +121,41 @@ def clean_path(path: Any) -> str | None:
     text = check_text("the storage path", os.fspath(path))
     if not text:
         return None
-    return text if "://" in text else _absolute(text)
+    found = text if "://" in text else _absolute(text)
+    _check_directory(found)
+    return found
+
+
+def _check_directory(path: str) -> None:
+    """Raises for a local path that is no directory and can never become one. A mount that does not answer within LOOK_S seconds passes."""
+    folder = path.removeprefix("file://")
+    answers: list[str] = []
+    if not os.path.isabs(folder):
+        return
+    try:
+        thread = threading.Thread(target=lambda: answers.append(_obstacle(folder)), name="nebula-look", daemon=True)
+        thread.start()
+        thread.join(LOOK_S)
+    except RuntimeError:  # the interpreter is about to end
+        return
+    if answers and answers[0]:
+        raise NebulaConfigError(f"the storage path {shown(path)} cannot be a directory, because {answers[0]}: give another path")
+
+
+def _obstacle(folder: str) -> str:
+    """Returns why no directory can be made there; "": nothing is known against it."""
+    while True:
+        try:
+            found = os.stat(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            folder = os.path.dirname(folder)
+            continue
+        except (OSError, ValueError):  # a later call finds out more, and says so
+            return ""
+        if not stat.S_ISDIR(found.st_mode):
+            return f"{folder} is not one"
+        views = [view for view in ("/proc", "/sys") if os.path.ismount(view) and os.stat(view).st_dev == found.st_dev]
+        return f"it lies in {views[0]}, which is the kernel's" if views else ""
 
 
 def _absolute(path: str) -> str:

@@ -82,6 +82,7 @@ class Engine:
         # the settings and the mark of the rank with which _opened_with was last checked
         self._opened_at: tuple[config.Settings, object] | None = None
         self._last_commit: _nebula.Checkpoint | None = None  # of this rank, if other ranks must commit it too
+        self._told_memory_only = False
         self._failure: NebulaError | None = None
         self._retry_at = 0.0
         self._pause = RETRY_S[0]
@@ -236,6 +237,14 @@ class Engine:
     def committed(self, handle: _nebula.Checkpoint) -> None:
         """Notes that this rank has closed its part of a version that others must close too, for say_what_is_missing()."""
         self._last_commit = handle if self.place().world > 1 else None
+
+    def tell_memory_only(self) -> None:
+        """Logs once that there is no storage path: each call succeeds, and nothing outlives this machine's memory."""
+        if self._told_memory_only or self.settings().persist_path is not None:
+            return
+        self._told_memory_only = True
+        if self.place().rank == 0:
+            log.warning("nebula: checkpoints are in memory only, because no storage path was given: nebulaml.init(persistent_storage_path=...)")
 
     def settle(self) -> None:
         """Waits for running copies: no other process can finish what lies in this process's memory."""
