@@ -405,6 +405,93 @@ def test_an_optimizer_that_has_its_tensors_gets_values_into_them(manager):
     assert others[1].param_groups[0]["lr"] == parts[1].param_groups[0]["lr"]
 
 
+def named(order, seed=0, optimizer=torch.optim.AdamW):
+    """Three parameters of one shape, and an optimizer that has them in this order."""
+    torch.manual_seed(seed)
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+    parameters = list(layers.named_parameters())
+    return layers, optimizer([parameters[index] for index in order], lr=0.01)
+
+
+def step_of(layers, optimizer):
+    sum((layer(torch.ones(1, 4)) * index).sum() for index, layer in enumerate(layers, 1)).backward()
+    optimizer.step()
+
+
+def has_states_of(layers, optimizer, others, other_optimizer):
+    pairs = zip(layers.parameters(), others.parameters(), strict=True)
+    return all(torch.equal(optimizer.state[a]["exp_avg"], other_optimizer.state[b]["exp_avg"]) for a, b in pairs)
+
+
+needs_names = pytest.mark.skipif("param_names" not in named((0, 1, 2))[1].param_groups[0], reason="this torch gives optimizers no names")
+
+
+@needs_names
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("how", ["manager", "load_into"])
+def test_parameters_with_names_get_their_own_state_in_whatever_order_they_are(manager, steps_before, how):
+    layers, optimizer = named((0, 1, 2))
+    for _ in range(3):
+        step_of(layers, optimizer)
+    manager.save(1, {"optimizer": optimizer})
+    others, other = named((2, 0, 1), 1)
+    for _ in range(steps_before if how == "manager" else 1):
+        step_of(others, other)
+    if how == "manager":
+        manager.restore({"optimizer": other})
+    else:
+        manager.checkpoint(1).load_into("optimizer.pt", other.state_dict())
+    assert has_states_of(layers, optimizer, others, other)
+    assert other.param_groups[0]["param_names"] == ["2.weight", "0.weight", "1.weight"] and other.state_dict()["param_groups"][0]["params"] == [0, 1, 2]
+
+
+@needs_names
+def test_parameters_of_other_names_are_refused_and_named(manager, caplog):
+    layers, optimizer = named((0, 1, 2))
+    step_of(layers, optimizer)
+    manager.save(1, {"optimizer": optimizer})
+    others, _ = named((0, 1, 2), 1)
+    renamed = torch.optim.AdamW([("other.weight" if name == "1.weight" else name, value) for name, value in others.named_parameters()])
+    for _ in range(2):
+        with pytest.raises(nm.NebulaConfigError, match=r"only here: other\.weight; only there: 1\.weight"):
+            manager.restore({"optimizer": renamed})
+        step_of(others, renamed)
+    before = renamed.state[others[0].weight]["exp_avg"].clone()
+    manager.restore({"optimizer": renamed}, strict=False)
+    assert "only there: 1.weight" in caplog.text and torch.equal(renamed.state[others[0].weight]["exp_avg"], before)
+    wrapped = torch.optim.AdamW([(f"module._orig_mod.{name}", value) for name, value in others.named_parameters()])
+    manager.restore({"optimizer": wrapped})
+    assert has_states_of(layers, optimizer, others, wrapped)
+
+
+def compiled(model, *parts):
+    for part in parts:
+        model[part] = torch.compile(model[part])
+    return model
+
+
+@pytest.mark.parametrize(("saved", "restored"), [((), (0, 2)), ((0, 2), ()), ((0,), (2,)), ((0, 2), (0, 2))])
+def test_parts_that_were_compiled_change_no_key(manager, saved, restored):
+    model, other = compiled(made()[0], *saved), compiled(made(1)[0], *restored)
+    plain = list(made()[0].state_dict())
+    manager.save(1, {"model": model})
+    found = manager.checkpoint(1).load("model.pt")
+    assert list(found) == plain and "_orig_mod" not in "".join(found._metadata)
+    manager.restore({"model": other})
+    assert all(torch.equal(*pair) for pair in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    with torch.no_grad():
+        other[0].weight.zero_()
+        other[2].weight.zero_()
+    manager.restore({"model": other}, keys=["model.2.weight"])
+    assert torch.equal(other[2].weight, model[2].weight) and not other[0].weight.any()
+    with torch.no_grad():
+        other[2].weight.zero_()
+    with manager._session.checkpoint("raw") as checkpoint:
+        checkpoint.save("model.pt", model.state_dict())  # with the keys of the wrappers
+    checkpoint.load_into("model.pt", other)
+    assert torch.equal(other[2].weight, model[2].weight) and torch.equal(other[0].weight, model[0].weight)
+
+
 def test_a_pattern_that_matches_no_key_is_no_success(manager, caplog):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     manager.save(1, {"model": model})

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import NebulaConfigError, NebulaError
-from ..tensors import loading
+from ..tensors import loading, named_states, names
 
 __all__ = ["check_keys", "load", "plan", "selector", "state_of", "without_a_match"]
 
@@ -39,7 +39,8 @@ def _bare(item: Any) -> Any:
 def state_of(item: Any) -> Any:
     """Returns the value to save of an item: its state_dict(), if it has one."""
     item = _bare(item)
-    return item.state_dict() if callable(getattr(item, "state_dict", None)) else item
+    state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
+    return names.plain_keys(state) if isinstance(item, torch.nn.Module) else state
 
 
 def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[str] | None:
@@ -118,7 +119,10 @@ def _plan_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weight
     if fill is not None:
         return fill
     saved = load(checkpoint, file, weights_only)
-    problems = _misfits(target, saved, file) if isinstance(target, torch.optim.Optimizer) else []
+    problems: list[str] = []
+    if isinstance(target, torch.optim.Optimizer):
+        saved, problems = named_states.in_order_of(saved, target.state_dict(), file)
+        problems = problems or _misfits(target, saved, file)
     if problems and strict:
         kind = type(target).__name__
         raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {loading.in_lines(problems)}")

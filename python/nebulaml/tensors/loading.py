@@ -16,7 +16,7 @@ import torch
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError
-from . import dense, device, unpickling, uploading
+from . import dense, device, named_states, names, unpickling, uploading
 
 __all__ = ["load", "load_into", "load_own", "load_tensors", "plan_part"]
 
@@ -116,9 +116,8 @@ def plan_part(
     source, root, state = file.source, target, file.source
     made: set[str] = set()
     if isinstance(root, torch.nn.Module):
-        target = root.state_dict()
-        if isinstance(source, torch.nn.Module):
-            state = source = source.state_dict()
+        target = names.plain_keys(root.state_dict())
+        state = source = names.plain_keys(source.state_dict() if isinstance(source, torch.nn.Module) else source)
     if select is not None:
         if not isinstance(source, dict) or not isinstance(target, dict):
             raise NebulaConfigError(f"{name} is not a dict of names: it can only be restored as a whole")
@@ -143,14 +142,15 @@ def plan_part(
     def run() -> list[str]:
         if made and not is_part:
             file.fetch_all()
-            root.load_state_dict(state)
+            root.load_state_dict(names.own_keys(state, root.state_dict()))
         else:
             plan.run(mapped, file.storage)
         if made and is_part and isinstance(state, dict):
             file.fetch_all()
-            now = root.state_dict()
+            own = root.state_dict()
+            now = names.plain_keys(own)
             fitting = {key: state[key] for key in made & state.keys() if _is_free(key, now[key]) or _fits(state[key], now[key])}
-            root.load_state_dict(fitting, strict=False)
+            root.load_state_dict(names.own_keys(fitting, own), strict=False)
         if select is not None and root is not target and not isinstance(root, torch.nn.Module):
             root.update(target)
         return plan.problems
@@ -265,6 +265,8 @@ class _Plan:
 
     def container(self, source: Any, target: Any, path: str) -> None:
         if isinstance(target, dict) and isinstance(source, dict):
+            source, problems = named_states.in_order_of(source, target, path)
+            self.problems += problems
             for key in (key for key in target if key not in source):
                 self.problems.append(f"{path}[{key!r}] is missing in the checkpoint")
             for key in (key for key in source if key not in target):
