@@ -220,6 +220,24 @@ def test_tensors_of_one_empty_storage_keep_their_dtypes(saved):
     assert [tensor.dtype for tensor in found] == [torch.float32, torch.int32]
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [torch.zeros(0, 3), torch.zeros(0, 3).view(torch.int32)],
+        (lambda empty: [empty, empty.view(torch.int32), empty.untyped_storage()])(torch.zeros(0)),
+        (lambda empty: [empty.untyped_storage(), empty])(torch.zeros(0, dtype=torch.bool)),
+    ],
+)
+def test_empty_tensors_have_the_dtypes_that_torch_gives_them(saved, value, weights_only):
+    file = io.BytesIO()
+    torch.save(value, file)
+    expected = torch.load(io.BytesIO(file.getvalue()), weights_only=weights_only)
+    found = saved(value).load("x.pt", weights_only=weights_only)
+    assert [(type(one), one.dtype, one.device) for one in found] == [(type(one), one.dtype, one.device) for one in expected]
+
+
 def test_a_reference_to_torchs_function_stays_one(saved):
     found = saved(functools.partial(torch._utils._rebuild_tensor_v2)).load("x.pt")
     assert found.func is torch._utils._rebuild_tensor_v2

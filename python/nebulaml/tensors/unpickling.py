@@ -206,7 +206,7 @@ class _Unpickler(pickle.Unpickler):
             dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
             storage = self._stored(key, count * dtype.itemsize, location)
             found = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-            if found._data_ptr():  # for an empty one torch makes another for each reference, perhaps with another dtype
+            if count and found._data_ptr():  # for an empty one torch makes another for each reference, perhaps with another dtype
                 self._storages[key] = found
         return found
 
@@ -445,12 +445,22 @@ def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
         return []
 
 
-def _shared(storage: torch.UntypedStorage, own_bytes: int) -> torch.UntypedStorage | None:
-    """Returns the memory in which torch's own loader shall leave the tensors. None: it copies each storage."""
-    return None if own_bytes == ALL_BYTES else storage
+class _Slices:
+    """The memory in which torch's own loader shall leave the tensors. An empty part has no address, as torch expects."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def __getitem__(self, part: slice) -> torch.UntypedStorage:
+        return self._storage[part] if part.stop > part.start else torch.UntypedStorage(0)
 
 
-def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage | None) -> Any:
+def _shared(storage: torch.UntypedStorage, own_bytes: int) -> _Slices | None:
+    """Returns that memory. None: torch's loader copies each storage."""
+    return None if own_bytes == ALL_BYTES else _Slices(storage)
+
+
+def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: _Slices | None) -> Any:
     """Does the same as torch.load(path, mmap=True), over memory instead of a path; without ``storage``, as torch.load(path)."""
     file = MapFile(mapped)
     try:
