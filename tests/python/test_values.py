@@ -144,6 +144,22 @@ def test_plain_values_numpy_and_random_states_come_back(through):
         assert_same(value, through(value))
 
 
+@pytest.mark.parametrize("generator", [np.random.MT19937, np.random.Philox, np.random.PCG64, np.random.SFC64])
+def test_the_state_of_the_generators_can_be_sent_to_another_process(nm, generator):
+    before = np.random.get_bit_generator() if hasattr(np.random, "get_bit_generator") else None
+    if before is None:
+        pytest.skip("this numpy has one generator")
+    np.random.set_bit_generator(generator(7))
+    try:
+        np.random.normal(size=3)
+        sent = pickle.loads(pickle.dumps(nm.rng_state()))
+        expected = np.random.random(4).tolist(), torch.rand(2).tolist(), random.random()
+        nm.set_rng_state(sent)
+        assert (np.random.random(4).tolist(), torch.rand(2).tolist(), random.random()) == expected
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_generators_that_a_state_does_not_mention_stay_as_they_are(nm):
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     torch.rand(1)

@@ -56,15 +56,19 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Converts arrays to tensors, and numpy's scalars to Python's."""
+    """Converts arrays to tensors, and numpy's scalars to Python's. pickle.loads cannot read tensors of unsigned types: they become signed."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if hasattr(value, "__array__"):
-        return torch.from_numpy(value.copy()) if value.ndim else value.item()
+        signed = value.view(f"i{value.itemsize}") if value.dtype.kind == "u" else value
+        return torch.from_numpy(signed.copy()) if value.ndim else value.item()
     return value
 
 
 def _arrays(value: Any, numpy: Any) -> Any:
     if isinstance(value, dict):
         return {key: _arrays(part, numpy) for key, part in value.items()}
-    return value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    array = value.cpu().numpy()
+    return array.view(f"u{array.itemsize}")  # all arrays of numpy's generators are unsigned
