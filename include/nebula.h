@@ -188,6 +188,10 @@ NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
  * nebula_keep) calls this on a thread of the session, it returns at once, and the session closes after the last
  * copy. */
 NEBULA_API void nebula_session_close(nebula_session *session);
+/* Waits for running copies and disconnects, so that another process can be this rank, and keeps the session for the
+ * checkpoints and maps that are still open. The next call on one of them, or on the session, connects again. On a
+ * thread of the session it does nothing. */
+NEBULA_API void nebula_session_leave(nebula_session *session);
 /* Waits until every save that has returned is complete in memory or has failed. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,
         struct nebula_error *ret_error);

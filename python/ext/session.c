@@ -3,8 +3,8 @@
  *
  * Session(**options) opens a session. Options are the members of struct
  * nebula_options under their own names (on_full as a number); omitted ones keep
- * the default. There is no close(): the session ends with the last reference to
- * it, so that every checkpoint has its session.
+ * the default. leave() disconnects, and the session ends with the last reference
+ * to it, so that every checkpoint has its session.
  */
 #include "module.h"
 #include "ranges.h"
@@ -216,6 +216,14 @@ static PyObject *session_settle(PyObject *self, PyObject *timeout)
         Py_RETURN_NONE;
 }
 
+static PyObject *session_leave(PyObject *self, PyObject *unused)
+{
+        Py_BEGIN_ALLOW_THREADS
+        nebula_session_leave(((struct session *)self)->handle);
+        Py_END_ALLOW_THREADS
+        Py_RETURN_NONE;
+}
+
 static PyObject *session_begin(PyObject *self, PyObject *arguments)
 {
         nebula_session *handle = ((struct session *)self)->handle;
@@ -340,6 +348,7 @@ static PyMethodDef session_methods[] = {
         { "configure", (PyCFunction)(void (*)(void))session_configure, METH_VARARGS | METH_KEYWORDS, "Sets new options for all further calls." },
         { "flush", session_flush, METH_VARARGS, "flush(tag or None, timeout_ms): returns when it is durable." },
         { "settle", session_settle, METH_O, "settle(timeout_ms): returns when all running copies have ended." },
+        { "leave", session_leave, METH_NOARGS, "Waits for running copies and disconnects. Calls on its checkpoints connect again." },
         { "prepare", session_prepare, METH_VARARGS, "prepare(pickle_size, Ranges): makes memory for such a file in the background" },
         { "begin", session_begin, METH_VARARGS, "begin(tag, file_count) -> Checkpoint" },
         { "latest", session_latest, METH_VARARGS, "latest(persist_path or None) -> Checkpoint" },

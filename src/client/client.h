@@ -308,6 +308,8 @@ uint64_t spares_image(struct nebula_session *session);
 void spares_await(struct nebula_session *session, uint64_t image_id);
 /* On this thread: returns true, and the thread closes the session when it ends. */
 bool spares_close_later(struct nebula_session *session);
+/* Ends the thread, unless this is the thread. */
+void spares_end(struct nebula_session *session);
 void spares_done(struct nebula_session *session);
 
 /* copies.c */

@@ -268,6 +268,27 @@ void nebula_session_close(nebula_session *session)
                 capture_copy_rest();
 }
 
+void nebula_session_leave(nebula_session *session)
+{
+        if (!session || copies_are_on_this_thread(session))
+                return;
+        spares_end(session);
+        lock_take(&session->request_lock);
+        while (copies_await(session, 0, 0, NULL) != NEBULA_OK) {
+                lock_give(&session->request_lock);
+                copies_await(session, 0, -1, NULL);
+                lock_take(&session->request_lock);
+        }
+        session_tell_untold(session, false, NULL);
+        client_wire_close(&session->wire);
+        lock_take(&session->settings_lock);
+        client_wire_close(&session->idle_wire);
+        lock_give(&session->settings_lock);
+        capture_pool_free(session->pool);
+        session->pool = NULL;
+        lock_give(&session->request_lock);
+}
+
 void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image), void *argument)
 {
         if (!session)

@@ -217,17 +217,24 @@ bool spares_close_later(struct nebula_session *session)
         return is_own;
 }
 
-void spares_done(struct nebula_session *session)
+void spares_end(struct nebula_session *session)
 {
         struct client_spares *spares = &session->spares;
-        bool has_thread;
+        bool joins;
 
         lock_take(&spares->spares_lock);
+        joins = spares->has_thread && !is_own_thread(spares);
         spares->is_ending = true;
-        has_thread = spares->has_thread;
+        if (joins)
+                spares->has_thread = false;
         pthread_cond_broadcast(&spares->moved);
         lock_give(&spares->spares_lock);
-        if (has_thread)
+        if (joins)
                 pthread_join(spares->thread, NULL);
-        lock_done(&spares->spares_lock);
+}
+
+void spares_done(struct nebula_session *session)
+{
+        spares_end(session);
+        lock_done(&session->spares.spares_lock);
 }

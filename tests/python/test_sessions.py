@@ -293,3 +293,28 @@ def test_values_that_json_cannot_hold_are_refused_before_the_save_begins(place, 
     with pytest.raises(nm.NebulaConfigError):
         nm.Checkpoint("global_step1", **said)
     assert nm.list_checkpoints() == {}
+
+
+SECOND = """
+with nm.Manager(sys.argv[1]) as other:
+    say(other.all_steps())
+"""
+
+
+@pytest.mark.parametrize("kind", ["manager", "session", "default"])
+def test_a_closed_session_leaves_its_rank_to_another_process_while_its_checkpoints_and_tensors_live(place, kind):
+    if kind == "manager":
+        session = manager = nm.Manager(place.storage)
+        kept = manager.save(1, {"model": {"w": torch.full((100_000,), 3.0)}})
+        manager.wait()
+    else:
+        session = nm.Session(place.storage) if kind == "session" else nm._session.session.default
+        session.configure(place.storage)
+        kept = session.checkpoint("global_step1")
+        kept.save("model.pt", {"w": torch.full((100_000,), 3.0)})
+        kept.commit()
+        assert session.flush_persistence()
+    loaded = kept.load("model.pt")["w"]
+    nm._shutdown() if kind == "default" else session.close()
+    assert place.run(SECOND, place.storage).strip() == "[1]"
+    assert (loaded == 3).all() and value_of(kept) == 3

@@ -291,7 +291,10 @@ class Engine:
         self._last_commit = None
         watching.end(self.watcher)
         with self._lock:
+            opened = self._session if self._session is not self._inherited else None
             self._clear()
+        if opened is not None:
+            opened.leave()  # checkpoints and loaded tensors may keep it, and another process may want to be this rank
         self._late.clear()
         self.agreement.forget()
         self.own_tags.forget()

@@ -1116,6 +1116,31 @@ static void without_an_agent_calls_fail_at_once_and_say_what_was_tried(void)
         end();
 }
 
+static void a_session_that_has_left_connects_again_for_what_is_still_open(void)
+{
+        struct nebula_range range = { "abc", 3 };
+        nebula_checkpoint *found = NULL;
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_find(session, "t", NULL, &found, &error)));
+        CHECK(ok(nebula_checkpoint_map(found, "n", &map, &error)));
+        nebula_session_leave(session);
+        nebula_session_leave(session);
+        nebula_session_leave(NULL);
+        fake_await_silence();
+        CHECK(nebula_map_size(map) == 3 && !memcmp(nebula_map_data(map), "abc", 3));
+        nebula_map_free(map);
+        CHECK(ok(nebula_checkpoint_map(found, "n", &map, &error)));
+        nebula_map_free(map);
+        nebula_checkpoint_free(found);
+        CHECK(holds("t", "n", "abc", 3));
+        end();
+}
+
 static void an_agent_that_refuses_to_start_is_reported_with_its_exit(void)
 {
         nebula_session *none = NULL;
@@ -1573,6 +1598,7 @@ static const struct tap_test tests[] = {
         TEST(agents_that_die_again_and_again_end_in_an_error),
         TEST(without_an_agent_calls_fail_at_once_and_say_what_was_tried),
         TEST(an_agent_that_refuses_to_start_is_reported_with_its_exit),
+        TEST(a_session_that_has_left_connects_again_for_what_is_still_open),
         TEST(an_agent_is_started_when_none_answers),
         TEST(another_users_agent_is_not_spoken_to),
         TEST(a_broken_promise_switches_the_session_off_for_good),

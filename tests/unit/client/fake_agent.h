@@ -462,6 +462,15 @@ static void fake_start(void)
                 abort();
 }
 
+/* Returns when all clients have disconnected. */
+static void fake_await_silence(void)
+{
+        pthread_mutex_lock(&fake.lock);
+        while (fake.live_count > 0)
+                pthread_cond_wait(&fake.moved, &fake.lock);
+        pthread_mutex_unlock(&fake.lock);
+}
+
 static void fake_stop(void)
 {
         struct ipc_place place;
