@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import textwrap
 import threading
 import time
 import types
@@ -816,6 +817,98 @@ def test_ranks_save_the_same_steps_by_rank_0s_clock_and_after_a_notice_to_any_of
     steps = outputs[0].partition("]")[0].partition("[")[2]
     assert outputs == [f"{rank} [{steps}] True {rank} {files}" for rank in (0, 1)]
     assert len(steps.split(",")) >= 2 and int(steps.split(",")[-1]) in (20, 21)
+
+
+def run_ranks(place, monkeypatch, code, world=2):
+    """Runs a program on each rank of one node, and returns what each has said."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.port, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
+        monkeypatch.setenv(name, str(value))
+    started = []
+    for rank in range(world):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        started.append(place.trainer(GROUP + textwrap.dedent(code), place.storage))
+    outputs = [rank.communicate(timeout=120)[0].splitlines() for rank in started]
+    assert all(rank.returncode == 0 for rank in started), outputs
+    return outputs
+
+
+GROUP = """
+import datetime, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+rank = dist.get_rank()
+def tried(call):
+    try:
+        return call()
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}"
+"""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_whose_save_fails_is_news_for_every_rank(place, monkeypatch, first):
+    """Whichever rank comes first: the one that fails, or the one that would wait for it."""
+    outputs = run_ranks(
+        place, monkeypatch, f"""
+        class Broken:
+            def state_dict(self):
+                raise RuntimeError("mine")
+        with nm.Manager(sys.argv[1], save_every_steps=1, replicated=["model"]) as manager:
+            model = torch.nn.Linear(2, 2)
+            manager.save(1, {{"model": model, "own": rank}})
+            manager.wait()
+            dist.barrier()
+            for turn in (0, 1):
+                if (turn == 0) == (rank == {first}):
+                    say(tried(lambda: manager.save(2, {{"model": model, "own": Broken() if rank == 1 else rank}}, force=True) is not None))
+                dist.barrier()
+            say(manager.latest_step(), manager.all_steps())
+            if rank == 0:
+                say(tried(lambda: manager.wait(2)))
+                manager.wait()
+            dist.barrier()
+            manager.save(2, {{"model": model, "own": rank}}, force=True)
+            manager.wait(2)
+            say(manager.latest_step(), manager.all_steps())
+        """,
+    )  # fmt: skip
+    assert outputs[1] == ["RuntimeError: mine", "1 [1]", "2 [1, 2]"]
+    assert outputs[0][:2] == ["True", "1 [1]"] and outputs[0][3:] == ["2 [1, 2]"]
+    assert "rank 1 has failed to save it: RuntimeError('mine')" in outputs[0][2] or "a save failed: RuntimeError('mine')" in outputs[0][2]
+
+
+def test_a_wait_ends_when_another_rank_fails_to_save(place, monkeypatch):
+    outputs = run_ranks(
+        place, monkeypatch, """
+        class Broken:
+            def state_dict(self):
+                raise RuntimeError("mine")
+        with nm.Manager(sys.argv[1], save_every_steps=1) as manager:
+            if rank == 0:
+                manager.save(1, {"own": 1})
+                dist.barrier()
+                say(tried(lambda: manager.wait(1)))
+            else:
+                dist.barrier()
+                say(tried(lambda: manager.save(1, {"own": Broken()})))
+        """,
+    )  # fmt: skip
+    assert "RuntimeError('mine')" in outputs[0][0] and outputs[1] == ["RuntimeError: mine"]
+
+
+def test_an_item_of_another_rank_than_rank_0_is_restored_there(place, monkeypatch):
+    outputs = run_ranks(
+        place, monkeypatch, """
+        with nm.Manager(sys.argv[1], save_every_steps=1) as manager:
+            manager.save(1, {"both": {"x": rank}, **({"mine": {"x": 7}} if rank else {})})
+            manager.wait()
+            target = {"x": 0}
+            say(tried(lambda: manager.restore({"mine": target}).step), target["x"])
+            say(manager.restore({"mine": target}, strict=False).step)
+        """,
+    )  # fmt: skip
+    assert outputs[1] == ["1 7", "1"]
+    assert "has no item 'mine' of rank 0: rank 1 saved it" in outputs[0][0] and outputs[0][1] == "1"
 
 
 def test_a_thread_may_own_the_manager(place):

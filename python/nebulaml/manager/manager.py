@@ -27,6 +27,7 @@ from ..tensors import preparing
 from ..tensors.loading import in_lines
 from . import items as kinds
 from . import pins, storage_tool
+from .failures import Failures
 from .policy import Best, Keep, SaveEvery, Stored, kept
 
 __all__ = ["Manager", "Restored", "Version"]
@@ -108,6 +109,7 @@ class Manager:
         )
         self._engine = self._session._engine
         self._notices = notices.Notices(self._engine, evictions)
+        self._failures = Failures(self._engine)
         # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
         self._own: dict[int, Checkpoint] = {}
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
@@ -222,11 +224,13 @@ class Manager:
         each = {name: place.world > 1 and name not in self._replicated for name in items}
         checkpoint = Checkpoint(_tag(step), _nebula.FILES_ALL_RANKS, session=self._session)
         checkpoint._about = dataclasses.replace(said, items=each, world=place.world)
+        self._failures.begin(step)
         try:
             for name, item in items.items():
                 if each[name] or place.rank == 0:
                     checkpoint.save(_file(name, each[name], place.rank), kinds.state_of(item))
         except BaseException as failure:
+            self._failures.tell(step, f"{failure!r:.300}")
             checkpoint._give_up(f"a save failed: {failure!r:.400}")
             raise
         is_committed = checkpoint.commit()
@@ -234,6 +238,7 @@ class Manager:
         self._decided = (step, False)
         self._notices.answered()
         if not is_committed:
+            self._failures.tell(step, f"{checkpoint._failure!s:.300}")
             self._errors.append(checkpoint._failure or NebulaError(f"step {step} could not be saved: {checkpoint.error}"))
             return None
         self._own.pop(step, None)
@@ -301,16 +306,21 @@ class Manager:
     def _find(self, checkpoint: Checkpoint, name: str, said: about.About, files: Mapping[str, int], strict: bool) -> str | None:
         """Returns the file of an item. None: it does not exist, and ``strict`` is False."""
         place = self._engine.place()
-        if said.items.get(name) and said.world != place.world:
+        owners = [rank for rank in range(said.world) if _file(name, True, rank) in files] if name not in said.items else []
+        is_each = said.items.get(name, bool(owners))  # rank 0 tells of its own items alone
+        if is_each and said.world != place.world:
             raise NebulaConfigError(
                 f"{checkpoint.tag}: each of {said.world} ranks has saved its own {name!r}, and this job has {place.world}. "
                 f"Give an item that is the same on all ranks as Manager(..., replicated=[{name!r}]); nebulaml.dcp fits any number of ranks"
             )
-        file = _file(name, bool(said.items.get(name)), place.rank)
+        file = _file(name, is_each, place.rank)
         if file in files:
             return file
         if not strict:
             return None
+        if owners:
+            what = f"{checkpoint.tag} has no item {name!r} of rank {place.rank}"
+            raise NebulaNotFound(f"{what}: {_ranks(owners)} saved it. strict=False leaves it out")
         known = ", ".join(said.items or sorted(files)) or "nothing"
         raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r}; it has: {known}. strict=False leaves it out")
 
@@ -327,8 +337,17 @@ class Manager:
         """Returns, in ascending order, the steps that can be loaded and those that this manager has saved and other ranks may still save."""
         return sorted({one["step"] for one in self._versions()} | {step for step, _ in self._incomplete()})
 
+    def _hear_failures(self) -> None:
+        """Gives up the versions of which another rank has failed to save its part."""
+        for step, checkpoint in list(self._own.items()):
+            failure = self._failures.heard(step) if checkpoint.state in INCOMPLETE else None
+            if failure is not None and checkpoint.state in INCOMPLETE:
+                log.error("nebula: %s is given up: %s. Training goes on; older checkpoints are untouched.", checkpoint.tag, failure)
+                checkpoint._give_up(failure)
+
     def _incomplete(self) -> list[tuple[int, Checkpoint]]:
         """Returns the versions saved here for which other ranks, or copies, are awaited, newest last. No search finds those yet."""
+        self._hear_failures()
         return [(step, checkpoint) for step, checkpoint in list(self._own.items()) if checkpoint.state in INCOMPLETE]
 
     def latest_step(self) -> int | None:
@@ -404,22 +423,23 @@ class Manager:
         timeout: seconds; None sets no limit. Raises NebulaTimeout, or the error that made a version fail.
         """
         self._engine.settings()  # raises if the manager was closed
+        with self._failures.listening(self._hear_failures):
+            self._wait(step, state, timeout)
+        if state == "durable":
+            self._retain()
+        self._raise_late()
+
+    def _wait(self, step: int | None, state: str, timeout: float | None) -> None:
         if step is not None:
             step = _whole_step(step)
             (self._own.get(step) or self.checkpoint(step)).wait(state, timeout)
         elif state == "durable" and self._engine.has_session():
-            in_memory = self._session.persist_path is None
             with progress.sending(self._engine, "saving checkpoints"):
                 patiently("a flush", lambda limit: self._engine.session().flush(None, limit), milliseconds(timeout))
-            if in_memory:
-                return
         else:
             for checkpoint in list(self._own.values()):
                 if checkpoint.state not in ("failed", "durable"):
                     checkpoint.wait(state, timeout)
-        if state == "durable":
-            self._retain()
-        self._raise_late()
 
     async def wait_async(self, step: int | None = None, state: str = "durable", timeout: float | None = None) -> None:
         """As wait(), without blocking the event loop of the program. A cancelled wait holds up neither the loop's end nor the program's."""
@@ -543,6 +563,10 @@ def _retain_quietly(manager: Manager) -> None:
 
 def _tag(step: int) -> str:
     return f"global_step{step}"
+
+
+def _ranks(some: list[int]) -> str:
+    return f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some[:8]))}{', ...' * (len(some) > 8)}"
 
 
 def _file(name: str, is_each: bool, rank: int) -> str:
