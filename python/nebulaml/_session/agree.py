@@ -186,6 +186,7 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
         {
             "tag": one["tag"],
             "state": one["state"],
+            "was_durable": bool(one.get("durable_at")),
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
