@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import resource
 import shutil
 
 import nebulaml as nm
@@ -114,6 +115,33 @@ def test_metadata_builds_nothing_but_metadata(module, name):
         dcp_reader._MetadataUnpickler(io.BytesIO(text)).load()
     with pytest.raises(nm.NebulaCorrupt):
         dcp_reader._MetadataUnpickler(io.BytesIO(pickle.dumps(Evil()))).load()
+
+
+CHUNK = b"ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02" + CHUNK + b"N}X\x08\x00\x00\x00__init__cbuiltins\nset\ns\x86b.",  # attributes of a class
+        b"\x80\x02" + CHUNK + b"}X\x08\x00\x00\x00__init__cbuiltins\nset\nsb.",
+        b"\x80\x02ctorch.serialization\n_get_layout\nN}X\x0c\x00\x00\x00__defaults__K\x01\x85s\x86b.",  # of a function
+        b"\x80\x02cbuiltins\ngetattr\nN}X\x0c\x00\x00\x00__defaults__K\x01\x85s\x86b.",
+        b"\x80\x02Nr\xff\xff\xff\x0f.",  # a memo of 2 GiB
+    ],
+)
+def test_metadata_change_no_class_and_no_function_and_take_no_more_memory_than_they_have_bytes(place, content):
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    before = [dict(vars(ChunkStorageMetadata)), torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
+    folder = place.root / "stock" / "step1"
+    dcp.save(state(5), checkpoint_id=folder)
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(nm.NebulaCorrupt):
+        NebulaStorageReader(folder).read_metadata()
+    after = [dict(vars(ChunkStorageMetadata)), torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
+    assert before == after
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20, "KiB"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04", b"\x80\x04K\x01s.", b"\x80\x04h\x07.", b"\x00" * 40, pickle.dumps(7)], ids=range(6))

@@ -47,20 +47,50 @@ _NAMES = {
 }  # fmt: skip
 
 
+class _Standing(type):
+    """The type of a class that stands for one of torch in a pickle. Calls make torch's objects; a pickle cannot change torch's class."""
+
+    _of: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._of(*args, **kwargs)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise NebulaCorrupt(f"checkpoint metadata changes {cls._of.__qualname__}.{name}, which torch's writers never do: it is not loaded")
+
+
+def _standing_for(found: Any) -> Any:
+    """Returns what a pickle may have in place of a class or a function: one opcode sets attributes of whatever it has."""
+    if not callable(found):
+        return found
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return found.__new__(found, *args, **kwargs)
+
+    return _Standing("_Standing", (), {"_of": staticmethod(found), "__new__": __new__, "__slots__": ()})
+
+
 class _MetadataUnpickler(pickle.Unpickler):
-    """Unpickles metadata, which comes from storage: it builds only what torch's own writers put there."""
+    """Unpickles metadata, which comes from storage: it builds only what torch's own writers put there, and changes nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _enum_member
+            return _standing_for(_enum_member)
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
         if not is_dtype and (module, name) not in _NAMES:
             raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which torch's writers never put there: it is not loaded")
-        return super().find_class(module, name)
+        return _standing_for(super().find_class(module, name))
+
+
+def _unpickled(content: bytes) -> Any:
+    if not _nebula.pickle_is_modest(content):
+        raise pickle.UnpicklingError("a memo that is larger than the pickle, or opcodes that torch does not know")
+    return _MetadataUnpickler(io.BytesIO(content)).load()
 
 
 def _enum_member(owner: Any, name: str) -> Any:
     """Returns an enum's member: old pickles name it by getattr. Raises NebulaCorrupt for other objects."""
+    owner = owner._of if isinstance(owner, _Standing) else owner
     if isinstance(owner, type) and issubclass(owner, enum.Enum):
         return owner[name]
     raise NebulaCorrupt("checkpoint metadata asks for an attribute of a class that is not an enum: it is not loaded")
@@ -172,7 +202,7 @@ class NebulaStorageReader(StorageReader):
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         content = self._open().read_bytes(name)
         try:
-            metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+            metadata = _unpickled(content)
         except (NebulaError, MemoryError):
             raise
         except Exception as failure:  # damaged bytes can ask the unpickler for anything
