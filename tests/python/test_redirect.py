@@ -3,6 +3,7 @@
 import copyreg
 import io
 import pickle
+import threading
 import types
 
 import pytest
@@ -49,3 +50,36 @@ def test_a_file_object_is_written_to(nm, staging):
     with captured(Capture("tag", str(staging), -2)):
         torch.save([1], buffer)
     assert torch.load(io.BytesIO(buffer.getvalue())) == [1]
+
+
+def test_two_threads_capture_at_once_and_the_last_to_end_puts_the_writers_back(nm, tmp_path):
+    plain, plain_file = torch.save, safetensors.save_file
+    begun, ended = threading.Event(), threading.Event()
+    names = {}
+
+    def first():
+        with captured(Capture("first", str(tmp_path / "first"), -2)) as capture:
+            begun.set()
+            torch.save([1], tmp_path / "first" / "x.pt")
+            second_has_begun.wait()
+            torch.save([1], tmp_path / "second" / "of-the-other.pt")
+        names["first"] = list(capture.checkpoint.files)
+        ended.set()
+
+    second_has_begun = threading.Event()
+    (tmp_path / "second").mkdir()
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait()
+    with captured(Capture("second", str(tmp_path / "second"), -2)) as capture:
+        second_has_begun.set()
+        ended.wait()
+        torch.save([2], tmp_path / "second" / "y.pt")
+        safetensors.save_file({"w": torch.ones(3)}, tmp_path / "second" / "z.safetensors")
+        with captured(Capture("inner", str(tmp_path / "second" / "inner"), -2)) as inner:
+            torch.save([3], tmp_path / "second" / "inner" / "i.pt")
+            torch.save([4], tmp_path / "second" / "o.pt")
+    thread.join()
+    assert names["first"] == ["x.pt"] and (tmp_path / "second" / "of-the-other.pt").exists()
+    assert sorted(capture.checkpoint.files) == ["o.pt", "y.pt", "z.safetensors"] and list(inner.checkpoint.files) == ["i.pt"]
+    assert torch.save is plain and safetensors.save_file is plain_file

@@ -121,41 +121,81 @@ def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
         return [(*place, function) for function in functions for place in _found[function]]
 
 
-@contextlib.contextmanager
-def captured(capture: Capture) -> Iterator[Capture]:
-    """Redirects the writers on this thread into `capture` until the block ends."""
-    import torch
+_lock = threading.RLock()  # guards all below
+_captures: dict[int, list[Capture]] = {}  # by thread, the innermost last
+_ours: dict[Any, Any] = {}  # the function that stands for a writer while any thread captures
+_replaced: list[tuple[Any, str, Any]] = []  # (module, attribute, writer)
 
-    thread = threading.get_ident()
-    plain_save = torch.save
 
+def _of_this_thread(path: Any) -> tuple[Capture, str] | tuple[None, None]:
+    """Returns the innermost capture that a path belongs to, and the file's name in it."""
+    for capture in reversed(_captures.get(threading.get_ident(), ())):
+        name = capture.name_of(path)
+        if name is not None:
+            return capture, name
+    return None, None
+
+
+def _standing_for_save(plain: Any) -> Any:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        name = capture.name_of(f) if threading.get_ident() == thread else None
-        if name is None or args or kwargs:  # another pickle module or protocol, or the old format
-            return plain_save(obj, f, *args, **kwargs)
+        capture, name = _of_this_thread(f)
+        if capture is None or args or kwargs:  # another pickle module or protocol, or the old format
+            return plain(obj, f, *args, **kwargs)
         return capture.checkpoint.save(name, obj, capture.overlap)
 
-    ours: dict[Any, Any] = {plain_save: save}
+    return save
+
+
+def _standing_for_save_file(plain: Any) -> Any:
+    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
+        capture, name = _of_this_thread(filename)
+        try:
+            parts = None if capture is None else safetensors_parts(tensors, metadata)
+        except ValueError:  # the plain function reports the error in its own words, or knows a type that we do not
+            parts = None
+        if capture is None or parts is None:
+            return plain(tensors, filename, metadata=metadata)
+        return capture.checkpoint.save_bytes(name, parts, capture.overlap)
+
+    return save_file
+
+
+def _replace() -> None:
+    """Puts our functions in the place of the writers, also in modules that were loaded since another thread began."""
+    import torch
+
+    if not _ours:
+        _ours[torch.save] = _standing_for_save(torch.save)
     safetensors = sys.modules.get("safetensors.torch")
-    if safetensors is not None:
-        plain_save_file = safetensors.save_file
+    if safetensors is not None and safetensors.save_file not in (*_ours, *_ours.values()):
+        _ours[safetensors.save_file] = _standing_for_save_file(safetensors.save_file)
+    for module, attribute, plain in _targets(*_ours):
+        if getattr(module, attribute, None) is plain:
+            setattr(module, attribute, _ours[plain])
+            _replaced.append((module, attribute, plain))
 
-        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
-            name = capture.name_of(filename) if threading.get_ident() == thread else None
-            try:
-                parts = None if name is None else safetensors_parts(tensors, metadata)
-            except ValueError:  # the plain function reports the error in its own words, or knows a type that we do not
-                parts = None
-            if name is None or parts is None:
-                return plain_save_file(tensors, filename, metadata=metadata)
-            return capture.checkpoint.save_bytes(name, parts, capture.overlap)
 
-        ours[plain_save_file] = save_file
-    places = _targets(*ours)
-    for module, attribute, original in places:
-        setattr(module, attribute, ours[original])
+def _put_back() -> None:
+    for module, attribute, plain in _replaced:
+        if getattr(module, attribute, None) is _ours[plain]:  # else somebody else has replaced it meanwhile
+            setattr(module, attribute, plain)
+    _replaced.clear()
+    _ours.clear()
+
+
+@contextlib.contextmanager
+def captured(capture: Capture) -> Iterator[Capture]:
+    """Redirects the writers on this thread into `capture` until the block ends. Blocks may be nested, and threads may have one each."""
+    thread = threading.get_ident()
+    with _lock:
+        _replace()
+        _captures.setdefault(thread, []).append(capture)
     try:
         yield capture
     finally:
-        for module, attribute, original in places:
-            setattr(module, attribute, original)
+        with _lock:
+            _captures[thread].remove(capture)
+            if not _captures[thread]:
+                del _captures[thread]
+            if not _captures:
+                _put_back()
