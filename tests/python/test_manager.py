@@ -746,8 +746,14 @@ def test_whole_numbers_of_numpy_and_torch_are_steps_and_counts(place):
 
 
 def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
-    with pytest.raises(TypeError, match="there is no setting 'replica'"):
+    with pytest.raises(TypeError, match=r"^Manager\(\) has no argument 'replica'; it has replicas, replicated$"):
         nm.Manager(place.storage, replica=1)
+    with pytest.raises(TypeError, match=r"^Manager\(\) has no argument 'save_every_step'; it has save_every_steps, save_every_s$"):
+        nm.Manager(place.storage, save_every_step=5)
+    with pytest.raises(TypeError, match=r"has no argument 'xyz'; it has path, save_every_steps, .*keep_best.* replicas"):
+        nm.Manager(place.storage, xyz=5)
+    with pytest.raises(TypeError, match=r"^init\(\) has no argument 'keep_lasts'; it has keep_last$"):
+        nm.Session(place.storage, keep_lasts=5)
     with pytest.raises(nm.NebulaConfigError, match="replicated=3: give the names of items"):
         nm.Manager(place.storage, replicated=3)
     with pytest.raises(nm.NebulaConfigError, match="a metric is named by text"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import logging
 import math
 import numbers
@@ -10,6 +12,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import NebulaConfigError
@@ -216,6 +219,15 @@ def _defaults() -> Settings:
     )
 
 
+def check_names(call: str, given: Iterable[str], names: Iterable[str]) -> None:
+    """Raises TypeError for arguments that a call does not have, with the names that come next to them, or all."""
+    names = list(names)
+    for name in given:
+        if name not in names:
+            alike = difflib.get_close_matches(name, names, 3, 0.7) or names
+            raise TypeError(f"{call}() has no argument {name!r}; it has {', '.join(alike)}")
+
+
 def resolve(
     current: Settings | None,
     *,
@@ -232,8 +244,7 @@ def resolve(
     **unknown: Any,
 ) -> Settings:
     """Returns settings from the arguments. An argument of None keeps the value of ``current``, or takes that of the environment."""
-    if unknown:
-        raise TypeError(f"there is no setting {', '.join(map(repr, unknown))}; docs/python.md lists the arguments of init()")
+    check_names("init", unknown, NAMES)
     changes: dict[str, Any] = {}
     if persistent_storage_path is not None:
         changes["persist_path"] = clean_path(persistent_storage_path)
@@ -264,3 +275,6 @@ def resolve(
             f"keep_last=1, say, to keep the newest and the multiples of {chosen.keep_every}"
         )
     return chosen
+
+
+NAMES = tuple(name for name, one in inspect.signature(resolve).parameters.items() if one.kind is one.KEYWORD_ONLY)  # of init()'s arguments

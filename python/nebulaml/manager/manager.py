@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import inspect
 import logging
 import operator
 import os
@@ -99,6 +100,7 @@ class Manager:
         persistent_time_interval: float | str = 0,
         **settings: Any,
     ) -> None:
+        config.check_names("Manager", settings, ["path", *_NAMES, *config.NAMES[1:]])
         self._due = SaveEvery(save_every_steps, save_every_s)
         self._keep = Keep(keep_last, keep_every, keep_best)
         self._weights_only = weights_only
@@ -540,6 +542,9 @@ class Manager:
         if late and raises:
             raise late[0]
         self._errors += late
+
+
+_NAMES = tuple(name for name, one in inspect.signature(Manager.__init__).parameters.items() if one.kind is one.KEYWORD_ONLY)
 
 
 def _keeper(manager: Manager) -> Callable[[Event], None]:
