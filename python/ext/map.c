@@ -6,8 +6,10 @@
 #include "module.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "image/image.h"
+#include "sum/sum.h"
 
 struct map {
         PyObject_HEAD
@@ -191,6 +193,35 @@ static PyObject *map_records(PyObject *object, PyObject *unused)
         return records;
 }
 
+/* The CRC-32 of a record that the agent has not summed: it does so when it writes the file to storage, which it may never do. */
+static void write_sum(uint8_t *data, const struct zip_entry *entry)
+{
+        uint32_t crc32 = entry->crc32 || entry->header_crc32 || entry->has_descriptor ? 0 : sum_crc32(0, data + entry->payload_offset, entry->size);
+
+        if (!crc32)
+                return;
+        memcpy(data + entry->header_crc_offset, &crc32, sizeof crc32);
+        memcpy(data + entry->directory_crc_offset, &crc32, sizeof crc32);
+}
+
+static PyObject *map_write_sums(PyObject *self, PyObject *unused)
+{
+        nebula_map *handle = ((struct map *)self)->handle;
+        uint8_t *data = (uint8_t *)(uintptr_t)nebula_map_data(handle); /* private memory */
+        struct zip_entry *entries;
+        size_t count;
+
+        (void)unused;
+        Py_BEGIN_ALLOW_THREADS
+        if (zip_read(data, nebula_map_size(handle), &entries, &count, NULL) == NEBULA_OK) {
+                for (size_t i = 0; i < count; i++)
+                        write_sum(data, &entries[i]);
+                free(entries);
+        }
+        Py_END_ALLOW_THREADS
+        Py_RETURN_NONE;
+}
+
 static PyMethodDef map_methods[] = {
         { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): reads and verifies these bytes." },
         { "fetch_headers", map_fetch_headers, METH_NOARGS,
@@ -199,6 +230,7 @@ static PyMethodDef map_methods[] = {
         { "own", map_own, METH_NOARGS, "own(): a thread copies the mapped pages ahead of the program's writes." },
         { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; call fetch_headers() before." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): reads bytes to their addresses; parts in the order of their offsets." },
+        { "write_sums", map_write_sums, METH_NOARGS, "write_sums(): the CRC-32 of records that have none yet; all bytes must be there." },
         { NULL, NULL, 0, NULL },
 };
 

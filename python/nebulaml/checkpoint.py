@@ -338,11 +338,12 @@ class Checkpoint:
 
     @traced("commit")
     def commit(self) -> bool:
-        """Closes this rank's part, and never waits for another rank. Returns True on success, also if no file was saved.
+        """Closes this rank's part, and never waits for another rank. Returns True on success, also if other ranks alone have saved files.
 
         Returns False if a save of this object failed or raised, and no later save of that name succeeded. Then the
-        checkpoint is given up, because it would not be complete. If another object of this tag is inside its `with` block,
-        commit() leaves the closing to the end of that block, which closes the files of both.
+        checkpoint is given up, because it would not be complete. It also returns False if the checkpoint has no file at all.
+        If another object of this tag is inside its `with` block, commit() leaves the closing to the end of that block, which
+        closes the files of both.
         """
         self._save_about()
         if self._lost_files:
@@ -364,6 +365,8 @@ class Checkpoint:
     def _commit(self) -> None:
         handle = self._open()
         handle.commit()
+        if not self._newest and handle.state() == "failed":  # no rank has saved anything, or the version had failed before
+            raise NebulaError(self._report().get("error") or f"checkpoint {self._tag!r} has failed")
         self._engine.tell_memory_only()
         if self._count != _nebula.FILES_OPEN:
             self._engine.committed(handle)
@@ -591,6 +594,7 @@ class Checkpoint:
         """Gives the verified bytes of file ``name``, read-only and without a copy. The view is valid inside the ``with`` block."""
         with self._fetching(name):
             mapped = self._map(name)
+        mapped.write_sums()
         with memoryview(mapped).toreadonly() as data:
             yield data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import io
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+import zipfile
 
 import nebulaml
 import pytest
@@ -497,8 +499,26 @@ def test_a_missing_name_lists_the_names_there_are(nm):
         checkpoint.load("other.pt")
 
 
-def test_a_commit_without_files_is_a_success(nm):
-    assert nm.Checkpoint("empty", -2).commit()
+@pytest.mark.parametrize("count", [-2, None])
+def test_a_checkpoint_without_any_file_is_no_success(place, caplog, count):
+    nebulaml.init(place.storage, 0)
+    checkpoint = nebulaml.Checkpoint("empty", count)
+    assert not checkpoint.commit() and checkpoint.state == "failed" and checkpoint.error == 'nothing was saved to checkpoint "empty"'
+    assert 'nothing was saved to checkpoint "empty"' in caplog.text
+    nebulaml.init(on_error="raise")
+    with pytest.raises(nebulaml.NebulaError, match="nothing was saved"):
+        nebulaml.Checkpoint("none", count).commit()
+
+
+def test_the_bytes_of_a_file_in_memory_alone_have_the_sums_of_a_zip_file(place):
+    nebulaml.init("", 0)
+    checkpoint = nebulaml.Checkpoint("x", 1)
+    checkpoint.save("f.pt", {"a": torch.arange(300_000.0), "b": torch.ones(5)})
+    assert checkpoint.commit()
+    content = checkpoint.read_bytes("f.pt")
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        assert file.testzip() is None and all(one.CRC for one in file.infolist() if one.file_size)
+    assert torch.equal(torch.load(io.BytesIO(content))["a"], torch.arange(300_000.0)) and checkpoint.read_bytes("f.pt") == content
 
 
 def test_another_path_is_another_job(nm, place):
@@ -707,7 +727,7 @@ def test_with_blocks_of_two_tags_may_lie_in_each_other(nm):
 
 def test_a_child_forked_inside_a_with_block_commits_that_tag_itself(place):
     code = """
-        nm.init(sys.argv[1], 0, on_error="raise")
+        nm.init(sys.argv[1], 0)
         with nm.Checkpoint("t"):
             pid = os.fork()
             if pid == 0:
