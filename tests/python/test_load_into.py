@@ -365,3 +365,29 @@ def test_loading_into_tensors_takes_no_second_copy_of_them(cold, place):
     kib, same = output.split()[-2:]
     assert same == "True"
     assert int(kib) < 64 << 10, "128 MiB were loaded"
+
+
+def test_a_container_that_contains_itself_is_filled(nm):
+    def made(value):
+        state = {"w": torch.full((3,), value), "list": [torch.full((2,), value)]}
+        state["me"], state["list"] = state, [*state["list"], state]
+        return state
+
+    target = made(0.0)
+    with nm.Checkpoint("cyclic") as checkpoint:
+        checkpoint.save("x.pt", made(5.0))
+    assert checkpoint.load_into("x.pt", target) is target
+    assert target["me"] is target and (target["w"] == 5).all() and (target["list"][0] == 5).all() and target["list"][1] is target
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_are_named_and_nothing_changes(nm):
+    def made(value):
+        return {"w": torch.full((2,), value), "n": torch.nested.nested_tensor([torch.full((2,), value), torch.full((3,), value)])}
+
+    target = made(0.0)
+    with nm.Checkpoint("nested") as checkpoint:
+        checkpoint.save("x.pt", made(5.0))
+    with pytest.raises(nebulaml.NebulaConfigError, match=r"x\.pt\['n'\]: a nested tensor takes no values in place: load\(\) gives it"):
+        checkpoint.load_into("x.pt", target)
+    assert not target["w"].any() and (checkpoint.load("x.pt")["n"].unbind()[1] == 5).all()

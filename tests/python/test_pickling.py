@@ -565,3 +565,28 @@ def test_a_save_leaves_nothing_to_the_cycle_collector(make):
         assert kept() is None
     finally:
         gc.enable()
+
+
+def content_of(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
+
+
+@pytest.mark.parametrize("how", ["a reduction of tensors", "a reduction of parameters", "tensors in copyreg", "ordered dicts in copyreg"])
+def test_rules_of_the_program_for_what_is_pickled_here_are_applied_as_by_torch(nm, monkeypatch, how):
+    state = collections.OrderedDict(t=torch.ones(2), p=torch.nn.Parameter(torch.zeros(2)))
+    if how == "a reduction of tensors":
+        monkeypatch.setattr(torch.Tensor, "__reduce_ex__", lambda self, protocol: (list, (self.tolist(),)))
+    elif how == "a reduction of parameters":
+        monkeypatch.setattr(torch.nn.Parameter, "__reduce_ex__", lambda self, protocol: (list, (self.tolist(),)))
+    elif how == "tensors in copyreg":
+        monkeypatch.setitem(copyreg.dispatch_table, torch.Tensor, lambda tensor: (list, (tensor.tolist(),)))
+    else:
+        monkeypatch.setitem(copyreg.dispatch_table, collections.OrderedDict, lambda found: (dict, (list(found.items()),)))
+    file = io.BytesIO()
+    torch.save(state, file)
+    with nm.Checkpoint("x") as checkpoint:
+        checkpoint.save("x.pt", state)
+    assert content_of(checkpoint.read_bytes("x.pt")) == content_of(file.getvalue())
+    with nm.Checkpoint("y") as checkpoint, pytest.raises(NebulaPicklingError, match=r"x\.pt\['f'\]"):
+        checkpoint.save("x.pt", {"f": lambda: 1})

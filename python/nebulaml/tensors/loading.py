@@ -262,8 +262,12 @@ class _Plan:
         self.problems: list[str] = []
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.values: list[tuple[Any, Any, Any]] = []
+        self._seen: set[tuple[int, int]] = set()  # pairs of containers, which may contain themselves
 
     def container(self, source: Any, target: Any, path: str) -> None:
+        if (id(source), id(target)) in self._seen:
+            return
+        self._seen.add((id(source), id(target)))
         if isinstance(target, dict) and isinstance(source, dict):
             source, problems = named_states.in_order_of(source, target, path)
             self.problems += problems
@@ -300,6 +304,8 @@ class _Plan:
     def tensor(self, source: Any, target: torch.Tensor, path: str) -> None:
         if not isinstance(source, torch.Tensor):
             self.problems.append(f"{path}: a tensor expected, the checkpoint has {type(source).__name__}")
+        elif source.is_nested or target.is_nested:
+            self.problems.append(f"{path}: a nested tensor takes no values in place: load() gives it")
         elif _is_lazy(source):
             self.problems.append(f"{path}: a tensor expected, the checkpoint has a parameter that was not initialized")
         elif _is_lazy(target):
