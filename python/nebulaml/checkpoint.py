@@ -214,9 +214,15 @@ class Checkpoint:
             the copy, on the device. Until then the program must not change a storage of more than 1 MiB in any other way.
         Raises NebulaPicklingError for an object that cannot be pickled, NebulaConfigError for a name that is not allowed.
         """
+        return self._save_object(name, obj, overlap)
+
+    def _save_object(self, name: str, obj: Any, overlap: bool = False, check: Callable[[Any], None] | None = None) -> bool:
+        """As save(). check: gets the Capture before anything is saved, and raises if the object shall not be saved."""
         config.check_text("a file name", name)
         try:
             taken = engine.part("pickling").capture(obj, name, overlap)
+            if check is not None:
+                check(taken)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise

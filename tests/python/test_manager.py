@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import datetime
 import gc
 import os
+import pathlib
+import random
 import signal
 import textwrap
 import threading
@@ -14,6 +18,7 @@ import types
 from pathlib import Path
 
 import nebulaml as nm
+import numpy
 import pytest
 import torch
 from nebulaml.manager import pins, policy
@@ -613,7 +618,11 @@ class Odd:
 
 def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
     target = {"w": torch.zeros(8)}
-    manager.save(1, {"model": {"w": torch.ones(8)}, "extra": Odd()})
+    with pytest.raises(nm.NebulaConfigError, match=rf"^item 'extra' needs {Odd.__module__}\.Odd, which restore\(\) .*add_safe_globals.*weights_only=False"):
+        manager.save(1, {"model": {"w": torch.ones(8)}, "extra": Odd()})
+    assert manager.all_steps() == []
+    with nm.Manager(place.storage, weights_only=False) as trusting:
+        trusting.save(1, {"model": {"w": torch.ones(8)}, "extra": Odd()})
     with pytest.raises(nm.NebulaConfigError, match=rf"^global_step1, extra\.pt: .*It needs {Odd.__module__}\.Odd: .*add_safe_globals.*weights_only=False"):
         manager.restore({"model": target})
     assert target["w"].sum() == 0
@@ -622,8 +631,80 @@ def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
     torch.serialization.add_safe_globals([Odd])  # torch 2.4 has no safe_globals()
     try:
         assert isinstance(manager.restore({"model": target}).extra, Odd)
+        manager.save(2, {"extra": Odd()})
     finally:
         torch.serialization.clear_safe_globals()
+
+
+def same(first, second):
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple, collections.deque)):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, numpy.ndarray):
+        return first.dtype == second.dtype and first.shape == second.shape and first.flags.f_contiguous == second.flags.f_contiguous and bool(
+            (first == second).all()
+        )
+    return bool(torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second)
+
+
+EXTRAS = {
+    "scalars of numpy": {"loss": numpy.float64(0.5), "step": numpy.int32(7), "good": numpy.bool_(True), "half": numpy.float16(0.1), "text": numpy.str_("ab")},
+    "arrays of numpy": [
+        numpy.arange(6).astype(kind).reshape(2, 3) for kind in ("f4", "f8", "i1", "u2", "i8", "c16", ">i4", "?")
+    ] + [numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)), numpy.zeros((0, 3)), numpy.array(5), numpy.array(["ab", "c"])],
+    "an array in a tuple, with a tensor": ({"a": (numpy.arange(3), torch.ones(2))}, torch.zeros(3)),
+    "a dtype": numpy.dtype("f4"),
+    "a defaultdict": collections.defaultdict(list, a=[1, numpy.arange(2)]),
+    "a defaultdict of counts": collections.defaultdict(int, a=1),
+    "a Counter": collections.Counter("abca"),
+    "a deque": collections.deque([1, numpy.float32(2)], 5),
+    "sets": [{1, 2}, frozenset("ab"), set()],
+    "paths": [pathlib.Path("/x/y"), pathlib.PurePosixPath("z")],
+    "times": [
+        datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc), datetime.date(2026, 1, 2), datetime.timedelta(seconds=3.5), datetime.time(3, 4),
+    ],
+    "bytes": [b"", b"abc", bytearray(b"q"), bytearray()],
+    "numbers": [1j, 2**100, range(3, 9), slice(1, 2)],
+    "types": [int, list],
+    "a device": [torch.device("cpu"), torch.float32, torch.Size([3])],
+    "states of generators": [nm.rng_state(), random.getstate(), numpy.random.default_rng(1).bit_generator.state, numpy.random.get_state()],
+    "nothing": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EXTRAS)
+def test_what_a_program_keeps_beside_its_tensors_is_restored_as_it_was(manager, what):
+    value, model = EXTRAS[what], torch.nn.Linear(2, 2)
+    manager.save(1, {"model": model, "extra": value, "own": {"value": value, "w": torch.ones(2)}})
+    found = manager.restore({"model": torch.nn.Linear(2, 2)})
+    assert same(found.extra, value)
+    target = {"value": None, "w": torch.zeros(2)}
+    if not isinstance(value, (dict, list, tuple)):
+        manager.restore({"own": target})
+        assert same(target["value"], value) and target["w"].all()
+
+
+@pytest.mark.parametrize("made", [
+    lambda scheduler, optimizer: scheduler.OneCycleLR(optimizer, 0.1, 100), lambda scheduler, optimizer: scheduler.MultiStepLR(optimizer, [1, 1, 5]),
+    lambda scheduler, optimizer: scheduler.CosineAnnealingWarmRestarts(optimizer, 5), lambda scheduler, optimizer: scheduler.ReduceLROnPlateau(optimizer),
+    lambda scheduler, optimizer: scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch), lambda scheduler, optimizer: scheduler.SequentialLR(
+        optimizer, [scheduler.ConstantLR(optimizer), scheduler.ExponentialLR(optimizer, 0.9)], [2]),
+    lambda scheduler, optimizer: scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+])  # fmt: skip
+def test_every_scheduler_that_is_saved_is_restored(manager, made):
+    def fresh():
+        return made(torch.optim.lr_scheduler, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1))
+
+    saved, other = fresh(), fresh()
+    for _ in range(3):
+        saved.optimizer.step() if hasattr(saved, "optimizer") else None
+        saved.step(*([1.0] if isinstance(saved, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))
+    manager.save(1, {"scheduler": saved})
+    manager.restore({"scheduler": other})
+    assert repr(other.state_dict()) == repr(saved.state_dict())
 
 
 def test_a_failure_that_comes_later_is_raised_by_the_next_call_or_listed(place, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -17,11 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from nebulaml import _nebula
 from nebulaml.errors import NebulaError
-from nebulaml.tensors import unpickling
+from nebulaml.tensors import loading, unpickling, values
 from same import assert_same
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -368,3 +370,59 @@ def test_a_counter_that_outlives_the_rest_does_not_keep_the_file(saved, weights_
     del found
     gc.collect()
     assert len(mapped_files()) <= before and step == 3
+
+
+class Reduced:
+    """Is pickled as a call."""
+
+    def __init__(self, function, *arguments, state=None):
+        self.reduced = (function, arguments, state) if state is not None else (function, arguments)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def array_of(text, shape, content, dtype_state=(3, "<", None, None, None, -1, -1, 0)):
+    dtype = Reduced(numpy.dtype, text, False, True, state=dtype_state)
+    return Reduced(numpy.zeros(1).__reduce__()[0], numpy.ndarray, (0,), b"b", state=(1, shape, dtype, False, content))
+
+
+HOSTILE = {
+    "an array larger than its bytes": array_of("f8", (1 << 40,), b"12345678"),
+    "an array of objects": array_of("O8", (1,), b"12345678"),
+    "an array of objects in parts": array_of("V8", (1,), b"12345678", (3, "|", None, ("a",), {"a": (numpy.dtype("O"), 0)}, 8, 1, 0)),
+    "an array of a negative size": array_of("f8", (-1, -1), b"12345678"),
+    "an array made large": Reduced(numpy.zeros(1).__reduce__()[0], numpy.ndarray, (1 << 40,), b"b"),
+    "an array without content": Reduced(numpy.zeros(1).__reduce__()[0], numpy.ndarray, (0,), b"b"),
+    "a number of fewer bytes": Reduced(numpy.float64(1).__reduce__()[0], numpy.dtype("f8"), b"1"),
+    "a set of a range": Reduced(set, range(1 << 40)),
+    "a list of a deque": Reduced(list, collections.deque([1])),
+    "a state for a type": Reduced(functools.partial, state=1),
+    "a factory that is a function": Reduced(collections.defaultdict, print),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_values_of_an_untrusted_file_take_no_more_than_their_bytes_and_call_nothing_else(saved, what):
+    checkpoint = saved({"value": HOSTILE[what], "w": torch.ones(2)})
+    with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+        loading.load_own(checkpoint._map("x.pt", True), "x.pt", True)
+    target = {"value": None, "w": torch.zeros(2)}
+    with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+        loading.plan_part(checkpoint._map("x.pt", True), target, "x.pt", True)()
+    assert target["value"] is None and not target["w"].any()
+
+
+@pytest.mark.parametrize("name", ["__builtin__\nset", "collections\ndefaultdict", "numpy\ndtype", "numpy\nndarray", "_codecs\nencode"])
+def test_a_pickle_changes_none_of_the_names_that_it_may_use(name):
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            return values.find(module, name)
+
+    before = [repr(values._Builtin), repr(values._Call), vars(values._Dtype).keys()]
+    for state in (b"N}X\x03\x00\x00\x00kindK\x01s\x86", b"}X\x03\x00\x00\x00kindK\x01s"):
+        with pytest.raises(pickle.UnpicklingError):
+            Reader(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n" + state + b"b.")).load()
+    with pytest.raises(TypeError):
+        Reader(io.BytesIO(b"\x80\x02}c" + name.encode() + b"\nK\x01s.")).load()
+    assert before == [repr(values._Builtin), repr(values._Call), vars(values._Dtype).keys()]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..errors import NebulaConfigError, NebulaError
-from ..tensors import loading, named_states, names
+from ..tensors import loading, named_states, names, unpickling
 
-__all__ = ["check_keys", "load", "plan", "selector", "state_of", "without_a_match"]
+__all__ = ["check_keys", "check_restorable", "load", "plan", "selector", "state_of", "without_a_match"]
 
 log = logging.getLogger("nebulaml")
 
@@ -78,6 +78,16 @@ def selector(name: str, patterns: list[str] | None, matched: set[str]) -> Callab
 def without_a_match(patterns: list[str] | None, matched: set[str]) -> list[str]:
     """Returns a sentence for each pattern of keys that no key has matched, neither of the target nor of the checkpoint."""
     return [f"keys={pattern!r} matches no key of its item" for pattern in patterns or () if "." in pattern and pattern not in matched]
+
+
+def check_restorable(name: str, taken: Any) -> None:
+    """Raises NebulaConfigError for an item that restore() would refuse without weights_only=False."""
+    needed = [] if taken.is_plain or taken.whole else unpickling.refused(taken.pickle)
+    if needed:
+        raise NebulaConfigError(
+            f"item {name!r} needs {', '.join(needed)}, which restore() of this manager refuses: save plain values, allow them by "
+            "torch.serialization.add_safe_globals([...]), or trust all files of the path by Manager(..., weights_only=False)"
+        )
 
 
 def _refusal(checkpoint: Any, file: str, failure: Exception) -> NebulaConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import operator
@@ -230,7 +231,8 @@ class Manager:
         try:
             for name, item in items.items():
                 if each[name] or place.rank == 0:
-                    checkpoint.save(_file(name, each[name], place.rank), kinds.state_of(item))
+                    check = functools.partial(kinds.check_restorable, name) if self._weights_only else None
+                    checkpoint._save_object(_file(name, each[name], place.rank), kinds.state_of(item), check=check)
         except BaseException as failure:
             self._failures.tell(step, f"{failure!r:.300}")
             checkpoint._give_up(f"a save failed: {failure!r:.400}")

@@ -50,6 +50,7 @@ class Capture(NamedTuple):
     whole: bool = False  # `pickle` is a finished file instead
     filler: device.Filler | None = None  # copies the storages whose address is None
     unprotectable: bytes | None = None
+    is_plain: bool = False  # tensors and plain values alone
 
 
 def _describer() -> Any:
@@ -108,7 +109,7 @@ def _say_slow(obj: Any, takes_cuda: bool, count: int) -> None:
     )  # fmt: skip
 
 
-def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
+def _dump(obj: Any) -> Capture:
     takes_cuda = device.takes_cuda()
     plain = _nebula.plain_dump(obj, takes_cuda)
     found = _pickled(obj) if plain is None else plain
@@ -116,7 +117,7 @@ def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
         _say_slow(obj, takes_cuda, len(found[1]))
     if plain is None or not takes_cuda:
         device.find(found[1])
-    return found
+    return Capture(*found, is_plain=plain is not None)
 
 
 def _pickled(obj: Any) -> tuple[memoryview, _nebula.Ranges]:
@@ -145,7 +146,7 @@ def outline(obj: Any, name: str = "object") -> Capture:
         except Exception as failure:
             raise _explain(obj, name, failure) from failure
     try:
-        return Capture(*_dump(obj))
+        return _dump(obj)
     except (RecursionError, MemoryError):
         raise
     except Exception as failure:
@@ -203,7 +204,7 @@ def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any],
     Both are contiguous and have the same shape and dtype. ``template`` decides what is pickled; its memory is not touched. The CRC-32
     fields stay 0: torch ignores them, and the checkpoint's own checksums cover the bytes.
     """
-    pickle, storages = _dump(template)
+    pickle, storages = _dump(template)[:2]
     size = tensor.numel() * tensor.element_size()
     if len(storages) != 1 or storages[0][1] != size:
         raise NebulaConfigError(f"a tensor with one storage of {size} bytes is expected, not {len(storages)} storages")

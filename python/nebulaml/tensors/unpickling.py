@@ -24,7 +24,7 @@ import torch
 
 from .. import _nebula
 from ..errors import NebulaError
-from . import uploading
+from . import uploading, values
 
 __all__ = ["MapFile", "NotPlain", "read", "read_own", "read_plain", "read_tensors", "read_weights"]
 
@@ -251,21 +251,57 @@ class _PlainUnpickler(_Unpickler):
         return found
 
     def find(self, module: str, name: str) -> Any:
-        if module == "torch._utils" and name in _REBUILD:
-            function = getattr(torch._utils, name)
-            return _Rebuild(_rebuild_tensor if function is _TORCHS_REBUILD else function)
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        found = vars(torch).get(name) if module == "torch" else None  # getattr would import parts of torch by their names
-        if found is torch.Size or isinstance(found, torch.dtype):
-            return found
-        raise NotPlain(f"{module}.{name}")
+        return _plain(module, name)
+
+
+def _plain(module: str, name: str) -> Any:
+    """Returns what a pickle of tensors in plain containers needs by a name."""
+    if module == "torch._utils" and name in _REBUILD:
+        function = getattr(torch._utils, name)
+        return _Rebuild(_rebuild_tensor if function is _TORCHS_REBUILD else function)
+    if (module, name) == ("collections", "OrderedDict"):
+        return OrderedDict
+    found = vars(torch).get(name) if module == "torch" else None  # getattr would import parts of torch by their names
+    if found is torch.Size or isinstance(found, torch.dtype):
+        return found
+    raise NotPlain(f"{module}.{name}")
 
 
 class _SafeUnpickler(_PlainUnpickler):
     """As safe as torch's unpickler for weights_only, which is written in Python: the limits of that one apply here, too."""
 
     _is_fit = staticmethod(_nebula.pickle_is_torchs)
+
+
+class _ValueUnpickler(_SafeUnpickler):
+    """Loads the values of values.py, too."""
+
+    def find(self, module: str, name: str) -> Any:
+        found = values.find(module, name)
+        return super().find(module, name) if found is None else found
+
+    def load(self) -> Any:
+        try:
+            return values.resolved(super().load())
+        except (NebulaError, MemoryError, NotPlain):
+            raise
+        except Exception as failure:  # whatever a file makes of the stand-ins, torch's loader has the last word
+            raise NotPlain(str(failure)) from failure
+
+
+class _NameReader(pickle.Unpickler):
+    """Collects the names that a pickle needs. It looks none of them up."""
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self.names: set[tuple[str, str]] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.names.add((module, name))
+        return _Unknown
+
+    def persistent_load(self, saved: Any) -> Any:
+        return _Unknown()
 
 
 class _Unknown:
@@ -382,13 +418,20 @@ def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedSto
 
     The bytes of tensors may still be in storage: all tensors lie in ``storage``.
     """
-    return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
+    try:
+        return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
+    except NotPlain:
+        return _read_plain(_ValueUnpickler, mapped, map_location, storage, is_whole=False)
 
 
 def read_own(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
     """Does read_plain() on the CPU, with tensors in memory of their own. It reads each of their bytes once, from memory or storage."""
     reads: list[tuple[int, int, torch.UntypedStorage]] = []
-    found = _read_plain(_PlainUnpickler, mapped, "cpu", storage, reads=reads)
+    try:
+        found = _read_plain(_PlainUnpickler, mapped, "cpu", storage, reads=reads)
+    except NotPlain:
+        reads.clear()
+        found = _read_plain(_ValueUnpickler, mapped, "cpu", storage, reads=reads)
     parts, end = [], 0
     for offset, size, memory in sorted((read for read in reads if read[1]), key=lambda read: read[0]):
         if offset < end:
@@ -429,6 +472,29 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
         raise pickle.UnpicklingError(
             f"{str(failure).rstrip('.')}. The file holds more than tensors and plain values. {more} it with weights_only=False if you trust it"
         ) from None
+
+
+def refused(content: bytes | memoryview) -> list[str]:
+    """Returns the names in a pickle for which neither read_plain() nor torch's unpickler for untrusted files would load it."""
+    reader = _NameReader(content)
+    try:
+        reader.load()
+        unpickler = torch._weights_only_unpickler
+        known = {*unpickler._get_allowed_globals(), *unpickler._get_user_allowed_globals()}
+    except Exception:  # parts of torch that are not in every release
+        return []
+    is_value = {f"{module}.{name}": "Storage" in name or _is_value(module, name) for module, name in reader.names}
+    beyond_torch = {name for name in is_value if name not in known and "Storage" not in name}
+    if all(is_value.values()) or not beyond_torch:
+        return []
+    return sorted({name for name in beyond_torch if not is_value[name]} or beyond_torch)
+
+
+def _is_value(module: str, name: str) -> bool:
+    try:
+        return values.find(module, name) is not None or _plain(module, name) is not None
+    except NotPlain:
+        return False
 
 
 def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
