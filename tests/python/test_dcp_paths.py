@@ -133,13 +133,13 @@ CHUNK = b"ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n"
 def test_metadata_change_no_class_and_no_function_and_take_no_more_memory_than_they_have_bytes(place, content):
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-    before = [dict(vars(ChunkStorageMetadata)), torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
+    before = [ChunkStorageMetadata.__init__, torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
     folder = place.root / "stock" / "step1"
     dcp.save(state(5), checkpoint_id=folder)
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(nm.NebulaCorrupt):
         NebulaStorageReader(folder).read_metadata()
-    after = [dict(vars(ChunkStorageMetadata)), torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
+    after = [ChunkStorageMetadata.__init__, torch.serialization._get_layout.__defaults__, dcp_reader._enum_member.__defaults__]
     assert before == after
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20, "KiB"
 

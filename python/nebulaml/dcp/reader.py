@@ -73,6 +73,12 @@ def _standing_for(found: Any) -> Any:
 class _MetadataUnpickler(pickle.Unpickler):
     """Unpickles metadata, which comes from storage: it builds only what torch's own writers put there, and changes nothing else."""
 
+    def __init__(self, file: io.BytesIO) -> None:
+        content = file.read()
+        if not _nebula.pickle_is_modest(content):
+            raise pickle.UnpicklingError("a memo that is larger than the pickle, or opcodes that torch does not know")
+        super().__init__(io.BytesIO(content))
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return _standing_for(_enum_member)
@@ -80,12 +86,6 @@ class _MetadataUnpickler(pickle.Unpickler):
         if not is_dtype and (module, name) not in _NAMES:
             raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which torch's writers never put there: it is not loaded")
         return _standing_for(super().find_class(module, name))
-
-
-def _unpickled(content: bytes) -> Any:
-    if not _nebula.pickle_is_modest(content):
-        raise pickle.UnpicklingError("a memo that is larger than the pickle, or opcodes that torch does not know")
-    return _MetadataUnpickler(io.BytesIO(content)).load()
 
 
 def _enum_member(owner: Any, name: str) -> Any:
@@ -202,7 +202,7 @@ class NebulaStorageReader(StorageReader):
         name = METADATA if rank is None else f"__{rank}{METADATA}"
         content = self._open().read_bytes(name)
         try:
-            metadata = _unpickled(content)
+            metadata = _MetadataUnpickler(io.BytesIO(content)).load()
         except (NebulaError, MemoryError):
             raise
         except Exception as failure:  # damaged bytes can ask the unpickler for anything

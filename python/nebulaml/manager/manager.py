@@ -495,6 +495,7 @@ class Manager:
         with self._keeping:
             rules = self._rules()
             versions = [one for one in self._versions() if one["state"] == "durable"]
+            newest = versions[0]["step"] if versions else None  # a restart would load it
             versions.sort(key=lambda one: one["step"] not in self._since)  # stable: the newest of each part stays first
             needs_metrics = any(one.best for one in rules)
             stored = [
@@ -504,7 +505,7 @@ class Manager:
             pinned = {_nebula.step_of(tag) for tag in pins.read(self._session.persist_path)}
             stay = set().union(*(kept(one, stored, pinned) for one in rules))
             for one in versions:
-                if one["step"] not in stay:
+                if one["step"] not in stay and one["step"] != newest:
                     storage_tool.remove(self._session.persist_path, one["tag"])
                     self._own.pop(one["step"], None)
                     log.info("nebula: %s was removed from storage, because %s does not name it", one["tag"], "; ".join(map(str, rules)))
