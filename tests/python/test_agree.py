@@ -301,6 +301,9 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     shutil.rmtree(place.memory / "node1")
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
+    if group == "none":  # the list of what storage has is the same for a node with memory and for one without
+        lists = [path.name for path in (place.storage / ".nebula").glob("inventory-*") if path.stem.count("-") == 3]
+        assert len(lists) == 1, lists
     second.end()
 
 

@@ -186,13 +186,13 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
         {
             "tag": one["tag"],
             "state": one["state"],
-            "was_durable": bool(one.get("durable_at")),
+            "was_removed": one["state"] == "failed" and bool(one.get("durable_at")),  # from storage; memory may still have it
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
             "began": one["line"][-1][0] if "line" in one else 0,  # when its line of history began (formats.md)
             "abandoned": one["abandoned"],
-            "run": one.get("run", ""),
+            "run": "" if shared else one.get("run", ""),  # a version that storage alone has tells none
             "shared": shared,
             "world": one.get("world", 1),
             "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # ranks whose parts this node has; None: all, or unknown

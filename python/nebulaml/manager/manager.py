@@ -334,8 +334,7 @@ class Manager:
         """Yields the versions that this node can load, newest first, with their steps."""
         path = self._session.persist_path
         for one in agree.inventory(self._engine, None):
-            was_removed = one["was_durable"] and one["state"] == "failed"  # as the agent sees it; memory may still have it
-            if _nebula.follows_step(one["tag"]) and not was_removed and not storage_tool.was_removed(path, one["tag"], one["state"]):
+            if _nebula.follows_step(one["tag"]) and not one["was_removed"] and not storage_tool.was_removed(path, one["tag"], one["state"]):
                 yield one
 
     def all_steps(self) -> list[int]:
