@@ -20,7 +20,7 @@ import nebulaml as nm
 import numpy
 import pytest
 import torch
-from nebulaml.manager import pins, policy
+from nebulaml.manager import pins, policy, storage_tool
 from waiting import until
 
 
@@ -291,6 +291,25 @@ def test_without_wait_old_versions_go_in_the_background(place):
             save(manager, step)
             manager.wait(step)
         until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 30, "two removals")
+
+
+def test_a_step_that_is_saved_again_while_old_versions_go_stays(place, monkeypatch):
+    with nm.Manager(place.storage) as manager:
+        save(manager, 1, 2, 3, 4)
+        manager.wait()
+    with nm.Manager(place.storage, keep_last=1) as manager:
+        remove = storage_tool.remove
+
+        def remove_slowly(path, tag):
+            if tag == "global_step3":  # the first to go
+                manager.save(2, {"model": {"w": torch.full((8,), 22.0)}})
+                manager._own[2].wait("durable")
+            remove(path, tag)
+
+        monkeypatch.setattr(storage_tool, "remove", remove_slowly)
+        manager._retain()
+        monkeypatch.setattr(storage_tool, "remove", remove)
+        assert manager.checkpoint(2).load("model.pt")["w"][0] == 22
 
 
 def test_steps_that_left_memory_are_not_listed(place):

@@ -20,13 +20,13 @@ class Failures:
 
     def __init__(self, owner: engine.Engine) -> None:
         self._engine = owner
-        self._tries: Counter[int] = Counter()  # saves by step: a step may be saved again after a failure
+        self.tries: Counter[int] = Counter()  # saves by step: a step may be saved again
 
     def begin(self, step: int) -> None:
-        self._tries[step] += 1
+        self.tries[step] += 1
 
     def _key(self, step: int) -> str:
-        return f"nebula/failed/{self._engine.agreement.number}/{step}/{self._tries[step]}"
+        return f"nebula/failed/{self._engine.agreement.number}/{step}/{self.tries[step]}"
 
     def tell(self, step: int, reason: str) -> None:
         """Tells the other ranks that this one has no part of the version."""

@@ -492,7 +492,7 @@ class Manager:
         if self._keep.all or self._session.persist_path is None or self._engine.place().rank != 0:
             return
         with self._keeping:
-            rules = self._rules()
+            rules, tries = self._rules(), self._failures.tries.copy()
             versions = [one for one in self._versions() if one["state"] == "durable"]
             newest = versions[0]["step"] if versions else None  # a restart would load it
             versions.sort(key=lambda one: one["step"] not in self._since)  # stable: the newest of each part stays first
@@ -504,10 +504,20 @@ class Manager:
             pinned = {_nebula.step_of(tag) for tag in pins.read(self._session.persist_path)}
             stay = set().union(*(kept(one, stored, pinned) for one in rules))
             for one in versions:
-                if one["step"] not in stay and one["step"] != newest:
-                    storage_tool.remove(self._session.persist_path, one["tag"])
-                    self._own.pop(one["step"], None)
-                    log.info("nebula: %s was removed from storage, because %s does not name it", one["tag"], "; ".join(map(str, rules)))
+                is_saved_again = self._failures.tries[one["step"]] != tries[one["step"]]  # since the list was made
+                if one["step"] not in stay and one["step"] != newest and not is_saved_again:
+                    self._remove(one, rules)
+
+    def _remove(self, version: dict[str, Any], rules: Sequence[Keep]) -> None:
+        try:
+            storage_tool.remove(self._session.persist_path, version["tag"])
+        except NebulaNotFound:  # another process, or another manager, has removed it
+            return
+        except NebulaConfigError as refusal:  # it was pinned, or written again, since the list was made
+            log.info("nebula: %s stays, although %s does not name it: %s", version["tag"], "; ".join(map(str, rules)), refusal)
+            return
+        self._own.pop(version["step"], None)
+        log.info("nebula: %s was removed from storage, because %s does not name it", version["tag"], "; ".join(map(str, rules)))
 
     def _tell_missing_metric(self, stored: Sequence[Stored]) -> None:
         rule = self._keep.best
