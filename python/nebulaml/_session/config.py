@@ -11,6 +11,7 @@ import numbers
 import os
 import re
 import stat
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -133,7 +134,7 @@ def _check_directory(path: str) -> None:
     """Raises for a local path that is no directory and can never become one. A mount that does not answer within LOOK_S seconds passes."""
     folder = path.removeprefix("file://")
     answers: list[str] = []
-    if not os.path.isabs(folder):
+    if not os.path.isabs(folder) or sys.is_finalizing():  # a new thread would never run
         return
     try:
         thread = threading.Thread(target=lambda: answers.append(_obstacle(folder)), name="nebula-look", daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Failures:
     def listening(self, look: Callable[[], None]) -> Iterator[None]:
         """Calls ``look()`` now, and again and again on a thread while the block waits."""
         look()
-        if self._engine.place().world == 1 or ranks.store() is None:
+        if self._engine.place().world == 1 or ranks.store() is None or sys.is_finalizing():
             yield
             return
         done = threading.Event()
