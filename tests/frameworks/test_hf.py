@@ -57,9 +57,9 @@ def test_the_directory_is_stocks_and_stock_resumes_from_it(node):
     assert again.losses == whole.losses_after(4)
 
 
-@directory_only("a file in place of the directory makes storage fail")
+@directory_only("a dead link in place of the directory makes storage fail")
 def test_a_directory_appears_only_whole(node):
-    node.persist.write_text("storage is not there")
+    node.persist.symlink_to("nowhere")  # storage is not there
     job(node, "--persist", node.persist, "--kill-at", 5, check=False)
     assert [n for n in os.listdir(node.base / "run") if n.startswith("checkpoint")] == []
     os.unlink(node.persist)
@@ -150,9 +150,9 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves_as_stoc
     assert again.losses == whole.losses
 
 
-@directory_only("a file in place of the directory makes storage fail")
+@directory_only("a dead link in place of the directory makes storage fail")
 def test_a_run_whose_storage_has_failed_ends_all_the_same(node):
-    node.persist.write_text("storage is not there")
+    node.persist.symlink_to("nowhere")  # storage is not there
     node.environment["NEBULA_PERSIST_GIVE_UP"] = "2"
     result = job(node, "--persist", node.persist, "--limit", 1, "--metric", "worse", "--steps", 4)
     assert result.end["step"] == 4 and result.end["names"] == []

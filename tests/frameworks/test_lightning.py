@@ -46,10 +46,10 @@ def test_resume_by_path_after_sigkill_equals_uninterrupted_training(node, packag
     assert again.end["files"] == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt", "step=8.ckpt"]
 
 
-@directory_only("a file in place of the directory makes storage fail")
+@directory_only("a dead link in place of the directory makes storage fail")
 def test_a_name_that_only_memory_has_is_resumed(node):
     whole = stock(node)
-    node.persist.write_text("storage is not there")
+    node.persist.symlink_to("nowhere")  # storage is not there
     job(node, "--kill-at", 5, check=False)
     assert not (node.base / "ckpts" / "step=4.ckpt").exists()
     os.unlink(node.persist)
@@ -590,7 +590,7 @@ def lightning_script(node, text):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
-@directory_only("a file in place of the directory makes storage fail")
+@directory_only("a dead link in place of the directory makes storage fail")
 def test_a_stock_callback_gives_no_file_the_name_of_one_that_a_killed_run_left_in_memory(node):
     run = """
 class End(Callback):
@@ -604,7 +604,7 @@ nm.init(os.getcwd() + "/persist")
 fit(make(End(), ModelCheckpoint(dirpath=os.getcwd() + "/ckpts", every_n_train_steps=2, save_top_k=-1, filename="{step}"),
          plugins=[nm.NebulaCheckpointIO()], steps=5))
 """
-    node.persist.write_text("storage is not there")
+    node.persist.symlink_to("nowhere")  # storage is not there
     lightning_script(node, "KILLED = True\n" + run)
     lightning_script(node, "KILLED = False\n" + run)
     expected = ["step=2-v1.ckpt", "step=2.ckpt", "step=4-v1.ckpt", "step=4.ckpt"]
