@@ -10,6 +10,7 @@
 #include "os/os.h"
 #include "store/http/crypt.h"
 #include "store/http/http_private.h"
+#include "sum/sum.h"
 
 #define MS_NS 1000000LL
 #define PRINTED_MAX 300
@@ -25,6 +26,7 @@ struct sending {
         unsigned failures;         /* tries without a final answer */
         int64_t failed_ns;         /* the first of them */
         bool was_refused, was_stale;
+        uint64_t doubted;  /* the id of an answer that had come before on its connection; 0: none */
         char text[CURL_ERROR_SIZE];
 };
 
@@ -118,6 +120,56 @@ static enum http_verdict verdict_of(enum http_outcome outcome, int status)
         return HTTP_VERDICT_NONE;
 }
 
+/* Services give each answer an id. 0: this one has none. */
+static uint64_t answer_id(const struct http_response *response)
+{
+        static const char *const names[] = { "x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-amzn-requestid" };
+        const char *id = NULL;
+
+        for (size_t i = 0; i < sizeof names / sizeof *names && !id; i++)
+                id = http_field(response, names[i]);
+        return id ? sum_crc64(0, id, strlen(id)) : 0;
+}
+
+/* Whether the answer is a copy of the one before: then it answers another request. If a fresh connection gives that id again, too, the host does
+ * not tell its answers apart. */
+static bool is_copy(struct sending *sending, struct http_connection *connection, const struct http_response *response)
+{
+        uint64_t id = answer_id(response), before = connection->answer_id;
+
+        connection->answer_id = id;
+        if (id && id == sending->doubted)
+                http_host_repeats_ids(sending->host);
+        if (!id || id != before || !http_host_has_ids(sending->host))
+                return false;
+        sending->doubted = id;
+        return true;
+}
+
+/* Sends the request, and gives the connection back. */
+static enum http_outcome transfer(struct sending *sending, struct http_connection *connection, const struct http_fields *fields,
+                                  struct http_response *ret_response)
+{
+        const struct http_request *request = sending->request;
+        int64_t begun_ns = os->now_ns();
+        enum http_outcome outcome;
+
+        if (request->watch)
+                atomic_store(&request->watch->since_ns, begun_ns);
+        outcome = http_transfer(connection, request, fields, ret_response, sending->text);
+        if (request->watch)
+                atomic_store(&request->watch->took_ns, os->now_ns() - begun_ns);
+        if (request->watch)
+                atomic_store(&request->watch->since_ns, 0);
+        if (outcome == HTTP_OUTCOME_ANSWER && is_copy(sending, connection, ret_response)) {
+                outcome = HTTP_OUTCOME_NONE;
+                strcpy(sending->text, "the answer to the request before came again in its place");
+                http_response_done(ret_response);
+        }
+        http_pool_give(connection, outcome == HTTP_OUTCOME_ANSWER && !request->is_local);
+        return outcome;
+}
+
 /* Waits for its turn and tries once. *ret_response is zeroed unless the server answered. */
 static enum nebula_status try_once(struct sending *sending, enum http_outcome *ret_outcome, struct http_response *ret_response,
                                    struct nebula_error *error)
@@ -134,19 +186,10 @@ static enum nebula_status try_once(struct sending *sending, enum http_outcome *r
         if (!http_host_enter(sending->host, request, is_small, os->now_ns() + UNDER_WAY_MS * MS_NS))
                 return stopped(sending, error);
         status = make_fields(sending, &fields, error);
-        if (!status && !http_pool_take(sending->host, &connection))
+        if (!status && !http_pool_take(sending->host, sending->doubted, &connection))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for a connection", sending->printed);
         if (!status) {
-                int64_t begun_ns = os->now_ns();
-
-                if (request->watch)
-                        atomic_store(&request->watch->since_ns, begun_ns);
-                *ret_outcome = http_transfer(&connection, request, &fields, ret_response, sending->text);
-                if (request->watch)
-                        atomic_store(&request->watch->took_ns, os->now_ns() - begun_ns);
-                if (request->watch)
-                        atomic_store(&request->watch->since_ns, 0);
-                http_pool_give(&connection, *ret_outcome == HTTP_OUTCOME_ANSWER);
+                *ret_outcome = transfer(sending, &connection, &fields, ret_response);
                 verdict = verdict_of(*ret_outcome, ret_response->status);
         }
         if (*sending->text)

@@ -17,6 +17,9 @@
  * is repeated once without a pause. So a server may do a request more than once: the caller must consider that for an answer such as
  * "412, it exists".
  *
+ * Each answer belongs to its request: a connection on which bytes wait is not used again, and an answer with the id of the answer before it counts
+ * as none. Services of this machine (is_local) give no ids, so each request to them has a connection of its own.
+ *
  * The limit of running requests per host follows the host's answers: each round of successes adds one, 429 and 503 halve it.
  * NEBULA_STORE_MBPS limits the sum of all bodies, in both directions.
  *

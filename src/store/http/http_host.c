@@ -22,7 +22,7 @@ static void host_reset(struct http_host *host)
 {
         host->limit = http_settings.width_first;
         host->successes = 0;
-        host->has_answered = host->is_troubled = false;
+        host->has_answered = host->is_troubled = host->repeats_ids = false;
         host->cut_ns = 0;
 }
 
@@ -132,6 +132,23 @@ bool http_host_has_answered(struct http_host *host)
         has = host->has_answered;
         lock_give(&lock);
         return has;
+}
+
+bool http_host_has_ids(struct http_host *host)
+{
+        bool has;
+
+        lock_take(&lock);
+        has = !host->repeats_ids;
+        lock_give(&lock);
+        return has;
+}
+
+void http_host_repeats_ids(struct http_host *host)
+{
+        lock_take(&lock);
+        host->repeats_ids = true;
+        lock_give(&lock);
 }
 
 void http_host_forget_all(void)

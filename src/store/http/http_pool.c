@@ -6,6 +6,7 @@
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/lock.h"
+#include "os/os.h"
 #include "store/http/http_private.h"
 
 #define POOL_MAX 64
@@ -121,19 +122,30 @@ void http_settings_set(const struct http_settings *settings)
         lock_give(&lock);
 }
 
-bool http_pool_take(const struct http_host *host, struct http_connection *ret_connection)
+static bool take_idle(const struct http_host *host, struct http_connection *ret_connection)
+{
+        bool is_found = false;
+
+        lock_take(&lock);
+        for (size_t i = waiting_count; i-- > 0 && !is_found;)
+                if (waiting[i].host == host) {
+                        *ret_connection = waiting[i];
+                        memmove(&waiting[i], &waiting[i + 1], (--waiting_count - i) * sizeof *waiting);
+                        is_found = true;
+                }
+        lock_give(&lock);
+        return is_found;
+}
+
+bool http_pool_take(const struct http_host *host, bool is_fresh, struct http_connection *ret_connection)
 {
         struct http_connection found = { 0 };
 
-        lock_take(&lock);
-        for (size_t i = waiting_count; i-- > 0 && !found.curl;)
-                if (waiting[i].host == host) {
-                        found = waiting[i];
-                        memmove(&waiting[i], &waiting[i + 1], (--waiting_count - i) * sizeof *waiting);
-                }
-        lock_give(&lock);
+        while (!is_fresh && !found.curl && take_idle(host, &found))
+                if (found.fd == CURL_SOCKET_BAD || os->poll(found.fd, 0))
+                        end(&found);
         if (!found.curl)
-                found = (struct http_connection){ .curl = curl_easy_init(), .multi = curl_multi_init(), .host = host };
+                found = (struct http_connection){ .curl = curl_easy_init(), .multi = curl_multi_init(), .host = host, .fd = CURL_SOCKET_BAD };
         if (!found.curl || !found.multi) {
                 end(&found);
                 return false;

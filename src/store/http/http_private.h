@@ -36,6 +36,7 @@ struct http_host {
         uint32_t limit, busy, successes;
         pthread_cond_t small_left, large_left; /* signalled when there may be room for another request */
         bool has_answered, is_troubled;
+        bool repeats_ids;    /* it gives several answers one id, so an id does not tell them apart */
         int64_t cut_ns;      /* when the limit was halved last */
         int64_t troubled_ns; /* since when it has not answered well */
 };
@@ -48,6 +49,9 @@ bool http_host_enter(struct http_host *host, const struct http_request *request,
 /* `what` describes the answer or failure for the log, when the host's trouble begins. */
 void http_host_leave(struct http_host *host, enum http_verdict verdict, const char *what);
 bool http_host_has_answered(struct http_host *host);
+/* Whether the host gives each answer an id of its own, as far as is known. */
+bool http_host_has_ids(struct http_host *host);
+void http_host_repeats_ids(struct http_host *host);
 void http_host_forget_all(void);
 /* Waits until sending so many more bytes keeps the limit of bytes per second. */
 void http_rate_take(uint64_t bytes);
@@ -57,13 +61,16 @@ struct http_connection {
         CURL *curl;
         CURLM *multi; /* holds the connection */
         const struct http_host *host;
+        curl_socket_t fd;   /* of the connection; CURL_SOCKET_BAD: there is none */
+        uint64_t answer_id; /* of its last answer; 0: it had none */
 };
 /* Reads the settings from the environment, once. */
 enum nebula_status http_pool_ready(struct nebula_error *error);
 extern struct http_settings http_settings;
 bool http_pool_allows_plain(void);
-/* Prefers a connection to this host; its options are reset. False: no memory. */
-bool http_pool_take(const struct http_host *host, struct http_connection *ret_connection);
+/* Prefers an idle connection to this host, unless is_fresh; its options are reset. A connection on which bytes wait is closed: they are of no
+ * request, or its end. False: no memory. */
+bool http_pool_take(const struct http_host *host, bool is_fresh, struct http_connection *ret_connection);
 /* `is_good`: the connection may be reused. */
 void http_pool_give(struct http_connection *connection, bool is_good);
 

@@ -328,6 +328,8 @@ static CURLcode drive(struct http_connection *connection, struct transfer *trans
                 code = CURLE_ABORTED_BY_CALLBACK;
         else if ((message = curl_multi_info_read(connection->multi, &left)) != NULL)
                 code = message->data.result;
+        if (curl_easy_getinfo(connection->curl, CURLINFO_ACTIVESOCKET, &connection->fd))
+                connection->fd = CURL_SOCKET_BAD;
         curl_multi_remove_handle(connection->multi, connection->curl);
         return code;
 }

@@ -270,7 +270,7 @@ static void answer_with(struct server_call *call, enum fake_fault fault, const s
 {
         char fields[1024];
 
-        snprintf(fields, sizeof fields, "x-ms-request-id: 1\r\n%s%s%s%s", answer->code ? "x-ms-error-code: " : "", answer->code ? answer->code : "",
+        snprintf(fields, sizeof fields, "x-ms-request-id: %u\r\n%s%s%s%s", call->number, answer->code ? "x-ms-error-code: " : "", answer->code ? answer->code : "",
                  answer->code ? "\r\n" : "", answer->fields);
         fault_answer(call, fault, answer->status, fields, answer->body, answer->size);
 }

@@ -170,6 +170,89 @@ static void requests_one_after_the_other_share_a_connection(void)
         server_stop(server);
 }
 
+/* Writes the answer to a GET: its text is the request's number. */
+static int print_answer(unsigned number, const char *fields, char text[256])
+{
+        return snprintf(text, 256, "HTTP/1.1 200 OK\r\n%sContent-Length: 4\r\n\r\n%04u", fields, number);
+}
+
+static void answer_twice_at_once(struct server_call *call, void *argument)
+{
+        const char *is_empty = argument;
+        char text[600];
+        int size = is_empty ? snprintf(text, 256, "HTTP/1.1 200 OK\r\nX-Number: %u\r\nContent-Length: 0\r\n\r\n", call->number)
+                            : print_answer(call->number, "", text);
+
+        memcpy(text + size, text, (size_t)size);
+        server_raw(call, text, (size_t)size * 2);
+}
+
+static void a_connection_with_unread_bytes_is_not_used_again(void)
+{
+        struct server *server = begin(answer_twice_at_once, NULL);
+        char wanted[8];
+
+        for (unsigned i = 1; i <= 20; i++) {
+                snprintf(wanted, sizeof wanted, "%04u", i);
+                CHECK(get() == NEBULA_OK && response.status == 200 && !strcmp(response.text, wanted));
+        }
+        server_stop(server);
+        server = begin(answer_twice_at_once, "");
+        for (unsigned i = 1; i <= 20; i++) {
+                snprintf(wanted, sizeof wanted, "%u", i);
+                CHECK(send_body("PUT", "x", 1) == NEBULA_OK && !strcmp(http_field(&response, "x-number"), wanted));
+        }
+        server_stop(server);
+}
+
+/* Each fourth answer comes behind a copy of the answer before it, which arrives when the next request is under way. */
+static void answer_late_again(struct server_call *call, void *argument)
+{
+        char *last = argument, copy[256], fields[64], text[256];
+        int size;
+
+        strcpy(copy, last);
+        snprintf(fields, sizeof fields, "x-amz-request-id: %u\r\n", call->number);
+        size = print_answer(call->number, fields, text);
+        strcpy(last, text);
+        if (call->number % 4 == 0)
+                server_raw(call, copy, strlen(copy));
+        server_raw(call, text, (size_t)size);
+}
+
+static void an_answer_that_comes_again_is_not_that_of_the_next_request(void)
+{
+        char last[256] = "";
+        struct server *server = begin(answer_late_again, last);
+        unsigned before = 0;
+
+        for (int i = 0; i < 20; i++) {
+                unsigned number;
+
+                CHECK(get() == NEBULA_OK && response.status == 200);
+                number = (unsigned)atoi(response.text);
+                CHECK(number > before && number == server_requests(server));
+                before = number;
+        }
+        CHECK(before > 20 && server_connections(server) > 1);
+        server_stop(server);
+}
+
+static void answer_with_one_id(struct server_call *call, void *argument)
+{
+        server_say(call, 200, "x-amz-request-id: 4442587FB7D0A2F9\r\n", "fine");
+}
+
+static void a_server_whose_answers_have_one_id_is_asked_once_more(void)
+{
+        struct server *server = begin(answer_with_one_id, NULL);
+
+        for (int i = 0; i < 20; i++)
+                CHECK(get() == NEBULA_OK && response.status == 200);
+        CHECK(server_requests(server) == 21 && server_connections(server) == 2);
+        server_stop(server);
+}
+
 struct burst {
         int status, times;
         const char *fields;
@@ -605,7 +688,8 @@ static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
 }
 
 TAP_MAIN(TEST(the_request_on_the_wire_holds_what_was_said_and_no_more), TEST(bodies_go_out_of_memory_and_into_memory), TEST(the_bytes_of_a_body_are_counted_while_they_move),
-         TEST(requests_one_after_the_other_share_a_connection), TEST(busy_answers_are_repeated_with_the_whole_body),
+         TEST(requests_one_after_the_other_share_a_connection), TEST(a_connection_with_unread_bytes_is_not_used_again),
+         TEST(an_answer_that_comes_again_is_not_that_of_the_next_request), TEST(a_server_whose_answers_have_one_id_is_asked_once_more), TEST(busy_answers_are_repeated_with_the_whole_body),
          TEST(other_answers_are_not_repeated), TEST(a_request_is_given_up_with_the_last_answer), TEST(retry_after_is_obeyed), TEST(a_pause_of_ages_is_no_pause_before_now),
          TEST(a_connection_that_fails_is_made_anew), TEST(a_connection_that_was_closed_while_it_waited_costs_no_pause),
          TEST(a_server_that_is_not_there_is_unavailable), TEST(a_request_ends_when_it_is_told_to_stop),

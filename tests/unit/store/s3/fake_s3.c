@@ -383,7 +383,7 @@ static void answer_with(struct server_call *call, enum fake_fault fault, struct 
                 answer->body = answer->text;
                 answer->size = strlen(answer->text);
         }
-        snprintf(fields, sizeof fields, "x-amz-request-id: 1\r\n%s", answer->fields);
+        snprintf(fields, sizeof fields, "x-amz-request-id: %u\r\n%s", call->number, answer->fields);
         fault_answer(call, fault, answer->status, fields, answer->body, answer->size);
 }
 
