@@ -426,8 +426,15 @@ static struct verify_sum sum_up(const json_t *versions)
         return sum;
 }
 
-static int finish(bool json, json_t *versions, size_t passed_over, double seconds)
+/* Whether files of several versions can share blocks in this store, so that damage of one is damage of all of them. */
+static bool shares_blocks(struct store *store)
 {
+        return store && (store->ops->features(store) & (STORE_PATHS | STORE_REFERS)) == (STORE_PATHS | STORE_REFERS);
+}
+
+static int finish(bool json, json_t *versions, const struct verify_target *target, double seconds)
+{
+        size_t passed_over = target->passed_over;
         struct verify_sum sum = sum_up(versions);
         char size[HUMAN_MAX], speed[HUMAN_MAX], duration[HUMAN_MAX];
         bool ok = !sum.bad && !passed_over;
@@ -447,6 +454,8 @@ static int finish(bool json, json_t *versions, size_t passed_over, double second
                 term_print(STYLE_BAD, "no damage here, but %zu checkpoint(s) could not be read\n", passed_over);
         else
                 term_print(STYLE_GOOD, "no damage\n");
+        if (sum.bad && *target->tag && shares_blocks(target->store))
+                printf("other versions can share these bytes: \"nebula verify --all\" names all that are damaged\n");
         return code;
 }
 
@@ -496,7 +505,7 @@ int command_verify(int argc, char **argv)
                         print_version(json_array_get(versions, v));
                 code = cli_fail(common.json, &error);
         } else {
-                code = finish(common.json, versions, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(common.json, versions, &target, (double)(os->now_ns() - begun_ns) / 1e9);
         }
         json_decref(versions);
 out:

@@ -99,8 +99,9 @@ enum nebula_status file_write_error(const struct store *store, const char *key, 
 /* store_file_refer.c */
 /* Opens the object's source, if it has the expected mark and this file system may share its blocks. -1: all bytes must be written. */
 int file_open_source(struct store *store, const struct store_object *object);
-/* Fills `fd`: shares the blocks of `source` for bytes that the feed says are the same, and writes the others. */
-int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_referred);
+/* Fills `fd` of the temporary file `temp`: shares the blocks of `source` for bytes that the feed says are the same, writes the others, and reads the
+ * shared ones. */
+int file_refer(struct store *store, const struct store_object *object, int source, const char *temp, int fd, bool is_direct, uint64_t *ret_referred);
 
 /* store_file_publish.c */
 enum nebula_status file_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);

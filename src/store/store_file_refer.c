@@ -66,7 +66,55 @@ static int share_same(struct store *store, const struct store_object *object, in
         return result;
 }
 
-int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_referred)
+/* Reads `size` bytes, by requests of whole pages. */
+static int read_pages(int fd, char *to, uint64_t size, uint64_t offset)
+{
+        uint64_t pages = (size + BULK_PAGE_BYTES - 1) & ~(uint64_t)(BULK_PAGE_BYTES - 1), done = 0;
+
+        while (done < size) {
+                int64_t got = os->pread(fd, to + done, pages - done, offset + done);
+
+                if (got == -EINTR)
+                        continue;
+                if (got <= 0)
+                        return got ? (int)got : -ENODATA;
+                done += (uint64_t)got;
+        }
+        return 0;
+}
+
+/* Compares the shared chunks with those in memory: blocks that rotted would damage this version, too. The read passes the page cache by if it can,
+ * because the cache may have bytes that the disk has lost. 0: they are the same. */
+static int compare_same(const struct store *store, const struct store_object *object, const char *temp)
+{
+        uint64_t chunk_bytes = object->feed->chunk_bytes;
+        struct bulk_buffer buffer = { 0 };
+        int fd = os->open_below(store->root, temp, OS_READ | OS_NOFOLLOW | OS_DIRECT), result;
+
+        if (fd == -EINVAL) /* the file system has no O_DIRECT */
+                fd = os->open_below(store->root, temp, OS_READ | OS_NOFOLLOW);
+        if (fd < 0)
+                return fd;
+        result = bulk_buffer_open(&buffer, chunk_bytes);
+        for (uint64_t offset = 0; offset < object->size && !result; offset += chunk_bytes) {
+                uint64_t left = object->size - offset, size = left < chunk_bytes ? left : chunk_bytes;
+                if (!bulk_feed_is_same(object->feed, offset))
+                        continue;
+                result = read_pages(fd, buffer.data, size, offset);
+                if (!result && memcmp(buffer.data, (const char *)object->data + offset, size))
+                        result = -EBADMSG;
+        }
+        bulk_buffer_close(&buffer);
+        os->close(fd);
+        return result;
+}
+
+static const char *reason_of(int refused)
+{
+        return refused == -EBADMSG ? "the bytes on the disk are others than were written" : refused ? strerror(-refused) : "another program has changed that file";
+}
+
+int file_refer(struct store *store, const struct store_object *object, int source, const char *temp, int fd, bool is_direct, uint64_t *ret_referred)
 {
         uint64_t shared;
         int result, refused;
@@ -78,10 +126,13 @@ int file_refer(struct store *store, const struct store_object *object, int sourc
                 return result;
         refused = share_same(store, object, source, fd, &shared);
         if (!refused && is_meant(source, object->source)) {
+                refused = compare_same(store, object, temp);
                 *ret_referred = shared;
-                return 0;
+                if (!refused)
+                        return 0;
+                *ret_referred = 0;
         }
-        log_event(LOG_LEVEL_DEBUG, "%s/%s is written as a whole: its blocks cannot be shared with %s (%s)", store->root, object->key,
-                  object->source->key, refused ? strerror(-refused) : "another program has changed that file");
+        log_event(refused == -EBADMSG ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s/%s is written as a whole: its blocks cannot be shared with %s (%s)", store->root,
+                  object->key, object->source->key, reason_of(refused));
         return bulk_write(fd, is_direct, object->data, object->size, object->feed);
 }

@@ -74,7 +74,7 @@ static int fill_temp(struct file_writing *writing)
                 return result;
         writing->referred = 0;
         if (writing->source >= 0) /* most of the bytes may need no space */
-                return file_refer(writing->store, object, writing->source, writing->fd, writing->is_direct, &writing->referred);
+                return file_refer(writing->store, object, writing->source, writing->temp, writing->fd, writing->is_direct, &writing->referred);
         if (object->size < FILE_BULK_MIN)
                 return object->feed && !bulk_feed_wait(object->feed) ? -ECANCELED
                                                                      : os_write_at(writing->fd, object->data, object->size, 0);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/http/crypt.h"
 #include "store/s3/s3_private.h"
 #include "sum/sum.h"
 
@@ -48,8 +49,27 @@ struct copying {
         const char *source, *from, *to, *upload_id;
         const struct store_stamp *stamp; /* of the source */
         uint64_t index, first, size;
+        const void *data; /* the bytes that the source must have; NULL: whatever it has */
+        const uint64_t *sum; /* of `data` */
         const atomic_bool *stop;
 };
+
+/* Compares the service's checksum of the part with that of the bytes in memory: it has read the source, whose bytes may have rotted. Stores
+ * without CRC-64 say the MD5 as the ETag. */
+static bool is_true_copy(const struct copying *copying, const struct http_response *response, const char *etag)
+{
+        char *sum = s3_value(response, "ChecksumCRC64NVME"), md5[CRYPT_MD5_SIZE];
+        struct store_stamp said;
+        bool is_so;
+
+        object_etag_text(etag, &said);
+        if (sum)
+                is_so = s3_crc64_of(sum) == *copying->sum;
+        else
+                is_so = strlen(said.text) == CRYPT_MD5_SIZE - 1 && crypt_md5(copying->data, copying->size, md5) && !strcmp(said.text, md5);
+        free(sum);
+        return is_so;
+}
 
 static enum nebula_status copy_range(struct s3_store *s3, const struct copying *copying, struct object_part *ret_part, struct nebula_error *error)
 {
@@ -69,7 +89,9 @@ static enum nebula_status copy_range(struct s3_store *s3, const struct copying *
         if (status)
                 return status;
         etag = response.status == 200 ? s3_value(&response, "ETag") : NULL;
-        if (etag)
+        if (etag && copying->data && !is_true_copy(copying, &response, etag))
+                status = error_set(error, NEBULA_CORRUPT, 0, "the service's checksum of the copied bytes is missing, or is another one");
+        else if (etag)
                 object_etag_text(etag, &ret_part->etag);
         else
                 status = s3_fail(&s3->object, OBJECT_COPY, copying->from, &response, error);
@@ -90,14 +112,14 @@ static enum nebula_status copy_part(struct s3_store *s3, const char *source, con
         return copy_range(s3, &copying, ret_part, error);
 }
 
-/* The completion sends the sum of the whole object, so S3 notices if these bytes differ from those in memory. */
 enum nebula_status s3_refer(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                             const struct object_range *range, const void *data, const atomic_bool *stop, struct nebula_error *error)
 {
         struct s3_store *s3 = (struct s3_store *)store;
         struct object_part *part = &object->parts[range->index];
         struct copying copying = { .from = object->source->key, .to = object->key, .upload_id = object->upload_id, .stamp = &object->source_stamp,
-                                   .index = range->index, .first = range->offset, .size = range->size, .stop = stop };
+                                   .index = range->index, .first = range->offset, .size = range->size, .data = data, .stop = stop };
+        uint64_t sum = object_range_sum(range, data);
         char *source = source_of(s3, copying.from);
         enum nebula_status status;
 
@@ -105,9 +127,10 @@ enum nebula_status s3_refer(struct object_store *store, const struct store_uploa
         if (!source)
                 return object_no_memory(store, error);
         copying.source = source;
+        copying.sum = &sum;
         status = copy_range(s3, &copying, part, error);
         part->size = range->size;
-        part->sum = s3->has_sums ? object_range_sum(range, data) : 0;
+        part->sum = s3->has_sums ? sum : 0;
         free(source);
         return status;
 }

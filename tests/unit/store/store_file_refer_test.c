@@ -1,5 +1,8 @@
 /* Bytes that a file shares with another one, on file systems that can do that, and on those that fail in the middle. */
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "one_file_store.h"
 
@@ -182,4 +185,37 @@ static void a_source_that_has_changed_is_not_used(void)
         free(data);
 }
 
-TAP_MAIN(TEST(only_what_changed_is_written), TEST(all_bytes_are_written_if_blocks_cannot_be_shared), TEST(a_source_that_has_changed_is_not_used))
+/* As on a disk whose blocks lose bits: the time of the file stays. */
+static void rot(const char *path, uint64_t offset)
+{
+        struct stat before;
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        char byte;
+
+        CHECK(fd >= 0 && !fstat(fd, &before) && pread(fd, &byte, 1, (off_t)offset) == 1);
+        byte ^= 1;
+        CHECK(pwrite(fd, &byte, 1, (off_t)offset) == 1);
+        CHECK(!futimens(fd, (struct timespec[]){ before.st_atim, before.st_mtim }));
+        close(fd);
+}
+
+static void shared_bytes_that_have_rotted_are_written_again(void)
+{
+        static const uint64_t places[] = { 0, 3 * CHUNK + 5, SIZE - 1 };
+
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+                char *data = make_data(), path[600];
+                struct store_source source;
+
+                open_sharing();
+                begin(data, &source);
+                snprintf(path, sizeof path, "%s/t/a", kind_root);
+                rot(path, places[i]);
+                CHECK(write_file("t/b", data, 1u << 2, &source, NULL) == SIZE && clones && written >= SIZE && holds("t/b", data));
+                close_sharing();
+                free(data);
+        }
+}
+
+TAP_MAIN(TEST(only_what_changed_is_written), TEST(all_bytes_are_written_if_blocks_cannot_be_shared), TEST(a_source_that_has_changed_is_not_used),
+         TEST(shared_bytes_that_have_rotted_are_written_again))

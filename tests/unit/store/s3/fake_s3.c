@@ -195,6 +195,29 @@ static char *copy_range(struct fake_s3 *fake, const struct server_call *call, co
         return NULL;
 }
 
+static const char *sum_text(const void *data, size_t size, char text[16])
+{
+        uint64_t sum = sum_crc64(0, data, size);
+        uint8_t bytes[8];
+
+        for (size_t i = 0; i < sizeof bytes; i++)
+                bytes[i] = (uint8_t)(sum >> (56 - 8 * i));
+        crypt_base64(bytes, sizeof bytes, text);
+        return text;
+}
+
+/* The ETag is the MD5 on servers that compute no CRC-64. */
+static void describe_copy(const struct fake_s3 *fake, struct fake_part *part, struct answer *answer)
+{
+        char text[16];
+
+        if (fake->copy_sums == FAKE_COPY_MD5)
+                crypt_md5(part->data, part->size, part->etag);
+        snprintf(answer->text, sizeof answer->text, "<CopyPartResult><ETag>&quot;%s&quot;</ETag>%s%s%s</CopyPartResult>", part->etag,
+                 fake->copy_sums ? "" : "<ChecksumCRC64NVME>", fake->copy_sums ? "" : sum_text(part->data, part->size, text),
+                 fake->copy_sums ? "" : "</ChecksumCRC64NVME>");
+}
+
 static void put_part(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
 {
         struct fake_upload *upload = find_upload(fake, call, path);
@@ -214,11 +237,12 @@ static void put_part(struct fake_s3 *fake, const struct server_call *call, const
                         return;
                 fake->body_bytes += call->body_size;
                 free(upload->parts[number - 1].data);
-                upload->parts[number - 1] = (struct fake_part){ data, size };
+                upload->parts[number - 1] = (struct fake_part){ .data = data, .size = size };
+                snprintf(upload->parts[number - 1].etag, sizeof upload->parts[number - 1].etag, "p%d", number);
                 answer->status = 200;
                 if (*source)
-                        snprintf(answer->text, sizeof answer->text, "<CopyPartResult><ETag>&quot;p%d&quot;</ETag></CopyPartResult>", number);
-                snprintf(answer->fields, sizeof answer->fields, "ETag: \"p%d\"\r\n", number);
+                        describe_copy(fake, &upload->parts[number - 1], answer);
+                snprintf(answer->fields, sizeof answer->fields, "ETag: \"%s\"\r\n", upload->parts[number - 1].etag);
         }
 }
 
@@ -239,17 +263,13 @@ static void list_parts(struct fake_s3 *fake, const struct server_call *call, con
                                 last < FAKE_PARTS ? "true" : "false", last);
         for (; number < last; number++) {
                 const struct fake_part *part = &upload->parts[number];
-                uint64_t sum = sum_crc64(0, part->data, part->size);
-                uint8_t bytes[8];
                 char text[16];
 
                 if (!part->data)
                         continue;
-                for (size_t i = 0; i < sizeof bytes; i++)
-                        bytes[i] = (uint8_t)(sum >> (56 - 8 * i));
-                crypt_base64(bytes, sizeof bytes, text);
-                used += (size_t)snprintf(answer->text + used, sizeof answer->text - used, "<Part><PartNumber>%d</PartNumber><ETag>&quot;p%d&quot;</ETag>"
-                                         "<Size>%zu</Size>%s%s%s</Part>", number + 1, number + 1, part->size, fake->lists_no_sums ? "" : "<ChecksumCRC64NVME>",
+                sum_text(part->data, part->size, text);
+                used += (size_t)snprintf(answer->text + used, sizeof answer->text - used, "<Part><PartNumber>%d</PartNumber><ETag>&quot;%s&quot;</ETag>"
+                                         "<Size>%zu</Size>%s%s%s</Part>", number + 1, part->etag, part->size, fake->lists_no_sums ? "" : "<ChecksumCRC64NVME>",
                                          fake->lists_no_sums ? "" : text, fake->lists_no_sums ? "" : "</ChecksumCRC64NVME>");
         }
         snprintf(answer->text + used, sizeof answer->text - used, "</ListPartsResult>");
@@ -259,7 +279,7 @@ static void complete_now(struct fake_s3 *fake, const struct server_call *call, c
 {
         struct fake_upload *upload = find_upload(fake, call, path);
         struct fake_object *object = find(fake, path, true);
-        char *data, wanted[64];
+        char *data, wanted[128];
         size_t size = 0;
 
         if (*fake->error_in_200) {
@@ -277,7 +297,7 @@ static void complete_now(struct fake_s3 *fake, const struct server_call *call, c
                 return;
         data = malloc(64u << 20);
         for (int i = 0; i < FAKE_PARTS && upload->parts[i].data; i++) {
-                snprintf(wanted, sizeof wanted, "<PartNumber>%d</PartNumber><ETag>&quot;p%d&quot;</ETag>", i + 1, i + 1);
+                snprintf(wanted, sizeof wanted, "<PartNumber>%d</PartNumber><ETag>&quot;%s&quot;</ETag>", i + 1, upload->parts[i].etag);
                 if (!strstr(call->body, wanted)) {
                         free(data);
                         refuse(answer, 400, "InvalidPart");

@@ -13,6 +13,7 @@
 struct fake_part {
         char *data;
         size_t size;
+        char etag[40];
 };
 struct fake_upload {
         char path[300]; /* "": the place is free */
@@ -46,6 +47,7 @@ struct fake_s3 {
         uint64_t body_bytes;    /* of all parts that were sent */
         char copy_head[8192];   /* of the last part that was to be taken from another object */
         int copy_status;        /* 0: such parts are taken; else they are refused with this status; 200: with a failure in its body */
+        enum { FAKE_COPY_CRC64, FAKE_COPY_MD5, FAKE_COPY_NO_SUM } copy_sums; /* how the answer says the checksum of such a part */
         bool replaces_source;   /* just before such a part is made, another program writes over its source */
 };
 

@@ -363,22 +363,26 @@ static void a_part_that_its_source_refuses_is_sent(void)
         free(data);
 }
 
-/* A server copies wrong bytes: the sum of the whole object in the completion detects that. */
-static void other_bytes_of_a_source_are_found_by_the_sum_of_the_whole(void)
+/* The service says the CRC-64 of a copied part, or its MD5 as the ETag. Bytes of which it says neither are sent, and so are rotten ones. */
+static void bytes_of_a_source_count_only_with_the_checksum_of_the_service(void)
 {
         struct store_source source = { .key = "t/a.pt", .size = REFERRING_BYTES };
         char *data = referring_make();
 
-        begin(NULL, NULL);
-        client_waits_for_late_answers();
-        REQUIRE(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
-        client_meets_server(&fake.lock);
-        fake_find(&fake, "/data/run/t/a.pt")->data[7] ^= 1; /* and its ETag stays */
-        client_meets_server(&fake.lock);
-        CHECK(referring_upload(store, "t/b.pt", data, 1u << 2, &source, NULL, &error) == UINT64_MAX && strstr(error.message, "BadDigest"));
-        client_meets_server(&fake.lock);
-        CHECK(!fake_find(&fake, "/data/run/t/b.pt") && !fake_uploads_open(&fake));
-        end();
+        for (int sums = FAKE_COPY_CRC64; sums <= FAKE_COPY_NO_SUM; sums++)
+                for (int is_rotten = 0; is_rotten <= 1; is_rotten++) {
+                        begin(NULL, NULL);
+                        client_waits_for_late_answers();
+                        REQUIRE(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
+                        client_meets_server(&fake.lock);
+                        fake.copy_sums = sums;
+                        fake_find(&fake, "/data/run/t/a.pt")->data[7] ^= (char)is_rotten; /* and its ETag stays */
+                        client_meets_server(&fake.lock);
+                        CHECK((referring_upload(store, "t/b.pt", data, 0, &source, NULL, &error) != 0) == (is_rotten || sums == FAKE_COPY_NO_SUM));
+                        client_meets_server(&fake.lock);
+                        CHECK(object_is("/data/run/t/b.pt", data) && !fake_uploads_open(&fake));
+                        end();
+                }
         free(data);
 }
 
@@ -938,7 +942,7 @@ static void no_fault_makes_wrong_bytes(void)
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
-         TEST(a_part_that_its_source_refuses_is_sent), TEST(other_bytes_of_a_source_are_found_by_the_sum_of_the_whole), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
+         TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
