@@ -53,6 +53,12 @@ static void on_progress(void *argument, uint64_t bytes)
                                       done < copy->total ? seconds * (double)(copy->total - done) / (double)done : 0.0), CLI_OK);
 }
 
+static void on_complaint(void *argument, const char *message)
+{
+        (void)argument;
+        cli_complain("%s", message);
+}
+
 static enum nebula_status choose_all(struct copy *copy, struct nebula_error *error)
 {
         struct manifest_scan scan;
@@ -225,7 +231,7 @@ static enum nebula_status open_both(struct copy *copy, const char *const *places
 
 static int run(struct copy *copy, const char *const *places)
 {
-        struct transfer transfer = { .replaces = copy->replaces, .progress = on_progress, .argument = copy };
+        struct transfer transfer = { .replaces = copy->replaces, .progress = on_progress, .complain = on_complaint, .argument = copy };
         struct nebula_error error = { 0 };
         enum nebula_status status = open_both(copy, places, &error);
         int code;

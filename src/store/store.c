@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "store/store_private.h"
 #include "sum/sum.h"
 
@@ -235,6 +236,14 @@ enum nebula_status store_remove_one(struct store *store, const char *key, struct
         struct store_victim victim = { .key = key };
 
         return store->ops->remove(store, &victim, 1, error);
+}
+
+void store_drop(struct store *store, const char *key)
+{
+        struct nebula_error error = { 0 };
+
+        if (store_remove_one(store, key, &error))
+                log_event(LOG_LEVEL_INFO, "%s; no reader looks at it", error.message);
 }
 
 enum nebula_status store_check_size(const struct store *store, const char *key, uint64_t found, uint64_t recorded, struct nebula_error *error)

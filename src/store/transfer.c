@@ -340,7 +340,7 @@ static enum nebula_status show_records(const struct copying *copying, struct neb
                 if (!status)
                         status = part_key(copying, part, true, key, error);
                 if (!status)
-                        status = store_remove_one(to, key, error);
+                        store_drop(to, key);
         }
         return status;
 }
@@ -412,6 +412,20 @@ static enum nebula_status look_last(const struct copying *copying, const struct 
         return NEBULA_BUSY;
 }
 
+/* The version is there already. Some stores refuse the removal of what it replaces. */
+static enum nebula_status show(const struct copying *copying, const struct manifest *manifest, struct nebula_error *error)
+{
+        const struct transfer *transfer = copying->transfer;
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = manifest_publish(transfer->to, manifest, &copying->log.manifest, &failure);
+
+        if (status == NEBULA_BUSY && error)
+                *error = failure;
+        if (status && status != NEBULA_BUSY && transfer->complain)
+                transfer->complain(transfer->argument, failure.message);
+        return status == NEBULA_BUSY ? status : NEBULA_OK;
+}
+
 static enum nebula_status commit(struct copying *copying, struct nebula_error *error)
 {
         struct store *to = copying->transfer->to;
@@ -431,7 +445,7 @@ static enum nebula_status commit(struct copying *copying, struct nebula_error *e
         if (!status && before->generation)
                 index_remove(to, before, NULL);
         if (!status)
-                status = manifest_publish(to, &manifest, before, error);
+                status = show(copying, &manifest, error);
         manifest_done(&manifest);
         return status;
 }

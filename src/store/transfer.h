@@ -32,6 +32,7 @@ struct transfer {
         struct store *from, *to;
         bool replaces;                                    /* replace another version of the tag */
         void (*progress)(void *argument, uint64_t bytes); /* `bytes` more bytes are at the destination; may be NULL */
+        void (*complain)(void *argument, const char *message); /* the version is there, but what it replaces could not be removed; may be NULL */
         void *argument;
 };
 

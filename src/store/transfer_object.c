@@ -224,8 +224,8 @@ static enum nebula_status check_size(struct store *from, const char *key, const 
         return status;
 }
 
-enum nebula_status transfer_object(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
-                                   const struct transfer_pulse *pulse, struct nebula_error *error)
+static enum nebula_status transfer_once(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
+                                        const struct transfer_pulse *pulse, bool *ret_is_refused, struct nebula_error *error)
 {
         struct moving moving = { .transfer = transfer, .file = file, .pulse = pulse, .key = from_key };
         struct store_object empty = { .key = to_key };
@@ -242,10 +242,22 @@ enum nebula_status transfer_object(const struct transfer *transfer, const char *
                 if (!status)
                         status = move(&moving, to_key, &upload, error);
         }
-        if (!status)
+        if (!status) {
                 status = to->ops->publish(to, upload, error);
+                *ret_is_refused = status == NEBULA_STORAGE;
+        }
         free(moving.missing);
         if (moving.data)
                 os->unmap(moving.data, file->size);
         return status;
+}
+
+enum nebula_status transfer_object(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
+                                   const struct transfer_pulse *pulse, struct nebula_error *error)
+{
+        bool is_refused = false;
+        enum nebula_status status = transfer_once(transfer, from_key, to_key, file, pulse, &is_refused, error);
+
+        /* A store that does not take an upload may take a new one. */
+        return is_refused && store_class(error) == STORE_LATER ? transfer_once(transfer, from_key, to_key, file, pulse, &is_refused, error) : status;
 }

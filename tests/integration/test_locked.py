@@ -68,6 +68,9 @@ nm._shutdown()
 nm.init(PATH, 0, 1, on_error="raise")
 assert (nm.get_latest_checkpoint().load("m.pt")["w"] == 5).all()
 assert "no damage" in nebula("verify", "global_step4")
+copied = subprocess.run([os.environ["NEBULA_AGENT_PATH"], "copy", PATH, "s3://kept/copy", "--tag", "global_step4"], capture_output=True, text=True, timeout=60)
+assert copied.returncode == 0 and "copied, verified" in copied.stdout, copied
+assert ("DeleteObject" in copied.stderr) == REFUSED.endswith("could not be removed"), copied
 pruned, told = nebula("prune", "--keep-last", "1", "--yes"), nebula("doctor")
 assert keeps("global_step1") and keeps("global_step3"), "the bucket has lost an object"
 assert nebula("list").count("global_step") == 1

@@ -122,7 +122,9 @@ enum nebula_status persist_show_record(struct store *store, struct plan *plan, s
                 status = record_key(plan->directory, plan->writing, plan->first_rank, key, error);
         if (!status)
                 status = store->ops->put(store, key, plan->record_text, plan->record_size, STORE_IF_ABSENT, NULL, NULL, error);
-        return status ? status : store_remove_one(store, claim, error);
+        if (!status)
+                store_drop(store, claim);
+        return status;
 }
 
 void persist_describe_record(const struct plan *plan, struct manifest_record *ret_record)

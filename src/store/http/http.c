@@ -330,7 +330,7 @@ enum nebula_status http_send(const struct http_request *request, struct http_res
                 if (!try_again(&sending, outcome, &response)) {
                         if (outcome != HTTP_OUTCOME_ANSWER)
                                 return give_up(&sending, outcome, error);
-                        response.tries = tries;
+                        response.tries += tries;
                         *ret_response = response;
                         break;
                 }

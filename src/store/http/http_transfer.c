@@ -17,6 +17,7 @@ struct transfer {
         CURL *curl;
         uint64_t sent;          /* bytes of the body that libcurl has taken */
         uint64_t into_size;
+        unsigned again;         /* so often libcurl has sent the body again by itself */
         struct buf text, fields;
         int64_t moved_ns;       /* when the last byte moved */
         curl_off_t put;         /* bytes of the body that were sent */
@@ -46,6 +47,7 @@ static int seek_body(void *argument, curl_off_t offset, int origin)
 
         if (origin != SEEK_SET || offset < 0 || (uint64_t)offset > transfer->request->body_size)
                 return CURL_SEEKFUNC_FAIL;
+        transfer->again++;
         transfer->sent = (uint64_t)offset;
         return CURL_SEEKFUNC_OK;
 }
@@ -385,7 +387,7 @@ static enum http_outcome outcome_of(struct transfer *transfer, CURLcode code)
 /* False: no memory. */
 static bool hand_out(struct transfer *transfer, struct http_response *ret_response)
 {
-        struct http_response response = { .into_size = transfer->into_size };
+        struct http_response response = { .into_size = transfer->into_size, .tries = transfer->again };
         long status = 0;
 
         curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);

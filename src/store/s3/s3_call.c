@@ -267,6 +267,8 @@ enum nebula_status s3_send_long(struct object_store *store, const struct object_
         for (int tries = 0;; tries++) {
                 enum nebula_status status = store->service->send(store, call, ret_response, error);
 
+                if (!status)
+                        ret_response->tries += (unsigned)tries;
                 if (status || ret_response->status != 200 || (!is_error(ret_response) && !is_cut(ret_response)))
                         return status;
                 ret_response->status = status_of(ret_response); /* 500 for a cut body: only another try shows the outcome */

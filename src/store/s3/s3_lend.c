@@ -15,6 +15,7 @@
 #define MACHINE_HOST "http://169.254.169.254"
 #define MACHINE_ROLES "/latest/meta-data/iam/security-credentials/"
 #define MACHINE_CONNECT_MS 2000 /* the service is on this machine's network card or does not exist */
+#define MACHINE_ANSWER_MS 3000
 #define MACHINE_RETRY_MS 5000
 #define UNKNOWN_LIFE_S 600
 
@@ -75,7 +76,8 @@ static enum nebula_status ask(const char *method, const char *url, const char *n
 {
         struct http_header headers[] = { { name, value } };
         struct http_request request = { .method = method, .url = url, .headers = headers, .header_count = value ? 1 : 0, .is_local = true,
-                                        .text_max = ANSWER_MAX, .answer_is_secret = true, .connect_ms = MACHINE_CONNECT_MS, .retry_ms = MACHINE_RETRY_MS };
+                                        .text_max = ANSWER_MAX, .answer_is_secret = true, .connect_ms = MACHINE_CONNECT_MS, .answer_ms = MACHINE_ANSWER_MS,
+                                        .retry_ms = MACHINE_RETRY_MS };
 
         return s3_ask(request, ret_response, error);
 }
@@ -143,6 +145,8 @@ static enum nebula_status fetch_machine(const struct lending *lending, char **re
         status = ask("PUT", url, "x-aws-ec2-metadata-token-ttl-seconds", "21600", &session, error);
         if (!status && (session.status != 200 || strpbrk(session.text, "\r\n")))
                 status = no_keys(who(lending), &session, error);
+        if (status == NEBULA_TIMEOUT)
+                error_prefix(error, "in a container, let the service's answers pass 2 hops (aws ec2 modify-instance-metadata-options)");
         snprintf(url, sizeof url, "%.300s" MACHINE_ROLES, lending->url);
         if (!status)
                 status = ask("GET", url, "x-aws-ec2-metadata-token", session.text, &role, error);

@@ -13,6 +13,7 @@
 #include "sum/sum.h"
 
 #define ANSWER_MS 120000
+#define CONFLICTS_MAX 3 /* answers that another write of the key is running */
 
 void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
 {
@@ -131,6 +132,7 @@ struct completing {
         size_t list_size;
         const uint64_t *sum;
         bool is_under_way; /* the last answer: another write of the key is running */
+        bool was_lost;     /* the answer of a try: then that try may be the other write */
 };
 
 /* NEBULA_OK: the object has this upload's id, so an earlier completion succeeded and its answer was lost. NEBULA_NOT_FOUND: there is no
@@ -178,6 +180,7 @@ static enum nebula_status complete_once(struct completing *completing, struct ne
         status = s3_send_long(completing->store, &call, &response, error);
         if (status)
                 return status;
+        completing->was_lost = completing->was_lost || response.tries > 1;
         if (response.status != 200)
                 status = refused(completing, &response, error);
         http_response_done(&response);
@@ -192,7 +195,7 @@ static enum nebula_status give_up(const struct completing *completing, struct ne
         s3_multipart_abort(completing->store, completing->key, completing->upload_id, NULL);
         status = look_whose(completing, error);
         if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && completing->condition == STORE_ALWAYS))
-                status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: another write of it does not end", completing->store->store.root,
+                status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: the store says that another write of it runs, so it needs a new upload", completing->store->store.root,
                                    completing->key);
         return status;
 }
@@ -209,7 +212,10 @@ enum nebula_status s3_complete(struct object_store *store, const char *key, cons
         if (!list)
                 return object_no_memory(store, error);
         completing.list = list;
-        while ((status = complete_once(&completing, error)) == NEBULA_NOT_FOUND && completing.is_under_way && os->now_ns() < until_ns) {
+        /* S3 lets no upload be completed that met another write: only a new upload can be. */
+        for (int conflicts = 1; (status = complete_once(&completing, error)) == NEBULA_NOT_FOUND && completing.is_under_way; conflicts++) {
+                if (os->now_ns() >= until_ns || (conflicts >= CONFLICTS_MAX && !completing.was_lost))
+                        break;
                 os->sleep_ms(pause_ms);
                 pause_ms = 2 * pause_ms < settings.pause_max_ms ? 2 * pause_ms : settings.pause_max_ms;
         }

@@ -259,11 +259,12 @@ static void a_failure_in_the_body_of_a_200_is_one(void)
 static void a_completion_that_meets_itself_is_known_as_its_own(void)
 {
         struct store_object object = { "m.pt", "bytes", 5, NULL };
-        struct http_settings settings;
         struct store_upload *upload;
 
-        for (unsigned conflicts = 1; conflicts <= 4; conflicts++) {
-                begin(NULL, NULL);
+        for (unsigned conflicts = 2; conflicts <= 6; conflicts++) {
+                struct at at = { 3, 1, conflicts % 2 ? FAKE_LOST : FAKE_BROKEN };
+
+                begin(fault_at, &at);
                 REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
                 fake.conflicts = conflicts;
                 CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake.etags == 1 && !fake.conflicts && !fake_uploads_open(&fake));
@@ -274,14 +275,23 @@ static void a_completion_that_meets_itself_is_known_as_its_own(void)
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         fake.conflicts = 10;
         CHECK(store->ops->publish(store, upload, &error) == NEBULA_BUSY && fake.conflicts == 9 && !fake_uploads_open(&fake));
-        CHECK(store_remove_one(store, "m.pt", &error) == NEBULA_OK);
-        settings = http_settings_now();
-        settings.retry_ms = 100;
-        http_settings_set(&settings);
+        end();
+}
+
+/* S3 asks for a new upload then. */
+static void a_completion_that_conflicts_again_and_again_ends_its_upload(void)
+{
+        struct store_object object = { "m.pt", "bytes", 5, NULL };
+        struct store_upload *upload;
+
+        begin(NULL, NULL);
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         fake.conflicts = 1000000;
-        CHECK(store->ops->publish(store, upload, &error) == NEBULA_STORAGE && strstr(error.message, "m.pt: another write of it does not end"));
-        CHECK(store_class(&error) == STORE_LATER && !fake_uploads_open(&fake));
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_STORAGE && strstr(error.message, "m.pt: the store says that another write of it runs"));
+        CHECK(store_class(&error) == STORE_LATER && !fake_uploads_open(&fake) && fake.conflicts == 1000000 - 3);
+        fake.conflicts = 0;
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
         end();
 }
 
@@ -828,6 +838,13 @@ static void a_machines_role_lends_keys_in_a_session(void)
         CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_UNAVAILABLE && strstr(error.message, "hold no keys"));
         printf("# %s\n", error.message);
         end();
+        setenv("AWS_EC2_METADATA_DISABLED", "true", 1);
+        begin(NULL, NULL);
+        unsetenv("AWS_ACCESS_KEY_ID");
+        unsetenv("AWS_SECRET_ACCESS_KEY");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_INVALID && strstr(error.message, "AWS_EC2_METADATA_DISABLED is set"));
+        end();
+        unsetenv("AWS_EC2_METADATA_DISABLED");
         unsetenv("AWS_EC2_METADATA_SERVICE_ENDPOINT");
 }
 
@@ -941,7 +958,7 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
