@@ -9,6 +9,7 @@
 #include "cli/mapped.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/verify.h"
 #include "sum/sum.h"
 
 #define READ_BYTES (32u << 20) /* of one request */
@@ -98,15 +99,18 @@ static uint64_t chunk_size(const struct sparse *sparse, uint64_t index)
 
 static enum nebula_status check_chunk(struct sparse *sparse, uint64_t index, struct nebula_error *error)
 {
-        uint64_t offset = index * sparse->recorded.chunk_bytes, size = chunk_size(sparse, index);
+        uint64_t offset = index * sparse->recorded.chunk_bytes, size = chunk_size(sparse, index), recorded = sparse->recorded.chunks[index];
         uint64_t found = sum_crc64(0, sparse->data + offset, size);
+        enum nebula_status status = NEBULA_OK;
 
-        if (found != sparse->recorded.chunks[index])
-                return error_set(error, NEBULA_CORRUPT, 0,
-                                 "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
-                                 sparse->store->root, sparse->key, offset, offset + size, found, sparse->recorded.chunks[index]);
-        sparse->have[index] = true;
-        return NEBULA_OK;
+        if (found != recorded && sparse->is_mapped)
+                status = error_set(error, NEBULA_CORRUPT, 0,
+                                   "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
+                                   sparse->store->root, sparse->key, offset, offset + size, found, recorded);
+        else if (found != recorded)
+                status = verify_chunk(sparse->store, sparse->key, sparse->data + offset, offset, size, recorded, error);
+        sparse->have[index] = !status;
+        return status;
 }
 
 enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error)

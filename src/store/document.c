@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/store.h"
 #include "sum/sum.h"
 
 #define SEAL_KEY ",\"crc64\":"
@@ -156,6 +157,24 @@ enum nebula_status document_parse(const char *text, size_t size, const char *kin
         enum nebula_status status = document_check_seal(text, size, kind, error);
 
         return status ? status : document_parse_checked(text, size, kind, ret_body, error);
+}
+
+enum nebula_status document_get(struct store *store, const char *key, char **ret_text, size_t *ret_size, struct store_stamp *ret_stamp,
+                                struct nebula_error *error)
+{
+        char *text;
+        size_t size;
+        enum nebula_status status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, ret_stamp, error);
+
+        if (!status && document_check_seal(text, size, "document", NULL)) {
+                free(text);
+                status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, ret_stamp, error);
+        }
+        if (status)
+                return status;
+        *ret_text = text;
+        *ret_size = size;
+        return NEBULA_OK;
 }
 
 void document_wrong(struct document_reader *reader, const char *key, const char *what)

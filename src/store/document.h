@@ -63,6 +63,13 @@ enum nebula_status document_parse(const char *text, size_t size, const char *kin
 enum nebula_status document_check_seal(const char *text, size_t size, const char *kind, struct nebula_error *error);
 enum nebula_status document_parse_checked(const char *text, size_t size, const char *kind, json_t **ret_body, struct nebula_error *error);
 
+/* The text of the object `key`, which is a document. A text whose seal is wrong is read once more: a bit may have changed on the way. The result may
+ * still be unsound: parse it. */
+struct store;
+struct store_stamp;
+enum nebula_status document_get(struct store *store, const char *key, char **ret_text, size_t *ret_size, struct store_stamp *ret_stamp,
+                                struct nebula_error *error);
+
 /* Whether a text begins as a document of that kind does. */
 bool document_is(const char *text, const char *kind);
 

@@ -79,7 +79,7 @@ enum nebula_status manifest_load_record(struct store *store, const struct manife
         status = record_key(directory, entry->writing, entry->rank, key, error);
         if (status)
                 return status;
-        status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, error);
+        status = document_get(store, key, &text, &size, NULL, error);
         if (status)
                 return status;
         status = check_record(manifest, entry, text, size, ret_record, error);

@@ -207,7 +207,7 @@ enum nebula_status tag_log_entry(struct store *store, const char *tag, uint64_t 
                 status = tag_log_key(directory, number, key, error);
         if (status)
                 return status;
-        status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, &failure);
+        status = document_get(store, key, &text, &size, NULL, &failure);
         if (!status) {
                 parse_entry(store, tag, key, text, size, &log);
                 free(text);

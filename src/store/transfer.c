@@ -215,7 +215,7 @@ static enum nebula_status adopt(const struct copying *copying, struct part *part
         enum nebula_status status = part_key(copying, part, is_claim, key, error);
 
         if (!status)
-                status = copying->transfer->to->ops->get(copying->transfer->to, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, error);
+                status = document_get(copying->transfer->to, key, &text, &size, NULL, error);
         if (status)
                 return status;
         status = record_parse(text, size, &found, error);

@@ -39,23 +39,35 @@ static void note(struct verify *verify, uint64_t offset, uint64_t size, const st
         verify->error = *failure;
 }
 
+static enum nebula_status read_chunk(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, uint64_t crc64,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status = store->ops->read(store, key, data, offset, size, error);
+        uint64_t found = status ? crc64 : sum_crc64(0, data, size);
+
+        if (found == crc64)
+                return status;
+        return error_set(error, NEBULA_CORRUPT, 0,
+                         "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64, store->root, key,
+                         offset, offset + size, found, crc64);
+}
+
+enum nebula_status verify_chunk(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, uint64_t crc64,
+                                struct nebula_error *error)
+{
+        enum nebula_status status = read_chunk(store, key, data, offset, size, crc64, error);
+
+        return status == NEBULA_CORRUPT ? read_chunk(store, key, data, offset, size, crc64, error) : status;
+}
+
 static enum nebula_status check_chunk(struct verify *verify, size_t index, void *buffer, uint64_t offset, uint64_t size,
                                       struct nebula_error *failure)
 {
-        uint64_t found;
-        enum nebula_status status = verify->store->ops->read(verify->store, verify->key, buffer, offset, size, failure);
+        enum nebula_status status = verify_chunk(verify->store, verify->key, buffer, offset, size, verify->file->chunks[index], failure);
 
-        if (status)
-                return status;
-        if (verify->watch->chunk)
+        if (verify->watch->chunk && (!status || status == NEBULA_CORRUPT))
                 verify->watch->chunk(verify->watch->argument, buffer, offset, size);
-        found = sum_crc64(0, buffer, size);
-        if (found != verify->file->chunks[index])
-                return error_set(failure, NEBULA_CORRUPT, 0,
-                                 "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
-                                 verify->store->root, verify->key, offset, offset + size, found,
-                                 verify->file->chunks[index]);
-        return NEBULA_OK;
+        return status;
 }
 
 static void *work(void *argument)

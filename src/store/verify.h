@@ -21,6 +21,9 @@ struct verify_watch {
         void (*chunk)(void *argument, const void *data, uint64_t offset, uint64_t size);
 };
 
+/* Reads one chunk, whose checksum is known. Wrong bytes are read once more: a bit may have changed on the way. */
+enum nebula_status verify_chunk(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, uint64_t crc64,
+                                struct nebula_error *error);
 /* Checks the object `key` against `file`. Reads to the end, unless the store does not answer (STORE_AGAIN); returns the failure with the
  * lowest offset. */
 enum nebula_status verify_file(struct store *store, const char *key, const struct record_file *file,

@@ -99,7 +99,7 @@ static enum nebula_status load_record(struct store *store, const char *key, stru
         struct nebula_error failure = { 0 };
         char *text;
         size_t size;
-        enum nebula_status status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, &failure);
+        enum nebula_status status = document_get(store, key, &text, &size, NULL, &failure);
 
         if (!status) {
                 status = record_parse(text, size, ret_record, &failure);

@@ -159,7 +159,7 @@ static enum nebula_status read_one(struct store *store, const struct captured *o
         size_t size;
         enum nebula_status status = NEBULA_OK;
 
-        if (store->ops->get(store, entry->key, DOCUMENT_TEXT_MAX, &text, &size, &stamp, NULL))
+        if (document_get(store, entry->key, &text, &size, &stamp, NULL))
                 return NEBULA_OK; /* it is being replaced, or the listing was stale */
         if (!captured_parse(text, size, &captured, NULL)) {
                 status = check_other(own, &captured, error);

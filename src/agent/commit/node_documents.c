@@ -46,7 +46,7 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
         enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
 
         if (!status)
-                status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, error);
+                status = document_get(store, key, &text, &size, NULL, error);
         if (status)
                 return status;
         status = committed_parse(text, size, ret_committed, error);
@@ -200,7 +200,7 @@ void world_remove_captured(struct store *store, const struct captured *own, uint
         size_t size;
 
         captured_path(rank, own->of.writing, path);
-        if (key_of(own->of.tag, path, key, NULL) || store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
+        if (key_of(own->of.tag, path, key, NULL) || document_get(store, key, &text, &size, NULL, NULL))
                 return;
         if (!captured_parse(text, size, &captured, NULL)) {
                 if (announce_same(&own->of, &captured.of))

@@ -90,7 +90,7 @@ static enum nebula_status gather_record(struct gathering *gathering, const char 
         struct record record = { 0 };
         char *text;
         size_t size;
-        enum nebula_status status = gathering->store->ops->get(gathering->store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, error);
+        enum nebula_status status = document_get(gathering->store, key, &text, &size, NULL, error);
 
         if (status)
                 return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;

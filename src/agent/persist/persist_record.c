@@ -159,7 +159,7 @@ static bool is_own(struct store *store, const char *key, const struct record *ow
         size_t size;
         bool same;
 
-        if (store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
+        if (document_get(store, key, &text, &size, NULL, NULL))
                 return false;
         same = !record_parse(text, size, &found, NULL) && same_files(own, &found);
         record_done(&found);

@@ -204,16 +204,35 @@ static enum nebula_status take_page(struct object_store *store, const char *pref
         return NEBULA_OK;
 }
 
+static enum nebula_status ask_page(struct object_store *store, const struct object_call *call, const char *prefix, const char *from, bool *ret_is_unsound,
+                                   struct store_page *ret_page, struct nebula_error *error)
+{
+        struct http_response response;
+        enum nebula_status status = store->service->send(store, call, &response, error);
+
+        *ret_is_unsound = false;
+        if (status)
+                return status;
+        if (response.status == 200) {
+                status = take_page(store, prefix, from, &response, ret_page, error);
+                *ret_is_unsound = status == NEBULA_STORAGE;
+        } else { /* 404, too: a prefix without objects gives an empty list, so it is the container that is missing */
+                status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
+        }
+        http_response_done(&response);
+        return status;
+}
+
 /* `after`: the name in whose place the list begins; NULL: at its beginning, or where `from` says. */
 static enum nebula_status list(struct store *base, const char *prefix, bool deep, const char *from, const char *after, struct store_page *ret_page,
                                struct nebula_error *error)
 {
         struct object_store *store = (struct object_store *)base;
         struct object_call call = { .method = "GET", .text_max = PAGE_TEXT_MAX };
-        struct http_response response;
         enum nebula_status status;
         struct buf buf = { 0 };
         char *whole, entries[16];
+        bool is_unsound;
 
         if (!store_prefix_sound(prefix))
                 return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, base->root);
@@ -226,15 +245,10 @@ static enum nebula_status list(struct store *base, const char *prefix, bool deep
         store->service->add_listing(&call, whole, deep, store->service->limits->page_entries ? entries : NULL, from);
         if (after)
                 object_param(&call, "start-after", after);
-        status = store->service->send(store, &call, &response, error);
+        status = ask_page(store, &call, prefix, from, &is_unsound, ret_page, error);
+        if (is_unsound) /* it may have been cut or changed on the way */
+                status = ask_page(store, &call, prefix, from, &is_unsound, ret_page, error);
         free(whole);
-        if (status)
-                return status;
-        if (response.status == 200)
-                status = take_page(store, prefix, from, &response, ret_page, error);
-        else /* 404, too: a prefix without objects gives an empty list, so it is the container that is missing */
-                status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
-        http_response_done(&response);
         return status;
 }
 

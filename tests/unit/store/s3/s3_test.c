@@ -4,11 +4,13 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/document.h"
 #include "store/http/client.h"
 #include "store/http/referring.h"
 #include "store/http/transfers.h"
 #include "store/s3/fake_s3.h"
 #include "store/s3/s3_private.h"
+#include "store/verify.h"
 #include "sum/sum.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -293,6 +295,29 @@ static void a_completion_that_conflicts_again_and_again_ends_its_upload(void)
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
         end();
+}
+
+static void one_changed_answer_is_no_damage(void)
+{
+        struct at at = { 0, 0, FAKE_FLIP_ANSWER };
+        uint64_t sum = sum_crc64(0, "bytes", 5);
+        json_t *body = document_new("thing");
+        char *text, *found, bytes[5];
+        size_t size, found_size;
+
+        begin(fault_at, &at);
+        REQUIRE(body && document_format(body, &text, &size, &error) == NEBULA_OK);
+        CHECK(put("d", text, STORE_ALWAYS) == NEBULA_OK && put("m.pt", "bytes", STORE_ALWAYS) == NEBULA_OK);
+        at = (struct at){ server_requests(server) + 1, 1, FAKE_FLIP_ANSWER };
+        CHECK(document_get(store, "d", &found, &found_size, NULL, &error) == NEBULA_OK && found_size == size && !memcmp(found, text, size));
+        free(found);
+        at.first = server_requests(server) + 1;
+        CHECK(verify_chunk(store, "m.pt", bytes, 0, 5, sum, &error) == NEBULA_OK && !memcmp(bytes, "bytes", 5));
+        at = (struct at){ server_requests(server) + 1, 2, FAKE_FLIP_ANSWER };
+        CHECK(verify_chunk(store, "m.pt", bytes, 0, 5, sum, &error) == NEBULA_CORRUPT);
+        end();
+        free(text);
+        json_decref(body);
 }
 
 static void bytes_that_change_on_the_way_are_sent_again(void)
@@ -958,7 +983,7 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
