@@ -14,6 +14,7 @@
 #include "agent/persist/worker.h"
 #include "base/conf.h"
 #include "base/error.h"
+#include "base/vars.h"
 #include "os/os.h"
 #include "os/os_create.h"
 #include "os/process.h"
@@ -360,6 +361,15 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
         }
 }
 
+/* The agent outlives the process that started it, and may serve others. */
+static void tell_origin(void)
+{
+        char text[160];
+
+        snprintf(text, sizeof text, "the agent, process %u, has keys and settings only of the process that started it", os->pid());
+        vars_own_origin(text);
+}
+
 /* Runs until the process ends. ready_fd < 0: no process waits for the report. */
 static int run(const struct ipc_place *place, int ready_fd, const char *log_path)
 {
@@ -387,6 +397,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 return result < 0 || ready_fd < 0;
         }
         log_open(log_path);
+        tell_origin();
         if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
                 log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "

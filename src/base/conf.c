@@ -6,10 +6,11 @@
 #include <strings.h>
 
 #include "base/error.h"
+#include "base/vars.h"
 
 const char *conf_env(const char *name)
 {
-        const char *value = getenv(name);
+        const char *value = vars_now() && vars_is_of_cloud(name) ? vars_value(name) : getenv(name);
 
         return value && *value ? value : NULL;
 }

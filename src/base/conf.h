@@ -18,7 +18,7 @@ enum nebula_status conf_parse_number(const char *what, const char *text, double 
 /* A whole number in decimal, at most `max`. */
 enum nebula_status conf_parse_count(const char *what, const char *text, uint64_t max, uint64_t *ret_count,
                                     struct nebula_error *error);
-/* The value of an environment variable; NULL when it is unset or empty. */
+/* The value of an environment variable; NULL when it is unset or empty. Of variables of clouds, those count that this thread has entered (vars.h). */
 const char *conf_env(const char *name);
 
 #endif

@@ -71,6 +71,14 @@ enum nebula_status error_status_of_errno(int sys_errno)
         }
 }
 
+void error_suffix(struct nebula_error *error, const char *text)
+{
+        if (!error)
+                return;
+        append(error->message, sizeof error->message, text);
+        make_text(error->message, sizeof error->message);
+}
+
 void error_prefix(struct nebula_error *error, const char *format, ...)
 {
         char message[sizeof error->message];

@@ -40,6 +40,7 @@ static enum nebula_status open_wire(struct nebula_session *session, struct clien
 
         lock_take(&session->settings_lock);
         settings = session->settings;
+        vars_hold(settings.variables);
         lock_give(&session->settings_lock);
         if (settings.is_inline)
                 status = client_start_inline(&settings.place, error);
@@ -47,6 +48,7 @@ static enum nebula_status open_wire(struct nebula_session *session, struct clien
                 status = client_wire_open(wire, &settings, error);
         if (status == NEBULA_OK && !settings.is_inline)
                 wire->log = session->settings.place.log; /* points into settings that live as long as the session */
+        vars_drop(settings.variables);
         return status;
 }
 

@@ -39,6 +39,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/vars.h"
 #include "capture/cow.h"
 #include "ipc/ipc.h"
 #include "os/lock.h"
@@ -67,6 +68,7 @@ enum client_capture {
 /* How to reach the agent, and the settings of the session. */
 struct client_settings {
         struct ipc_hello hello;
+        struct vars *variables;        /* of clouds, for the agent; NULL: none */
         struct ipc_place place;
         char agent_path[IPC_PATH_MAX]; /* "": search for it */
         bool is_inline;                /* the agent is a thread of this process */
@@ -213,6 +215,10 @@ enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_er
 void client_inline_forked(void); /* call it in the child of a fork */
 
 /* wire.c */
+/* The payload of HELLO and CONFIGURE. The caller passes it to client_forget_greeting: it has secrets. */
+enum nebula_status client_make_greeting(const struct ipc_hello *hello, const struct vars *variables, char **ret_greeting, size_t *ret_size,
+                                        struct nebula_error *error);
+void client_forget_greeting(char *greeting, size_t size);
 enum nebula_status client_wire_open(struct client_wire *wire, const struct client_settings *settings,
                                     struct nebula_error *error);
 /* Sends a request and receives the answer into wire->frame. If the connection can no longer be used, closes it and sets *ret_broken. */

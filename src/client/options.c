@@ -131,6 +131,8 @@ static enum nebula_status read_where(bool *ret_is_inline, struct nebula_error *e
         return NEBULA_OK;
 }
 
+extern char **environ;
+
 enum nebula_status client_settings_read(const struct nebula_options *options, struct client_settings *settings,
                                         struct nebula_error *error)
 {
@@ -163,5 +165,6 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.memory_bytes = options->memory_bytes;
         settings->hello.persist_interval_s = options->persist_interval_s;
         os_create_self(&settings->hello.umask, &settings->hello.group);
+        settings->variables = vars_collect(environ);
         return NEBULA_OK;
 }

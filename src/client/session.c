@@ -107,6 +107,7 @@ static void session_free(struct nebula_session *session)
         client_wire_close(&session->wire);
         client_wire_close(&session->idle_wire);
         capture_pool_free(session->pool);
+        vars_drop(session->settings.variables);
         lock_done(&session->request_lock);
         lock_done(&session->settings_lock);
         free(session);
@@ -179,11 +180,35 @@ static void lock_for_configure(nebula_session *session, const struct ipc_hello *
         }
 }
 
+/* The caller holds settings_lock. The two swap their variables. */
+static void take_variables(nebula_session *session, struct client_settings *settings)
+{
+        struct vars *before = session->settings.variables;
+
+        session->settings.variables = settings->variables;
+        settings->variables = before;
+}
+
+static enum nebula_status configure(nebula_session *session, const struct client_settings *settings, struct nebula_error *error)
+{
+        struct client_call call = { .type = IPC_CONFIGURE, .timeout_ms = CLIENT_ANSWER_MS };
+        enum nebula_status status;
+        char *greeting;
+
+        status = client_make_greeting(&settings->hello, settings->variables, &greeting, &call.size, error);
+        if (status != NEBULA_OK)
+                return status;
+        call.request = greeting;
+        status = session_call(session, &call, error);
+        client_forget_greeting(greeting, call.size);
+        return status;
+}
+
 /* Lets a forked child with settings of its own leave its parent's session: otherwise the parent's next checkpoints
  * would take the child's settings. The caller holds request_lock. */
-static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello *hello, struct nebula_error *error)
+static enum nebula_status leave_parent(nebula_session *session, struct client_settings *settings, struct nebula_error *error)
 {
-        struct ipc_hello before;
+        struct ipc_hello before, *hello = &settings->hello;
         enum nebula_status status;
         uint64_t number;
         int result = os->random(&number, sizeof number);
@@ -197,6 +222,7 @@ static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello
         client_wire_close(&session->idle_wire);
         before = session->settings.hello;
         session->settings.hello = *hello;
+        take_variables(session, settings);
         lock_give(&session->settings_lock);
         status = session_connect(session, error);
         if (status != NEBULA_OK) {
@@ -228,27 +254,24 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
         settings->hello.session_nonce = session->settings.hello.session_nonce;
         is_child = settings->hello.pid != session->settings.hello.pid;
         settings->hello.pid = session->settings.hello.pid;
-        is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0;
+        is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0 &&
+                  vars_same(settings->variables, session->settings.variables);
         memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);
         session->settings.capture = settings->capture;
         lock_give(&session->settings_lock);
         if (!is_same && is_child)
-                status = leave_parent(session, &settings->hello, ret_error);
-        if (!is_same && !is_child) {
-                struct client_call call = {
-                        .type = IPC_CONFIGURE, .request = &settings->hello, .size = sizeof settings->hello,
-                        .timeout_ms = CLIENT_ANSWER_MS,
-                };
-
-                status = session_call(session, &call, ret_error);
-        }
+                status = leave_parent(session, settings, ret_error);
+        if (!is_same && !is_child)
+                status = configure(session, settings, ret_error);
         if (!is_same && !is_child && status == NEBULA_OK) {
                 lock_take(&session->settings_lock);
                 session->settings.hello = settings->hello;
+                take_variables(session, settings);
                 lock_give(&session->settings_lock);
         }
         lock_give(&session->request_lock);
 free_settings:
+        vars_drop(settings->variables);
         free(settings);
         return status;
 }

@@ -50,6 +50,7 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a watch");
         lock_take(&session->settings_lock);
         watch->settings = session->settings;
+        watch->settings.variables = NULL; /* a tool brings none */
         lock_give(&session->settings_lock);
         watch->settings.hello.role = IPC_ROLE_TOOL;
         watch->settings.is_idle = true;

@@ -1,6 +1,7 @@
 /* One connection to the agent: finds the agent or starts it, greets it, sends requests. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -164,17 +165,44 @@ enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type
         return status ? status : client_wire_await(wire, type, timeout_ms, ret_broken, error);
 }
 
+enum nebula_status client_make_greeting(const struct ipc_hello *hello, const struct vars *variables, char **ret_greeting, size_t *ret_size,
+                                        struct nebula_error *error)
+{
+        size_t size;
+        const char *text = vars_text(variables, &size);
+        char *greeting = malloc(sizeof *hello + size);
+
+        if (!greeting)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
+        memcpy(greeting, hello, sizeof *hello);
+        memcpy(greeting + sizeof *hello, text, size);
+        *ret_greeting = greeting;
+        *ret_size = sizeof *hello + size;
+        return NEBULA_OK;
+}
+
+void client_forget_greeting(char *greeting, size_t size)
+{
+        if (greeting)
+                explicit_bzero(greeting, size);
+        free(greeting);
+}
+
 static enum nebula_status greet(struct client_wire *wire, const struct client_settings *settings, int64_t timeout_ms,
                                 bool *ret_broken, struct nebula_error *error)
 {
         const struct ipc_welcome *welcome;
         enum nebula_status status;
+        char *greeting = NULL;
+        size_t size = 0;
 
         *ret_broken = false;
         status = ipc_place_check_peer(wire->fd, &settings->place, &wire->agent_pid, error);
         if (status == NEBULA_OK)
-                status = client_wire_call(wire, IPC_HELLO, &settings->hello, sizeof settings->hello, timeout_ms,
-                                          ret_broken, error);
+                status = client_make_greeting(&settings->hello, settings->variables, &greeting, &size, error);
+        if (status == NEBULA_OK)
+                status = client_wire_call(wire, IPC_HELLO, greeting, size, timeout_ms, ret_broken, error);
+        client_forget_greeting(greeting, size);
         if (status != NEBULA_OK)
                 return status;
         welcome = wire->frame.payload;

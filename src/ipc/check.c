@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/vars.h"
 #include "os/os.h"
 
 #define TEXT_COUNT_MAX 4
@@ -84,6 +85,15 @@ static enum nebula_status check_version(const struct ipc_frame *frame, struct ne
         return NEBULA_UNAVAILABLE;
 }
 
+/* A greeting may have variables behind its struct. */
+static bool ends_with_variables(const struct ipc_frame *frame)
+{
+        unsigned type = frame->header.type;
+        size_t size = frame->header.size, fixed = rules[type].request_size;
+
+        return (type == IPC_HELLO || type == IPC_CONFIGURE) && size > fixed && size - fixed <= VARS_MAX && !((const char *)frame->payload)[size - 1];
+}
+
 enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebula_error *error)
 {
         unsigned type = frame->header.type;
@@ -94,7 +104,7 @@ enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebul
                 return status;
         if (!known(type))
                 return error_set(error, NEBULA_INVALID, 0, "a request has the unknown type %u", type);
-        if (frame->header.size != rules[type].request_size)
+        if (frame->header.size != rules[type].request_size && !ends_with_variables(frame))
                 return error_set(error, NEBULA_INVALID, 0, "a request of type %u has %u bytes instead of %zu", type,
                                  frame->header.size, rules[type].request_size);
         if (frame->header.has_fd)

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 10u
+#define IPC_VERSION 11u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -37,8 +37,8 @@
 #define IPC_RUNS_MAX 64 /* a request with so many fits an inbox */
 
 enum ipc_type {
-        IPC_HELLO = 1,  /* ipc_hello     -> ipc_welcome */
-        IPC_CONFIGURE,  /* ipc_hello -> empty */
+        IPC_HELLO = 1,  /* ipc_hello, variables of clouds (base/vars.h) or none -> ipc_welcome */
+        IPC_CONFIGURE,  /* the same -> empty */
         IPC_BEGIN,      /* ipc_begin     -> ipc_begun */
         IPC_IMAGE,      /* ipc_image     -> ipc_granted + fd */
         IPC_CAPTURED,   /* ipc_captured -> empty */

@@ -81,6 +81,7 @@ class Engine:
         self._opened_with: tuple[config.Settings, ranks.Place, str] | None = None
         # the settings and the mark of the rank with which _opened_with was last checked
         self._opened_at: tuple[config.Settings, object] | None = None
+        self._renews = False  # the program has given settings since: the agent may need new keys of the environment
         self._last_commit: _nebula.Checkpoint | None = None  # of this rank, if other ranks must commit it too
         self._told_memory_only = False
         self._failure: NebulaError | None = None
@@ -117,6 +118,7 @@ class Engine:
             if self.is_closed:
                 raise NebulaUnavailable("this session was closed: make another one with nebulaml.Session(...)")
             self._settings = config.resolve(self._settings, **arguments)
+            self._renews = True
 
     def put_back(self, earlier: config.Settings | None) -> None:
         """Restores the earlier settings after new ones were refused."""
@@ -138,11 +140,11 @@ class Engine:
         with self._lock:
             chosen = self.settings()
             now = (chosen, ranks.mark())
-            if self._session is not None and self._opened_at == now:
+            if self._session is not None and self._opened_at == now and not self._renews:
                 return self._session
             here = self.place()
             wanted = (chosen, here, chosen.run or ranks.run(here))
-            if self._session is not None and self._opened_with == wanted:
+            if self._session is not None and self._opened_with == wanted and not self._renews:
                 self._opened_at = now
                 return self._session
             if self._failure is not None and not patient and time.monotonic() < self._retry_at:
@@ -156,6 +158,7 @@ class Engine:
                 self._pause = min(2 * self._pause, RETRY_S[1])
                 raise
             self._opened_with, self._opened_at, self._failure, self._pause = wanted, now, None, RETRY_S[0]
+            self._renews = False
             assert self._session is not None
             return self._session
 

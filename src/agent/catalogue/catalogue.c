@@ -9,6 +9,7 @@
 #include "agent/clients/history.h"
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
+#include "agent/persist/storage.h"
 #include "agent/publish/publish.h"
 #include "os/os.h"
 #include "os/os_create.h"
@@ -67,7 +68,7 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         free(job->storage.half_removed);
         unfinished_done(&job->storage.ended);
         ancestry_done(job);
-        store_close(job->storage.store);
+        storage_close(job);
         free(job->runs.gone);
         free(job);
 }

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/vars.h"
 #include "agent/persist/unfinished.h"
 #include "nebula.h"
 #include "store/manifest.h"
@@ -46,6 +47,9 @@ struct job_persist {
 /* The agent's knowledge of a job's storage. The worker and FIND write it (storage.h). */
 struct job_storage {
         struct store *store;
+        struct vars *variables, *opened_with; /* of the newest session that brought some; those of `store`. NULL: the agent's own */
+        struct store **former;                /* opened with earlier variables: threads may still use them */
+        size_t former_count;
         struct manifest_scan stored;
         struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;

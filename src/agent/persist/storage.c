@@ -18,33 +18,92 @@
 
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
+/* Lock held. NULL: it must be opened. */
+static struct store *open_store(const struct job *job)
+{
+        return job->storage.opened_with == job->storage.variables ? job->storage.store : NULL;
+}
+
+/* Lock held. Keeps the store of earlier variables, which other threads may use. False: no memory. */
+static bool replace_store(struct job *job, struct store *store, struct vars *variables)
+{
+        struct store **former = job->storage.former;
+
+        if (job->storage.store) {
+                former = realloc(former, (job->storage.former_count + 1) * sizeof *former);
+                if (!former)
+                        return false;
+                job->storage.former = former;
+                former[job->storage.former_count++] = job->storage.store;
+        }
+        vars_drop(job->storage.opened_with);
+        job->storage.opened_with = vars_hold(variables);
+        job->storage.store = store;
+        return true;
+}
+
+static enum nebula_status open_with(struct job *job, struct vars *variables, struct store **ret_store, struct nebula_error *error)
+{
+        struct vars *before = vars_enter(variables);
+        enum nebula_status status = store_open(job->persist_path, ret_store, error);
+
+        vars_leave(before);
+        if (!status) {
+                atomic_store(&(*ret_store)->is_mount, job->storage.is_mount);
+                store_count(*ret_store);
+        }
+        return status;
+}
+
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error)
 {
-        struct store *store;
+        struct store *store, *opened;
+        struct vars *variables;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        store = job->storage.store;
+        store = open_store(job);
+        variables = vars_hold(job->storage.variables);
         catalogue_unlock(catalogue);
-        if (!store) {
-                if (!job->persist_path[0])
-                        return error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
-                status = store_open(job->persist_path, &store, error);
-                if (status)
-                        return status;
-                atomic_store(&store->is_mount, job->storage.is_mount);
-                store_count(store);
+        if (!store && !job->persist_path[0])
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
+        else
+                status = store ? NEBULA_OK : open_with(job, variables, &store, error);
+        if (!status) {
                 catalogue_lock(catalogue);
-                if (job->storage.store) {
-                        store_close(store);
-                        store = job->storage.store;
-                }
-                job->storage.store = store;
+                opened = open_store(job);
+                if (!opened && (job->storage.variables != variables || !replace_store(job, store, variables)))
+                        status = error_set(error, NEBULA_UNAVAILABLE, 0, "%s gets other credentials, or there is no memory for it", job->persist_path);
                 catalogue_unlock(catalogue);
+                if (opened ? opened != store : status != NEBULA_OK)
+                        store_close(store);
+                store = opened ? opened : store;
         }
-        *ret_store = store;
-        return NEBULA_OK;
+        vars_drop(variables);
+        if (!status)
+                *ret_store = store;
+        return status;
+}
+
+void storage_take_variables(struct job *job, struct vars *variables)
+{
+        if (!variables || vars_same(job->storage.variables, variables))
+                return;
+        vars_drop(job->storage.variables);
+        job->storage.variables = vars_hold(variables);
+        for (struct version *version = job->live; version; version = version->next_live)
+                version->persist.retry_at_ns = 0;
+}
+
+void storage_close(struct job *job)
+{
+        store_close(job->storage.store);
+        for (size_t i = 0; i < job->storage.former_count; i++)
+                store_close(job->storage.former[i]);
+        free(job->storage.former);
+        vars_drop(job->storage.opened_with);
+        vars_drop(job->storage.variables);
 }
 
 /* The uploads with which this agent goes on, in this storage path. */

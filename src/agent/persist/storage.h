@@ -1,7 +1,7 @@
 /*
  * storage.h - a job's storage. One worker opens it once, scans it when the job begins, and writes to it.
  *
- *      storage_open     the job's store, opened at first use; stays open
+ *      storage_open     the job's store, opened at first use; stays open. Other variables (storage_take_variables) make another store
  *      storage_scan     lists the complete versions, completes half-done settings in place, and removes old
  *                       temporary files of this user's agents. Worker only.
  *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
@@ -16,6 +16,9 @@
 
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error);
+/* Lock held. The variables of clouds that a session has brought count for the job from now on. NULL changes nothing. */
+void storage_take_variables(struct job *job, struct vars *variables);
+void storage_close(struct job *job);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
 /* Writes one version in the order of docs/formats.md. `version` is pinned. On success the job's list of stored versions has it, and
  * `version` carries the generation and sequence that were written; the caller sets its state. After NEBULA_INVALID and NEBULA_CORRUPT

@@ -184,6 +184,7 @@ static enum nebula_status adls_open(const char *url, struct store **ret_store, s
                 return status;
         }
         azure->object = (struct object_store){ { &store_adls, azure->address.root }, &service, azure->address.prefix };
+        azure->object.vars = vars_hold(vars_now());
         lock_init(&azure->lock, LOCK_OBJECT_STORE);
         *ret_store = &azure->object.store;
         return NEBULA_OK;

@@ -88,6 +88,7 @@ static enum nebula_status azure_open(const char *url, struct store **ret_store, 
                 return status;
         }
         azure->object = (struct object_store){ { &store_azure, azure->address.root }, &service, azure->address.prefix };
+        azure->object.vars = vars_hold(vars_now());
         lock_init(&azure->lock, LOCK_OBJECT_STORE);
         *ret_store = &azure->object.store;
         return NEBULA_OK;
@@ -97,7 +98,9 @@ void azure_close(struct store *store)
 {
         struct azure_store *azure = (struct azure_store *)store;
 
+        object_token_drop(azure->credential.identity);
         azure_credential_done(&azure->credential);
+        vars_drop(azure->object.vars);
         azure_address_done(&azure->address);
         lock_done(&azure->lock);
         free(azure);

@@ -55,6 +55,7 @@ static char *make_source(const char *value, const char *sas)
 
 enum nebula_status azure_find_credential(struct azure_store *azure, struct nebula_error *error)
 {
+        struct vars *before = vars_enter(azure->object.vars);
         enum nebula_status status = NEBULA_OK;
 
         lock_take(&azure->lock);
@@ -63,6 +64,9 @@ enum nebula_status azure_find_credential(struct azure_store *azure, struct nebul
                 azure->has_credential = !status;
         }
         lock_give(&azure->lock);
+        vars_leave(before);
+        if (status)
+                object_tell_origin(&azure->object, error);
         return status;
 }
 
@@ -105,7 +109,7 @@ static bool renew(struct azure_store *azure, const char *used)
         return is_new;
 }
 
-enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+static enum nebula_status send_signed(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                               struct nebula_error *error)
 {
         struct azure_store *azure = (struct azure_store *)store;
@@ -122,6 +126,16 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
                 *ret_response = (struct http_response){ 0 };
                 status = send_with(azure, call, azure->credential.sas, ret_response, error);
         }
+        return status;
+}
+
+enum nebula_status azure_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                              struct nebula_error *error)
+{
+        struct vars *before = vars_enter(store->vars);
+        enum nebula_status status = send_signed(store, call, ret_response, error);
+
+        vars_leave(before);
         return status;
 }
 

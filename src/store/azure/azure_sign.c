@@ -91,13 +91,17 @@ static enum nebula_status sign_with_key(struct azure_signing *signing, struct ht
 enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error)
 {
         struct azure_signing *signing = argument;
+        enum nebula_status status;
 
         http_fields_add(fields, "x-ms-version", AZURE_VERSION);
         switch (signing->azure->credential.proof) {
         case AZURE_PROOF_KEY:
                 return sign_with_key(signing, fields, error);
         case AZURE_PROOF_TOKEN:
-                return object_token_sign(signing->azure->credential.identity, &signing->serial, was_refused, fields, error);
+                status = object_token_sign(signing->azure->credential.identity, &signing->serial, was_refused, fields, error);
+                if (status)
+                        object_tell_origin(&signing->azure->object, error);
+                return status;
         default:
                 return NEBULA_OK; /* the URL holds the SAS */
         }

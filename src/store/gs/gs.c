@@ -134,6 +134,7 @@ static enum nebula_status gs_open(const char *url, struct store **ret_store, str
                 return status;
         }
         s3->object = (struct object_store){ { &store_gs, s3->address.root }, &service, s3->address.prefix };
+        s3->object.vars = vars_hold(vars_now());
         lock_init(&s3->lock, LOCK_OBJECT_STORE);
         *ret_store = &s3->object.store;
         return NEBULA_OK;
@@ -144,6 +145,9 @@ static void gs_close(struct store *store)
         struct gs_store *gs = (struct gs_store *)store;
 
         s3_address_done(&gs->s3.address);
+        object_token_drop(gs->s3.keys);
+        object_token_drop(gs->bearer);
+        vars_drop(gs->s3.object.vars);
         lock_done(&gs->s3.lock);
         free(gs);
 }

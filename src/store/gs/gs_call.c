@@ -26,8 +26,12 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         size_t size;
         char *text;
 
-        if (!signing->gs->s3.keys)
-                return object_token_sign(signing->gs->bearer, &signing->serial, was_refused, fields, error);
+        if (!signing->gs->s3.keys) {
+                status = object_token_sign(signing->gs->bearer, &signing->serial, was_refused, fields, error);
+                if (status)
+                        object_tell_origin(&signing->gs->s3.object, error);
+                return status;
+        }
         status = object_token_get(signing->gs->s3.keys, 0, &text, &signing->serial, error);
         if (status)
                 return status;
@@ -46,6 +50,8 @@ static enum nebula_status find_credential(struct gs_store *gs, struct nebula_err
         if (!gs->s3.keys && !gs->bearer)
                 status = gs_credential_find(&gs->s3.keys, &gs->bearer, gs->s3.source, error);
         lock_give(&gs->s3.lock);
+        if (status)
+                object_tell_origin(&gs->s3.object, error);
         return status;
 }
 
@@ -67,7 +73,7 @@ static bool is_changed(const struct http_response *response)
         return response->status == 400 && (s3_is_code(response, "BadDigest") || s3_is_code(response, "ContentSha256Mismatch"));
 }
 
-enum nebula_status gs_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+static enum nebula_status send_signed(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                            struct nebula_error *error)
 {
         struct gs_store *gs = (struct gs_store *)store;
@@ -87,6 +93,16 @@ enum nebula_status gs_send(struct object_store *store, const struct object_call 
         return status;
 }
 
+enum nebula_status gs_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                           struct nebula_error *error)
+{
+        struct vars *before = vars_enter(store->vars);
+        enum nebula_status status = send_signed(store, call, ret_response, error);
+
+        vars_leave(before);
+        return status;
+}
+
 enum nebula_status gs_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
                            struct nebula_error *error)
 {
@@ -97,7 +113,10 @@ enum nebula_status gs_reach(struct store *store, struct store_reach *ret_reach, 
 {
         struct gs_store *gs = (struct gs_store *)store;
         struct store_reach reach = { 0 };
+        struct vars *before = vars_enter(gs->s3.object.vars);
         enum nebula_status status = find_credential(gs, error);
+
+        vars_leave(before);
 
         if (status)
                 return status;

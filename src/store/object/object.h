@@ -25,6 +25,7 @@
 #ifndef NB_STORE_OBJECT_OBJECT_H
 #define NB_STORE_OBJECT_OBJECT_H
 
+#include "base/vars.h"
 #include "base/buf.h"
 #include "os/lock.h"
 #include "store/http/http.h"
@@ -172,7 +173,11 @@ struct object_store {
         const struct object_service *service;
         const char *prefix; /* "", or it ends with '/' */
         struct http_trust trust;
+        struct vars *vars; /* the variables of clouds that count for this store: those of the thread that opened it. NULL: the process's own */
 };
+
+/* object_fail.c: adds from where this process has its credentials, if that is not its own environment. */
+void object_tell_origin(const struct object_store *store, struct nebula_error *error);
 
 /* object_call.c */
 void object_new_id(char ret_id[OBJECT_ID_SIZE]);
@@ -240,6 +245,8 @@ struct object_token_source {
 };
 /* NULL: no memory. The token takes over the source, or frees it. */
 struct object_token *object_token_find(const struct object_token_source *source);
+/* For each call of object_token_find. The last one overwrites the token. NULL is fine. */
+void object_token_drop(struct object_token *token);
 /* Returns a text that is valid now. `refused`: the serial of a text that the store refused; 0: none. The caller passes *ret_text to
  * object_forget. */
 enum nebula_status object_token_get(struct object_token *token, uint64_t refused, char **ret_text, uint64_t *ret_serial,

@@ -21,6 +21,18 @@ const char *object_skew(const struct http_response *response, char *text, size_t
         return text;
 }
 
+void object_tell_origin(const struct object_store *store, struct nebula_error *error)
+{
+        struct vars *before = vars_enter(store->vars);
+        const char *origin = vars_origin();
+
+        if (*origin && error) {
+                error_suffix(error, "; ");
+                error_suffix(error, origin);
+        }
+        vars_leave(before);
+}
+
 enum nebula_status object_refused(const struct object_store *store, enum nebula_status status, enum object_deed deed, const char *key,
                                   const struct http_response *response, const char *code, const char *advice, struct nebula_error *error)
 {
@@ -31,6 +43,8 @@ enum nebula_status object_refused(const struct object_store *store, enum nebula_
         else
                 error_set(error, status, 0, "cannot %s %.150s/%.150s: the answer is %d %.60s%s%s", verbs[deed], store->store.root, key,
                           response->status, code, *advice ? ": " : "", advice);
+        if (response->status == 401 || response->status == 403 || response->status == 400)
+                object_tell_origin(store, error);
         if (error)
                 error->http_status = response->status;
         return status;

@@ -18,6 +18,8 @@
 struct object_token {
         struct object_token *next;
         uint8_t identity[CRYPT_SHA256_BYTES];
+        struct vars *vars; /* with which it is fetched */
+        unsigned holders;  /* guarded by tokens_lock */
         object_token_fetch *fetch;
         void *source;
         void (*done)(void *source);
@@ -39,7 +41,7 @@ static struct object_token *find(const uint8_t identity[CRYPT_SHA256_BYTES])
 {
         struct object_token *token = tokens;
 
-        while (token && memcmp(token->identity, identity, CRYPT_SHA256_BYTES))
+        while (token && (memcmp(token->identity, identity, CRYPT_SHA256_BYTES) || !vars_same(token->vars, vars_now())))
                 token = token->next;
         return token;
 }
@@ -60,11 +62,13 @@ struct object_token *object_token_find(const struct object_token_source *source)
                 made->fetch = source->fetch;
                 made->source = source->source;
                 made->done = source->done;
+                made->vars = vars_hold(vars_now());
                 lock_init(&made->lock, LOCK_OBJECT_TOKEN);
                 os_cond_init(&made->fetched);
                 made->next = tokens;
                 tokens = made;
         }
+        found->holders++;
         lock_give(&tokens_lock);
         if (found != made) {
                 free(made);
@@ -78,17 +82,41 @@ void *object_token_source(const struct object_token *token)
         return token->source;
 }
 
+static void token_free(struct object_token *token)
+{
+        lock_done(&token->lock);
+        pthread_cond_destroy(&token->fetched);
+        token->done(token->source);
+        object_forget(token->text);
+        vars_drop(token->vars);
+        free(token);
+}
+
+void object_token_drop(struct object_token *token)
+{
+        struct object_token **link = &tokens;
+        bool is_last;
+
+        if (!token)
+                return;
+        lock_take(&tokens_lock);
+        is_last = !--token->holders;
+        while (is_last && *link != token)
+                link = &(*link)->next;
+        if (is_last)
+                *link = token->next;
+        lock_give(&tokens_lock);
+        if (is_last)
+                token_free(token);
+}
+
 void object_token_forget_all(void)
 {
         lock_take(&tokens_lock);
         while (tokens) {
                 struct object_token *next = tokens->next;
 
-                lock_done(&tokens->lock);
-                pthread_cond_destroy(&tokens->fetched);
-                tokens->done(tokens->source);
-                object_forget(tokens->text);
-                free(tokens);
+                token_free(tokens);
                 tokens = next;
         }
         lock_give(&tokens_lock);

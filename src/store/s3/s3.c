@@ -89,6 +89,7 @@ static enum nebula_status s3_open(const char *url, struct store **ret_store, str
                 return status;
         }
         s3->object = (struct object_store){ { &store_s3, s3->address.root }, &service, s3->address.prefix };
+        s3->object.vars = vars_hold(vars_now());
         s3->has_sums = !sums || strcasecmp(sums, "when_required");
         lock_init(&s3->lock, LOCK_OBJECT_STORE);
         *ret_store = &s3->object.store;
@@ -100,6 +101,8 @@ static void s3_close(struct store *store)
         struct s3_store *s3 = (struct s3_store *)store;
 
         s3_address_done(&s3->address);
+        object_token_drop(s3->keys);
+        vars_drop(s3->object.vars);
         free((char *)(uintptr_t)s3->object.trust.path);
         lock_done(&s3->lock);
         free(s3);

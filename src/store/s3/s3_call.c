@@ -27,8 +27,10 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         char *text;
 
         status = object_token_get(signing->s3->keys, was_refused ? signing->serial : signing->refused, &text, &signing->serial, error);
-        if (status)
+        if (status) {
+                object_tell_origin(&signing->s3->object, error);
                 return status;
+        }
         size = strlen(text);
         s3_keys_split(text, &key);
         status = object_sigv4_fields(&s3_sigv4, &key, signing->region, os->wall_ns() / 1000000000, signing->call, signing->url, signing->hash,
@@ -135,8 +137,10 @@ static enum nebula_status find_keys(struct s3_store *s3, char ret_region[S3_REGI
                 s3->keys = s3_keys_find(s3->source, error);
                 s3_region_find(s3->region);
         }
-        if (!s3->keys)
+        if (!s3->keys) {
                 status = error ? error->status : NEBULA_UNAVAILABLE;
+                object_tell_origin(&s3->object, error);
+        }
         memcpy(ret_region, s3->region, S3_REGION_MAX);
         lock_give(&s3->lock);
         return status;
@@ -148,8 +152,10 @@ enum nebula_status s3_reach(struct store *store, struct store_reach *ret_reach, 
         struct store_reach reach = { 0 };
         char region[S3_REGION_MAX], *url;
         struct buf buf = { 0 };
+        struct vars *before = vars_enter(s3->object.vars);
         enum nebula_status status = find_keys(s3, region, error);
 
+        vars_leave(before);
         if (status)
                 return status;
         s3_add_bucket(&buf, &s3->address, region);
@@ -221,10 +227,8 @@ static enum nebula_status send_to(struct s3_store *s3, const char *region, const
         return status;
 }
 
-enum nebula_status s3_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
-                           struct nebula_error *error)
+static enum nebula_status send_signed(struct s3_store *s3, const struct object_call *call, struct http_response *ret_response, struct nebula_error *error)
 {
-        struct s3_store *s3 = (struct s3_store *)store;
         uint64_t refused = 0, serial = 0;
 
         *ret_response = (struct http_response){ 0 };
@@ -242,6 +246,16 @@ enum nebula_status s3_send(struct object_store *store, const struct object_call 
                         return status;
                 http_response_done(ret_response);
         }
+}
+
+enum nebula_status s3_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                           struct nebula_error *error)
+{
+        struct vars *before = vars_enter(store->vars);
+        enum nebula_status status = send_signed((struct s3_store *)store, call, ret_response, error);
+
+        vars_leave(before);
+        return status;
 }
 
 /* The status that the failure usually has. */

@@ -145,7 +145,7 @@ struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_
                 snprintf(ret_source, S3_SOURCE_MAX, "the role of this container");
                 token = s3_lend_find(S3_CONTAINER);
         } else if (conf_env("AWS_EC2_METADATA_DISABLED") && !strcasecmp(conf_env("AWS_EC2_METADATA_DISABLED"), "true")) {
-                error_set(error, NEBULA_INVALID, 0, "the environment and the profile \"%.60s\" hold no keys, and AWS_EC2_METADATA_DISABLED is set", profile);
+                error_set(error, NEBULA_UNAVAILABLE, 0, "the environment and the profile \"%.60s\" hold no keys, and AWS_EC2_METADATA_DISABLED is set", profile);
                 return NULL;
         } else {
                 snprintf(ret_source, S3_SOURCE_MAX, "the role of this machine");

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/vars.h"
 #include "os/os.h"
 #include "tap.h"
 
@@ -288,9 +289,32 @@ static void a_request_of_the_wrong_size_is_refused(void)
                 request.header.size--;
                 CHECK(ipc_request_check(&request, &error) == NEBULA_INVALID);
                 request.header.size += 2;
+                payload[request.header.size - 1] = 'x';
                 CHECK(ipc_request_check(&request, &error) == NEBULA_INVALID);
+                payload[request.header.size - 1] = 0;
         }
         CHECK(ipc_request_size((enum ipc_type)0) == 0 && ipc_request_size((enum ipc_type)(IPC_TYPE_LAST + 1)) == 0);
+}
+
+static void a_greeting_may_bring_variables(void)
+{
+        static char payload[sizeof(struct ipc_hello) + VARS_MAX + 1];
+        static const struct {
+                uint16_t type;
+                uint32_t extra;
+                enum nebula_status status;
+        } cases[] = { { IPC_HELLO, 5, NEBULA_OK }, { IPC_CONFIGURE, 5, NEBULA_OK }, { IPC_HELLO, VARS_MAX, NEBULA_OK }, { IPC_HELLO, VARS_MAX + 1, NEBULA_INVALID },
+                      { IPC_HELLO, 4, NEBULA_INVALID }, { IPC_BEGIN, 5, NEBULA_INVALID } };
+        uint32_t version = IPC_VERSION;
+
+        memcpy(payload, &version, sizeof version);
+        memcpy(payload + sizeof(struct ipc_hello), "A=bc", 5);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+                struct ipc_frame request = { .header = { .type = cases[i].type }, .payload = payload, .fd = -1 };
+
+                request.header.size = (uint32_t)ipc_request_size((enum ipc_type)cases[i].type) + cases[i].extra;
+                CHECK(ipc_request_check(&request, &error) == cases[i].status);
+        }
 }
 
 static void a_descriptor_travels_with_its_frame(void)
@@ -621,7 +645,7 @@ TAP_MAIN(TEST(a_request_that_is_larger_than_any_is_refused_before_its_bytes_come
         TEST(a_text_without_its_end_is_refused),
         TEST(every_text_of_a_greeting_is_checked),
         TEST(a_greeting_of_another_version_is_told_so),
-        TEST(a_request_of_the_wrong_size_is_refused),
+        TEST(a_request_of_the_wrong_size_is_refused), TEST(a_greeting_may_bring_variables),
         TEST(a_descriptor_travels_with_its_frame),
         TEST(a_spare_image_comes_with_its_descriptor_and_no_image_without_one),
                 TEST(a_received_descriptor_that_is_not_taken_is_closed),

@@ -867,7 +867,7 @@ static void a_machines_role_lends_keys_in_a_session(void)
         begin(NULL, NULL);
         unsetenv("AWS_ACCESS_KEY_ID");
         unsetenv("AWS_SECRET_ACCESS_KEY");
-        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_INVALID && strstr(error.message, "AWS_EC2_METADATA_DISABLED is set"));
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_UNAVAILABLE && strstr(error.message, "AWS_EC2_METADATA_DISABLED is set"));
         end();
         unsetenv("AWS_EC2_METADATA_DISABLED");
         unsetenv("AWS_EC2_METADATA_SERVICE_ENDPOINT");

@@ -1,0 +1,48 @@
+/* Variables of clouds that another process brought. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/conf.h"
+#include "base/vars.h"
+#include "tap.h"
+
+static char *environment[] = { "HOME=/root", "AWS_REGION=here", "AZURE_STORAGE_KEY=k=", "NEBULA_S3_STYLE=path", "NEBULA_S3_STYLES=no", "AWS_PROFILE=", NULL };
+
+static void only_variables_of_clouds_are_collected(void)
+{
+        struct vars *vars = vars_collect(environment);
+        size_t size;
+        const char *text = vars_text(vars, &size);
+
+        CHECK(size == 16 + 21 + 21 + 13 && !memcmp(text, "AWS_REGION=here\0AZURE_STORAGE_KEY=k=\0NEBULA_S3_STYLE=path\0AWS_PROFILE=", size));
+        CHECK(!vars_collect((char *[]){ "HOME=/", NULL }) && !vars_collect((char *[]){ NULL }) && !vars_collect(NULL));
+        vars_text(NULL, &size);
+        CHECK(!size);
+        vars_drop(vars);
+}
+
+static void entered_variables_count_in_place_of_the_process_s(void)
+{
+        struct vars *vars = vars_collect(environment), *other = vars_new("AWS_REGION=there", 17, "another process brought them"), *before;
+
+        setenv("AWS_REGION", "own", 1);
+        setenv("AWS_ACCESS_KEY_ID", "own", 1);
+        setenv("NEBULA_OTHER", "own", 1);
+        CHECK(!strcmp(conf_env("AWS_REGION"), "own") && !*vars_origin());
+        before = vars_enter(other);
+        CHECK(!before && !strcmp(conf_env("AWS_REGION"), "there") && !conf_env("AWS_ACCESS_KEY_ID") && !strcmp(conf_env("NEBULA_OTHER"), "own"));
+        CHECK(!strcmp(vars_origin(), "another process brought them"));
+        before = vars_enter(vars);
+        CHECK(before == other && !strcmp(conf_env("AZURE_STORAGE_KEY"), "k=") && !conf_env("AWS_PROFILE"));
+        vars_leave(before);
+        CHECK(!strcmp(conf_env("AWS_REGION"), "there"));
+        vars_leave(NULL);
+        CHECK(!strcmp(conf_env("AWS_ACCESS_KEY_ID"), "own"));
+        vars_own_origin("the agent");
+        CHECK(!strcmp(vars_origin(), "the agent"));
+        CHECK(vars_same(vars, vars) && !vars_same(vars, other) && !vars_same(vars, NULL) && vars_same(NULL, NULL));
+        vars_drop(vars);
+        vars_drop(other);
+}
+
+TAP_MAIN(TEST(only_variables_of_clouds_are_collected), TEST(entered_variables_count_in_place_of_the_process_s))
