@@ -8,6 +8,7 @@
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/place.h"
@@ -17,17 +18,19 @@
 
 /* If no driver knows the path, the client is told at once, and not with each checkpoint that is never stored. Does
  * not look at the storage. */
-static enum nebula_status check_path(const char *path, struct nebula_error *error)
+static enum nebula_status check_path(const char *path, struct vars *variables, struct nebula_error *error)
 {
         struct store *store;
+        struct vars *before = vars_enter(variables ? variables : vars_now());
         enum nebula_status status = *path ? store_open(path, &store, error) : NEBULA_OK;
 
+        vars_leave(before);
         if (*path && !status)
                 store_close(store);
         return status;
 }
 
-static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebula_error *error)
+static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars *variables, struct nebula_error *error)
 {
         if (!hello->session_nonce)
                 return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
@@ -39,7 +42,7 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
                 return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is not allowed: give 0 to 10^9 s",
                                  hello->persist_interval_s);
-        return check_path(hello->persist_path, error);
+        return check_path(hello->persist_path, variables, error);
 }
 
 bool session_may_live(uint32_t seen_pid)
@@ -112,7 +115,8 @@ static struct session *session_get(struct catalogue *catalogue, const struct ipc
         return session;
 }
 
-static enum nebula_status enter(struct connection *connection, const struct ipc_hello *hello, const char *spelling, struct nebula_error *error)
+static enum nebula_status enter(struct connection *connection, const struct ipc_hello *hello, const char *spelling, struct vars *variables,
+                                struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
         struct session *session, before;
@@ -166,11 +170,27 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         }
         if (begins)
                 ancestry_begin(job, hello->run);
-        if (hello->role == IPC_ROLE_TRAINER && !is_another)
+        if (hello->role == IPC_ROLE_TRAINER && !is_another) {
+                storage_take_variables(job, variables);
                 catalogue_job_configure(catalogue, job, hello, spelling);
+        }
         if (!is_another) /* another connection of a known session, for a wait, changes nothing */
                 catalogue_signal(catalogue);
         return NEBULA_OK;
+}
+
+/* The variables behind the greeting, whose bytes in the frame are overwritten. NULL: none, or no memory. */
+static struct vars *take_variables(struct connection *connection, const struct ipc_hello *hello)
+{
+        char *text = (char *)connection->frame.payload + sizeof *hello, origin[160];
+        size_t size = connection->frame.header.size - sizeof *hello;
+        struct vars *variables = NULL;
+
+        snprintf(origin, sizeof origin, "the agent, process %u, has the keys and settings that process %u (rank %u) brought", os->pid(), hello->pid, hello->rank);
+        if (size && hello->role == IPC_ROLE_TRAINER)
+                variables = vars_new(text, size, origin);
+        explicit_bzero(text, size);
+        return variables;
 }
 
 enum nebula_status request_hello(struct connection *connection, const void *payload, struct answer *answer, struct nebula_error *error)
@@ -178,6 +198,7 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         struct catalogue *catalogue = connection->catalogue;
         const char *spelling = ((const struct ipc_hello *)payload)->persist_path;
         struct ipc_hello *hello = malloc(sizeof *hello); /* too large for a thread's stack */
+        struct vars *variables;
         bool known;
         enum nebula_status status;
 
@@ -189,16 +210,18 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         location_resolve(catalogue, hello->persist_path);
         if (hello->persist_path[0] != '/')
                 spelling = hello->persist_path; /* a URL is the same on all nodes */
-        status = check_hello(hello, error); /* a driver may read a file */
+        variables = take_variables(connection, hello);
+        status = check_hello(hello, variables, error); /* a driver may read a file */
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
         if (!status)
-                status = enter(connection, hello, spelling, error);
+                status = enter(connection, hello, spelling, variables, error);
         catalogue_unlock(catalogue);
         if (!status && !known && hello->role == IPC_ROLE_TRAINER)
                 log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,
                          hello->job, hello->persist_path[0] ? hello->persist_path : "none");
         free(hello);
+        vars_drop(variables);
         answer->body.welcome = (struct ipc_welcome){ catalogue->agent_nonce, os->pid(), IPC_VERSION };
         answer->size = sizeof answer->body.welcome;
         return status;

@@ -284,6 +284,8 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, own_job->name);
         if (job && job != own_job)
+                storage_take_variables(job, own_job->storage.variables);
+        if (job && job != own_job)
                 job->last_guest = catalogue->session_number;
         if (version && version->job != own_job)
                 version->job->last_guest = catalogue->session_number;
