@@ -48,3 +48,26 @@ def test_the_end_of_nebula_store_stops_no_look_and_loses_no_metrics(place, monke
     finally:
         collector.close()
         source.close()
+
+
+AGAIN = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    for loss in (3.0, 2.0):
+        checkpoint = nm.Checkpoint("global_step1", metrics={"val_loss": loss})
+        checkpoint.save("model.pt", {"weight": torch.full((64, 32), loss)})
+        assert checkpoint.commit()
+        checkpoint.wait("durable")
+"""
+
+
+def test_metrics_of_a_tag_that_was_written_again_are_those_that_its_manifest_names(place, monkeypatch):
+    place.run(AGAIN, place.storage)
+    beside = place.storage / "global_step1" / "nebula-metadata.json"
+    text = beside.read_text()
+    beside.unlink()
+    beside.write_text(text.replace("2.0", "3.0"))  # as a store leaves it that cannot copy
+    source = Source(str(place.storage))
+    try:
+        assert "3.0" in beside.read_text() and source.metrics("global_step1", 2) == {"val_loss": 2.0}
+    finally:
+        source.close()

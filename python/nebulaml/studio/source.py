@@ -166,13 +166,20 @@ class Source:
         key = (tag, generation)
         if key not in self._metrics:
             try:
-                value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
-                self._metrics[key] = about.decode(value.encode()).metrics
+                self._metrics[key] = self._read_metrics(tag, generation)
             except CellUnreachable as failure:
                 raise NebulaUnavailable(str(failure)) from failure
             except NebulaError:
                 self._metrics[key] = {}
         return {name: value if math.isfinite(value) else None for name, value in self._metrics[key].items()}
+
+    def _read_metrics(self, tag: str, generation: int) -> dict[str, float]:
+        """The file beside a tag that was written again may be that of the first writing: only the manifest says which one counts."""
+        if generation > 1:
+            found: dict[str, float] = self.inspect(tag).get("metrics") or {}
+            return {name: math.nan if value is None else value for name, value in found.items()}
+        value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
+        return about.decode(value.encode()).metrics
 
     def history(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""

@@ -146,8 +146,10 @@ void world_keep_committed(struct catalogue *catalogue, struct store *store, stru
 static enum nebula_status write_first(struct store *store, struct committed *committed, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed found = { 0 };
-        enum nebula_status status = world_read_committed(store, committed->of.tag, &found, NULL);
+        enum nebula_status status = world_read_committed(store, committed->of.tag, &found, error);
 
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                return status; /* another node's decision may be there */
         if (!status && announce_same(&found.of, &committed->of)) {
                 committed_done(committed);
                 *ret_committed = found;

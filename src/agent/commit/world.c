@@ -422,7 +422,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         struct coverage *coverage = version->nodes.coverage ? version->nodes.coverage : coverage_new(version->world);
         struct captured own;
         struct store *store;
-        bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
+        bool found = false, superseded = false, is_read, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
         int64_t waited = now - version->nodes.waiting_since_ns;
         enum nebula_status status;
 
@@ -436,7 +436,12 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         version->pins++;
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, &error);
-        if (!status && !world_read_committed(store, own.of.tag, &committed, NULL)) {
+        if (!status)
+                status = world_read_committed(store, own.of.tag, &committed, &error);
+        is_read = !status;
+        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)
+                status = NEBULA_OK;
+        if (is_read) {
                 found = announce_same(&own.of, &committed.of);
                 superseded = !found && !strcmp(own.of.job, committed.of.job) && !strcmp(own.of.run, committed.of.run) &&
                              committed.of.writing > own.of.writing;

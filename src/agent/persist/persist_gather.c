@@ -219,7 +219,7 @@ static void keep_others_going(struct catalogue *catalogue, struct store *store, 
         catalogue_unlock(catalogue);
 }
 
-static enum nebula_status read_committed(struct store *store, const struct plan *plan, struct committed *ret_committed, struct nebula_error *error)
+static enum nebula_status read_committed(struct store *store, const struct version *version, const struct plan *plan, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed committed = { 0 };
         enum nebula_status status = world_read_committed(store, plan->tag, &committed, error);
@@ -228,7 +228,7 @@ static enum nebula_status read_committed(struct store *store, const struct plan 
                 return status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT ? status :
                                error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" no longer exists", plan->tag);
         *ret_committed = committed;
-        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that version is complete, this one fails */
+        if (strcmp(committed.of.run, plan->run) || committed.of.world != version->world || committed.generation != plan->generation) /* when that version is complete, this one fails */
                 return error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" belongs to a later writing", plan->tag);
         return NEBULA_OK;
 }
@@ -319,7 +319,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
                 keep_others_going(catalogue, store, job, version, plan);
         if (!writes)
                 return persist_not_arrived(plan, error);
-        status = read_committed(store, plan, &committed, error);
+        status = read_committed(store, version, plan, &committed, error);
         if (!status)
                 status = write_manifest(catalogue, store, job, version, plan, &committed, error);
         committed_done(&committed);

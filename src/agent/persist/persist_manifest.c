@@ -85,6 +85,7 @@ enum nebula_status persist_check(struct store *store, struct plan *plan, bool is
         plan->is_taken_back = true;
         if (!manifest_is_gone(store, &plan->manifest)) /* without this, the next attempt would find everything written */
                 tag_log_take_back(store, plan->tag, plan->manifest.number, NULL);
+        index_remove(store, &plan->manifest, NULL);
         return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
                          plan->tag, failure.message);
 }

@@ -291,7 +291,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         struct nebula_error error = { 0 };
         int64_t start = os->now_ns(), last_start = job->persist.last_start_ns;
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->storage.is_scanned, is_ahead = commit_open(version);
+        bool scanned = job->storage.is_scanned, is_ahead = commit_open(version), is_over = false;
 
         version->persist.tried_ahead = true;
         job->persist.last_start_ns = start;
@@ -301,7 +301,10 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
-        if (!status && !version->superseded && version->life.state != NEBULA_STATE_FAILED) /* storage has a later writing, or another run's */
+        catalogue_lock(catalogue);
+        is_over = version->superseded || version->life.state == NEBULA_STATE_FAILED; /* storage has a later writing, or another run's */
+        catalogue_unlock(catalogue);
+        if (!status && !is_over)
                 status = storage_persist(catalogue, job, version, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);

@@ -3,6 +3,9 @@
 #include "store/watched.h"
 
 #include "agent/commit/coverage.h"
+#include "agent/commit/world.h"
+#include "agent/commit/world_private.h"
+#include "store/store_mem.h"
 
 #define WORLD 8
 
@@ -80,4 +83,36 @@ ON_EACH_STORE(a_document_that_has_changed_or_gone_is_not_counted_as_it_was)
         coverage_free(coverage);
 }
 
-TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_document_that_has_changed_or_gone_is_not_counted_as_it_was))
+/* Another node has decided that the version is persisted, and has read so. */
+ON_EACH_STORE(a_decision_that_cannot_be_read_is_not_replaced)
+{
+        struct coverage *coverage = coverage_new(WORLD);
+        struct committed committed;
+        struct line line = { 0 };
+
+        if (store->ops != &store_mem) /* only it fails a call */
+                return;
+        own.rank_count = 1;
+        captures(0, 1, "r");
+        REQUIRE(coverage && !coverage_look(store, &own, coverage, &error));
+        REQUIRE(!world_commit_document(store, &own, coverage, &line, true, &committed, &error) && committed.persist);
+        committed_done(&committed);
+        for (uint64_t fails = 1; fails <= 6; fails++) {
+                struct mem_faults faults = { .fail_at = fails };
+                enum nebula_status status;
+
+                store_mem_faults(store, &faults);
+                status = world_commit_document(store, &own, coverage, &line, false, &committed, &error);
+                if (!status) {
+                        CHECK(committed.persist);
+                        committed_done(&committed);
+                }
+                store_mem_faults(store, NULL);
+                CHECK(!world_read_committed(store, "t", &committed, &error) && committed.persist);
+                committed_done(&committed);
+        }
+        coverage_free(coverage);
+}
+
+TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_document_that_has_changed_or_gone_is_not_counted_as_it_was),
+         TEST(a_decision_that_cannot_be_read_is_not_replaced))

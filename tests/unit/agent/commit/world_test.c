@@ -191,7 +191,7 @@ static bool tell_who_is_stopped(struct test_client *zero, const char *tag, pid_t
         return is_ours;
 }
 
-enum late { TAKES_BACK, EARLIER_WRITING, EARLIER_RUN, LATE_COUNT };
+enum late { TAKES_BACK, EARLIER_WRITING, EARLIER_RUN, LARGER_WORLD, LATE_COUNT };
 
 static void write_decision_late(const char *tag, enum late what)
 {
@@ -210,6 +210,11 @@ static void write_decision_late(const char *tag, enum late what)
                 committed.of.writing--;
         if (what == EARLIER_RUN)
                 strcpy(committed.of.run, "before");
+        if (what == LARGER_WORLD) { /* as nobody writes it: its ranks are beyond those of the version */
+                committed.of.world = DOCUMENT_WORLD_MAX;
+                committed.ranks = realloc(committed.ranks, (committed.rank_count + 1) * sizeof *committed.ranks);
+                committed.ranks[committed.rank_count++] = DOCUMENT_WORLD_MAX - 1;
+        }
         if (committed_format(&committed, &text, &size, NULL))
                 abort();
         storage_write(place.storage, document_key(tag, "committed.json"), text, size); /* as a stopped agent does when it continues */
