@@ -341,6 +341,8 @@ enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool 
         if (!status)
                 status = index_sweep(store, before_ns, error);
         if (!status)
+                status = tag_log_sweep(store, age_ns > TAG_LOG_REST_NS ? age_ns : TAG_LOG_REST_NS, error);
+        if (!status)
                 *ret_removed = removed;
         return status;
 }

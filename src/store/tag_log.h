@@ -56,6 +56,9 @@ enum nebula_status tag_log_key(const char *directory, uint64_t number, char ret_
 /* The number of the last finished removal of an encoded tag; 0: none. */
 enum nebula_status tag_log_removed(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error);
 enum nebula_status tag_log_set_removed(struct store *store, const char *directory, uint64_t number, struct nebula_error *error);
+/* Removes the numbers of removals that ended so long ago. A writer or a removal that pauses for longer can take the number of such an entry again. */
+#define TAG_LOG_REST_NS (7 * 86400 * INT64_C(1000000000))
+enum nebula_status tag_log_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);
 
 /* A removal, as an entry of the log. */
 struct removal {

@@ -53,6 +53,7 @@ struct job_storage {
         struct manifest_scan stored;
         struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
+        size_t removals;               /* since their numbers were swept; used by the worker */
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         int64_t scan_at_ns;            /* not before this time: the last scan has failed */
         uint32_t scan_attempt;         /* failed scans since the last success */

@@ -16,6 +16,7 @@
 #include "store/pins.h"
 #include "store/tag_log.h"
 
+#define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
 /* Lock held. NULL: it must be opened. */
@@ -502,6 +503,12 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
         }
         free(dropped);
         pins_done(&pins);
+        /* An agent that writes for months opens the path, and sweeps it, only once. */
+        job->storage.removals += count;
+        if (job->storage.removals >= REMOVALS_MAX) {
+                job->storage.removals = 0;
+                tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
+        }
 }
 
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new)

@@ -135,6 +135,8 @@ ON_EACH_STORE(the_numbers_of_an_empty_log_go_on_behind_the_last_removal)
         CHECK(!tag_log_set_removed(store, "t", 12, &error) && next("t", 0) == 13 && !has(".nebula/removed/t/7"));
         CHECK(!tag_log_set_removed(store, "t", 5, &error) && next("t", 0) == 13); /* a removal that slept completes after a later one */
         CHECK(next("u", 0) == 1 && !tag_log_removed(store, "u", &removed, &error) && removed == 0);
+        CHECK(!tag_log_sweep(store, INT64_C(3600000000000), &error) && next("t", 0) == 13);
+        CHECK(!tag_log_sweep(store, INT64_C(-3600000000000), &error) && next("t", 0) == 1 && !has(".nebula/removed/t/12")); /* all are older than in an hour */
         have(".nebula/removed/u/x", "x");
         have(".nebula/removed/u/-3", "x");
         have(".nebula/removed/u/3x", "x");
