@@ -20,6 +20,7 @@ static bool is_code(const struct http_response *response, const char *code)
 static const char *advice(const struct azure_store *azure, enum object_deed deed, const struct http_response *response, char *text, size_t size)
 {
         const char *source = azure_credential_name(&azure->credential);
+        char said[OBJECT_SENTENCE_SIZE];
 
         *text = 0;
         if ((response->status == 403 || response->status == 401) && *object_skew(response, text, size))
@@ -34,12 +35,20 @@ static const char *advice(const struct azure_store *azure, enum object_deed deed
                 snprintf(text, size, "%s may not do this; writing takes the role Storage Blob Data Contributor, or a SAS with sp=rcwdl", source);
         else if (is_code(response, "AuthorizationFailure"))
                 snprintf(text, size, "%s is refused; look at the account's network rules and at what the SAS allows", source);
-        else if (response->status == 403 || response->status == 401 || is_code(response, "InvalidAuthenticationInfo"))
-                snprintf(text, size, "%s is not accepted; it may be wrong or expired", source);
+        else if (is_code(response, "KeyBasedAuthenticationNotPermitted"))
+                snprintf(text, size, "the account takes no keys, and no SAS of a key: give the job an identity");
         else if (is_code(response, "BlobImmutableDueToPolicy"))
                 snprintf(text, size, "the container keeps its blobs from being changed or removed");
         else if (is_code(response, "PathImmutableDueToPolicy"))
                 snprintf(text, size, "the container keeps its files from being renamed or removed; az:// writes to it without a rename");
+        if (*text)
+                return text;
+        if (is_code(response, "AuthenticationFailed") || is_code(response, "InvalidAuthenticationInfo") ||
+            ((response->status == 403 || response->status == 401) && !*object_sentence(response, said, sizeof said)))
+                snprintf(text, size, "%s is not accepted; it may be wrong or expired", source);
+        else if (*object_sentence(response, said, sizeof said))
+                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; it refuses " : "",
+                         response->status == 403 || response->status == 401 ? source : "");
         return text;
 }
 
@@ -48,7 +57,7 @@ enum nebula_status azure_fail(const struct object_store *store, enum object_deed
 {
         const struct azure_store *azure = (const struct azure_store *)store;
         enum nebula_status status = NEBULA_STORAGE;
-        char text[256];
+        char text[OBJECT_SENTENCE_SIZE + 160];
 
         if (response->status == 404 && deed != OBJECT_LIST &&
             (deed == OBJECT_READ || !(is_code(response, "ContainerNotFound") || is_code(response, "FilesystemNotFound"))))

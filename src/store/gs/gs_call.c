@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/gs/gs_private.h"
@@ -73,14 +74,16 @@ static bool is_changed(const struct http_response *response)
         return response->status == 400 && (s3_is_code(response, "BadDigest") || s3_is_code(response, "ContentSha256Mismatch"));
 }
 
-static enum nebula_status send_signed(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
-                           struct nebula_error *error)
+static enum nebula_status send_signed(struct object_store *store, const struct object_call *given, struct http_response *ret_response,
+                                      struct nebula_error *error)
 {
         struct gs_store *gs = (struct gs_store *)store;
+        struct object_call with_project = *given, *call = &with_project;
         struct signing signing = { .gs = gs, .call = call, .hash = OBJECT_UNSIGNED };
         enum nebula_status status = find_credential(gs, error);
         char *url = status ? NULL : make_url(gs, call);
 
+        object_header(call, "x-goog-user-project", conf_env("GOOGLE_CLOUD_QUOTA_PROJECT"));
         *ret_response = (struct http_response){ 0 };
         if (status)
                 return status;

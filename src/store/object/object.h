@@ -230,6 +230,9 @@ char *object_make_root(const char *before, const char *container, const char *pr
 /* The error of this machine's clock, in words; "": it is too small to be the reason of a refused signature. */
 const char *object_skew(const struct http_response *response, char *text, size_t size);
 /* Sets the sentence and the status. `advice` "": there is none. */
+/* What the service says beyond the code; "": nothing, or it may hold a secret. */
+#define OBJECT_SENTENCE_SIZE 240
+const char *object_sentence(const struct http_response *response, char *text, size_t size);
 enum nebula_status object_refused(const struct object_store *store, enum nebula_status status, enum object_deed deed, const char *key,
                                   const struct http_response *response, const char *code, const char *advice, struct nebula_error *error);
 

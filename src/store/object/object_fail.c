@@ -2,9 +2,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
+#include "store/http/xml.h"
 #include "store/object/object.h"
 
 #define SKEW_S 600 /* Azure and S3 refuse signatures that are 15 minutes old */
@@ -18,6 +21,36 @@ const char *object_skew(const struct http_response *response, char *text, size_t
         if (date && http_date_parse(date, &theirs) && llabs(ours - theirs) > SKEW_S)
                 snprintf(text, size, "this machine's clock is %lld minutes %s the store's: set it",
                          (long long)llabs(ours - theirs) / 60, ours > theirs ? "ahead of" : "behind");
+        return text;
+}
+
+/* Whether a text may hold a part of a signature or of a URL with one. */
+static bool may_be_secret(const char *text)
+{
+        static const char *const signs[] = { "sig=", "ignature=", "oken=", "redential=", "assword", "AccountKey" };
+
+        for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
+                if (strstr(text, signs[i]))
+                        return true;
+        return false;
+}
+
+const char *object_sentence(const struct http_response *response, char *text, size_t size)
+{
+        struct xml_item item;
+        struct xml xml;
+
+        *text = 0;
+        if (!response->text || !response->text_size)
+                return text;
+        xml_init(&xml, response->text, response->text_size);
+        while (!*text && xml_next(&xml, &item))
+                if (item.kind == XML_END && item.depth == 2 && !strcmp(item.name, "Message"))
+                        snprintf(text, size, "%.*s", (int)strcspn(item.text, "\r\n"), item.text);
+        xml_done(&xml);
+        text_make_printable(text);
+        if (may_be_secret(text) || !strcasecmp(text, "Access Denied") || !strcasecmp(text, "Access Denied."))
+                *text = 0;
         return text;
 }
 

@@ -21,6 +21,7 @@ static void advise(enum object_deed deed, const struct http_response *response, 
                    char *text, size_t size)
 {
         const char *region = http_field(response, "x-amz-bucket-region");
+        char said[OBJECT_SENTENCE_SIZE];
 
         *text = 0;
         if (response->status == 403 && *object_skew(response, text, size))
@@ -33,10 +34,13 @@ static void advise(enum object_deed deed, const struct http_response *response, 
                 snprintf(text, size, "%s is not accepted: the key or its secret is wrong", source);
         else if (IS_ONE_OF(code, "ExpiredToken", "InvalidToken", "TokenRefreshRequired"))
                 snprintf(text, size, "%s is not accepted: its session has expired", source);
-        else if (region || IS_ONE_OF(code, "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "TemporaryRedirect"))
+        else if (region || IS_ONE_OF(code, "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"))
                 snprintf(text, size, "the bucket is in %s%s: set AWS_REGION", region ? "the region " : "another region", region ? region : "");
         else if (IS_ONE_OF(code, "InvalidObjectState"))
                 snprintf(text, size, "a lifecycle rule has moved it to an archive: restore it there first");
+        else if (*object_sentence(response, said, sizeof said)) /* of a policy, a KMS key, requester-pays: it names what is missing */
+                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; it refuses " : "",
+                         response->status == 403 || response->status == 401 ? source : "");
         else if (response->status == 403 || response->status == 401)
                 snprintf(text, size, "%s may not do this; writing takes %s%s", source, rights,
                          deed == OBJECT_REMOVE ? ". Or an object lock keeps it" : "");
@@ -46,7 +50,7 @@ enum nebula_status s3_explain(const struct object_store *store, enum object_deed
                               const char *source, const char *rights, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_STORAGE;
-        char code[OBJECT_CODE_SIZE], text[320];
+        char code[OBJECT_CODE_SIZE], text[OBJECT_SENTENCE_SIZE + 160];
 
         s3_code(response, code);
         if (response->status == 404 && deed != OBJECT_LIST && (deed == OBJECT_READ || !IS_ONE_OF(code, "NoSuchBucket", "NoSuchUpload")))

@@ -91,7 +91,11 @@ static void each_operation_is_the_request_of_the_reference(void)
         CHECK(asked("PUT /data/run/t/a%20b", "x-goog-if-generation-match: 0") && asked("PUT /data/run/t/a%20b", "x-goog-hash: crc32c=4waSgw=="));
         CHECK(strstr(last_head, "\r\nAuthorization: GOOG4-HMAC-SHA256 Credential=GOOG1E/") && strstr(last_head, "/auto/storage/goog4_request,SignedHeaders=host;") && !strstr(last_head, "x-amz"));
         CHECK(store->ops->put(store, "t/x", "1", 1, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && asked("PUT /data/run/t/x", "x-goog-if-generation-match: 17"));
-        CHECK(store_put_text(store, "t/x", "1", STORE_ALWAYS, &error) == NEBULA_OK && !strstr(last_head, "generation-match"));
+        CHECK(store_put_text(store, "t/x", "1", STORE_ALWAYS, &error) == NEBULA_OK && !strstr(last_head, "generation-match") && !strstr(last_head, "user-project"));
+        setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "payer", 1);
+        CHECK(store_put_text(store, "t/x", "1", STORE_ALWAYS, &error) == NEBULA_OK && strstr(last_head, "\r\nx-goog-user-project: payer\r\n") &&
+              strstr(last_head, ";x-goog-user-project,"));
+        unsetenv("GOOGLE_CLOUD_QUOTA_PROJECT");
         CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && asked("DELETE /data/run/t/x", "x-goog-if-generation-match: 17"));
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         CHECK(!strncmp(last_head, "PUT /data/run/.nebula-tmp-", 26) && strstr(last_head, "?partNumber=1&uploadId=U HTTP/1.1\r\n") && strstr(last_head, "\r\nx-goog-hash: crc32c=4waSgw==\r\n"));

@@ -566,7 +566,7 @@ static void an_answer_with_another_range_is_no_damage(void)
 
 struct said {
         int status;
-        const char *fields, *code;
+        const char *fields, *code, *message;
 };
 
 static void say(struct server_call *call, void *argument)
@@ -574,7 +574,11 @@ static void say(struct server_call *call, void *argument)
         const struct said *said = argument;
         char text[2000];
 
-        snprintf(text, sizeof text, said->status == 200 ? "%s" : "<?xml version=\"1.0\"?><Error><Code>%s</Code><Message>SECRET</Message></Error>", said->code);
+        if (said->status == 200)
+                snprintf(text, sizeof text, "%s", said->code);
+        else
+                snprintf(text, sizeof text, "<?xml version=\"1.0\"?><Error><Code>%s</Code><Message>%s</Message></Error>", said->code,
+                         said->message ? said->message : "You have sent sig=SECRET");
         server_say(call, said->status, said->fields, text);
 }
 
@@ -627,6 +631,13 @@ static void a_refusal_says_what_to_do(void)
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_NOT_FOUND && store_remove_one(store, "x", &error) == NEBULA_OK);
         said = (struct said){ 403, "", "AccessDenied" }; /* object lock, or a right that is missing: S3 says the same of both */
         CHECK(store_remove_one(store, "x", &error) == NEBULA_STORAGE && strstr(error.message, "s3:DeleteObject") && strstr(error.message, "object lock"));
+        said = (struct said){ 403, "", "AccessDenied", "User: arn:aws:iam::1:user/u is not authorized to perform: kms:GenerateDataKey on resource: k\nmore" };
+        CHECK(fails_with("403 AccessDenied: \"User: arn:aws:iam::1:user/u is not authorized to perform: kms:GenerateDataKey on resource: k\"; it refuses the key of"));
+        CHECK(!strstr(error.message, "s3:PutObject"));
+        said = (struct said){ 403, "", "AccessDenied", "Access Denied" };
+        CHECK(fails_with("s3:PutObject"));
+        said = (struct said){ 400, "", "UserProjectMissing", "Bucket is a requester pays bucket but no user project provided." };
+        CHECK(fails_with("400 UserProjectMissing: \"Bucket is a requester pays bucket but no user project provided.\""));
         said = (struct said){ 403, "", "InvalidObjectState" };
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "archive"));
         end();
