@@ -47,7 +47,7 @@ static const char *advice(const struct azure_store *azure, enum object_deed deed
             ((response->status == 403 || response->status == 401) && !*object_sentence(response, said, sizeof said)))
                 snprintf(text, size, "%s is not accepted; it may be wrong or expired", source);
         else if (*object_sentence(response, said, sizeof said))
-                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; it refuses " : "",
+                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; the store refuses " : "",
                          response->status == 403 || response->status == 401 ? source : "");
         return text;
 }

@@ -357,6 +357,22 @@ const char *http_field(const struct http_response *response, const char *name)
         return NULL;
 }
 
+void http_field_put(struct http_response *response, const char *name, const char *value)
+{
+        size_t more = strlen(name) + strlen(value) + 2;
+        char *fields = malloc(more + response->fields_size + 1);
+
+        if (!fields)
+                return;
+        memcpy(fields, name, strlen(name) + 1);
+        memcpy(fields + strlen(name) + 1, value, strlen(value) + 1);
+        if (response->fields_size)
+                memcpy(fields + more, response->fields, response->fields_size);
+        free(response->fields);
+        response->fields = fields;
+        response->fields_size += more;
+}
+
 void http_response_done(struct http_response *response)
 {
         free(response->text);

@@ -105,6 +105,8 @@ struct http_response {
 enum nebula_status http_send(const struct http_request *request, struct http_response *ret_response, struct nebula_error *error);
 /* The value of a header field, by its name in lower case; NULL: the answer has none. */
 const char *http_field(const struct http_response *response, const char *name);
+/* Puts a field in front of those of the answer, so that it counts. Without memory nothing changes. */
+void http_field_put(struct http_response *response, const char *name, const char *value);
 void http_response_done(struct http_response *response);
 /* "Sun, 06 Nov 1994 08:49:37 GMT". */
 #define HTTP_DATE_SIZE 32

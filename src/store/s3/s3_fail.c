@@ -39,7 +39,7 @@ static void advise(enum object_deed deed, const struct http_response *response, 
         else if (IS_ONE_OF(code, "InvalidObjectState"))
                 snprintf(text, size, "a lifecycle rule has moved it to an archive: restore it there first");
         else if (*object_sentence(response, said, sizeof said)) /* of a policy, a KMS key, requester-pays: it names what is missing */
-                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; it refuses " : "",
+                snprintf(text, size, "\"%s\"%s%s", said, response->status == 403 || response->status == 401 ? "; the store refuses " : "",
                          response->status == 403 || response->status == 401 ? source : "");
         else if (response->status == 403 || response->status == 401)
                 snprintf(text, size, "%s may not do this; writing takes %s%s", source, rights,

@@ -399,7 +399,7 @@ static void a_refusal_says_what_to_do(void)
         said = (struct said){ 403, "x-ms-error-code: KeyBasedAuthenticationNotPermitted\r\n", "<Error><Code>K</Code><Message>no</Message></Error>" };
         CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the account takes no keys") && !strstr(error.message, "wrong or expired"));
         said = (struct said){ 403, "x-ms-error-code: AccountIsDisabled\r\n", "<Error><Code>A</Code><Message>The specified account is disabled.\nTime:1</Message></Error>" };
-        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "\"The specified account is disabled.\"; it refuses the SAS"));
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "\"The specified account is disabled.\"; the store refuses the SAS"));
         said = (struct said){ 404, "x-ms-error-code: ContainerNotFound\r\n", "" };
         CHECK(put("x", "1", STORE_IF_ABSENT) == NEBULA_STORAGE && strstr(error.message, "create the container") && store_class(&error) == STORE_NEVER);
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_NOT_FOUND);

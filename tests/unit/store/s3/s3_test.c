@@ -632,7 +632,7 @@ static void a_refusal_says_what_to_do(void)
         said = (struct said){ 403, "", "AccessDenied" }; /* object lock, or a right that is missing: S3 says the same of both */
         CHECK(store_remove_one(store, "x", &error) == NEBULA_STORAGE && strstr(error.message, "s3:DeleteObject") && strstr(error.message, "object lock"));
         said = (struct said){ 403, "", "AccessDenied", "User: arn:aws:iam::1:user/u is not authorized to perform: kms:GenerateDataKey on resource: k\nmore" };
-        CHECK(fails_with("403 AccessDenied: \"User: arn:aws:iam::1:user/u is not authorized to perform: kms:GenerateDataKey on resource: k\"; it refuses the key of"));
+        CHECK(fails_with("403 AccessDenied: \"User: arn:aws:iam::1:user/u is not authorized to perform: kms:GenerateDataKey on resource: k\"; the store refuses the key of"));
         CHECK(!strstr(error.message, "s3:PutObject"));
         said = (struct said){ 403, "", "AccessDenied", "Access Denied" };
         CHECK(fails_with("s3:PutObject"));
@@ -640,6 +640,72 @@ static void a_refusal_says_what_to_do(void)
         CHECK(fails_with("400 UserProjectMissing: \"Bucket is a requester pays bucket but no user project provided.\""));
         said = (struct said){ 403, "", "InvalidObjectState" };
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "archive"));
+        end();
+}
+
+struct place {
+        struct server *server;
+        char head[4096];
+};
+
+static void send_there(struct server_call *call, void *argument)
+{
+        const struct place *there = argument;
+        char fields[200];
+
+        snprintf(fields, sizeof fields, "Location: http://127.0.0.1:%d/moved?sig=SECRET\r\nETag: \"e7\"\r\n", server_port(there->server));
+        server_say(call, 302, fields, "");
+}
+
+static void answer_there(struct server_call *call, void *argument)
+{
+        struct place *there = argument;
+        char range[64];
+
+        snprintf(there->head, sizeof there->head, "%s", call->head);
+        if (*server_field(call, "range", range, sizeof range))
+                server_say(call, 206, "ETag: \"other\"\r\nContent-Range: bytes 2-4/6\r\n", "cde");
+        else
+                server_say(call, 200, "ETag: \"other\"\r\n", "abcdef");
+}
+
+/* As Hugging Face's buckets answer. */
+static void a_read_that_is_sent_elsewhere_is_made_there_without_credentials(void)
+{
+        struct place there = { 0 };
+        struct store_stamp stamp;
+        char *text, bytes[3];
+
+        there.server = server_start(answer_there, &there, false);
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        server = server_start(send_there, &there, false);
+        set_endpoint();
+        open_store();
+        REQUIRE(store->ops->get(store, "x", 10, &text, NULL, &stamp, &error) == NEBULA_OK);
+        CHECK(!strcmp(text, "abcdef") && !strcmp(stamp.text, "e7") && !strncmp(there.head, "GET /moved?sig=SECRET HTTP/1.1\r\n", 32));
+        free(text);
+        CHECK(store->ops->read(store, "x", bytes, 2, 3, &error) == NEBULA_OK && !memcmp(bytes, "cde", 3));
+        CHECK(strstr(there.head, "\r\nRange: bytes=2-4\r\n") && !strstr(there.head, "Authorization") && !strstr(there.head, "x-amz"));
+        server_stop(there.server);
+        CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_UNAVAILABLE && !strstr(error.message, "SECRET"));
+        there.server = server; /* each answer leads to the same place */
+        CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && error.http_status == 302);
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && error.http_status == 302); /* no write follows */
+        end();
+}
+
+static void the_path_of_an_endpoint_comes_before_the_bucket(void)
+{
+        char endpoint[100];
+
+        begin(NULL, NULL);
+        snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d/name/space/", server_port(server));
+        setenv("AWS_ENDPOINT_URL", endpoint, 1);
+        store_close(store);
+        open_store();
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK && fake_find(&fake, "/name/space/data/run/x"));
         end();
 }
 
@@ -996,6 +1062,7 @@ static void no_fault_makes_wrong_bytes(void)
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
-         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
+         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(the_path_of_an_endpoint_comes_before_the_bucket),
+         TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
