@@ -11,6 +11,7 @@
 #include "device.h"
 #include "pickle.h"
 #include "image/image.h"
+#include "os/os.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Nebula's files hold numbers in the order of little-endian machines, as torch's do there: this machine is none"
@@ -104,6 +105,18 @@ static PyObject *gaps_of(const struct zip_layout *layout, const uint64_t *sizes,
         return gaps;
 }
 
+/* Zeroed memory of which only the touched pages count, also where the system refuses to promise more memory than it has. 0 or a negative errno. */
+static int map_sparse(uint64_t size, void **ret_data)
+{
+        int fd = os->memfd("nebula-frame"), result = fd < 0 ? fd : os->truncate(fd, size);
+
+        if (!result)
+                result = os->map(fd, 0, size, OS_MAP_READ | OS_MAP_WRITE, ret_data);
+        if (fd >= 0)
+                os->close(fd);
+        return result;
+}
+
 static PyObject *zip_frame(PyObject *module, PyObject *arguments)
 {
         PyObject *list, *gaps = NULL;
@@ -112,7 +125,7 @@ static PyObject *zip_frame(PyObject *module, PyObject *arguments)
         uint64_t *sizes = NULL;
         enum nebula_status status;
         Py_buffer pickle;
-        char *image;
+        void *image;
         size_t count;
 
         if (!PyArg_ParseTuple(arguments, "y*O!", &pickle, &PyList_Type, &list))
@@ -132,11 +145,10 @@ static PyObject *zip_frame(PyObject *module, PyObject *arguments)
                 goto release;
         }
         /* Only the pages of the gaps are touched: the room for payloads takes addresses, not memory. */
-        image = calloc(1, layout.size);
-        if (image) {
+        if (!map_sparse(layout.size, &image)) {
                 zip_layout_write(&layout, pickle.buf, image);
                 gaps = gaps_of(&layout, sizes, image);
-                free(image);
+                os->unmap(image, layout.size);
         } else {
                 PyErr_NoMemory();
         }

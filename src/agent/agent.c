@@ -261,7 +261,7 @@ bool agent_drain(struct agent *agent)
 
         catalogue_lock(catalogue);
         since_ns = os->now_ns();
-        catalogue->draining = true;
+        catalogue->draining++; /* the agent ends, so it stays */
         worker_want_all(catalogue, NULL);
         while (worker_draining(catalogue, since_ns) && !catalogue->dropping) {
                 if (os->now_ns() - PENDING_SAID_NS > said_ns) {

@@ -222,7 +222,7 @@ struct catalogue {
         struct replica *replica; /* NULL: copies are not possible */
         uint32_t peer_count;     /* connections from other agents */
         bool stopping;   /* all threads end */
-        bool draining;   /* all committed versions must be persisted */
+        uint32_t draining; /* so many ask for that: all committed versions must be persisted */
         bool ends_itself; /* the agent has asked its process to end, because no client needed it */
         bool dropping;   /* the agent was told to end at once and to drop the memory tier */
         bool in_process; /* the agent runs on threads of a trainer: never ends the process */

@@ -436,7 +436,7 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
         agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b, s:I}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
                           "uptime_s", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started", catalogue->started,
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
-                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining,
+                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining > 0,
                           "fetched_bytes", (json_int_t)manifest_read_bytes());
         catalogue_unlock(catalogue);
         return to_text(json_pack("{s:o, s:s, s:o, s:o, s:o, s:o}", "agent", agent, "persist_path", path, "jobs", jobs, "sessions", sessions, "queue",

@@ -303,7 +303,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         catalogue_lock(catalogue);
         log_event(LOG_LEVEL_INFO, "%s", request->now ? "the agent was told to end at once" : "told to end");
         if (!request->now) {
-                catalogue->draining = true;
+                catalogue->draining++;
                 worker_want_all(catalogue, NULL);
                 while (!status && worker_draining(catalogue, since_ns))
                         status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
@@ -314,7 +314,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
                                            "not everything could be persisted, the agent goes on: %.380s", why ? why->message : "");
                 }
                 if (status)
-                        catalogue->draining = false;
+                        catalogue->draining--; /* a signal may ask for it, too */
         }
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);

@@ -94,12 +94,14 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
 {
         struct nebula_error error = { 0 };
         struct image *image = NULL;
+        bool may_make;
 
         if (session->job->settings.on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
                 return NULL;
+        may_make = !session->job->storage.stored.count;
         catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
-        if (spill_create(session->job->persist_path, capacity, &image, &error))
+        if (spill_create(session->job->persist_path, may_make, capacity, &image, &error))
                 log_event(LOG_LEVEL_WARN, "%s cannot be streamed to a local disk, so it waits for memory: %s", version->tag, error.message);
         catalogue_lock(catalogue);
         waiting->no_spill = !image;

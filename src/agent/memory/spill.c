@@ -45,7 +45,7 @@ static int open_nameless(const char *directory, uint64_t id)
         return fd;
 }
 
-enum nebula_status spill_create(const char *persist_path, uint64_t capacity, struct image **ret_image, struct nebula_error *error)
+enum nebula_status spill_create(const char *persist_path, bool may_make, uint64_t capacity, struct image **ret_image, struct nebula_error *error)
 {
         const char *directory = choose_directory(persist_path);
         struct os_space space;
@@ -54,7 +54,7 @@ enum nebula_status spill_create(const char *persist_path, uint64_t capacity, str
 
         if (!directory)
                 return error_set(error, NEBULA_INVALID, 0, "no local disk is known: set NEBULA_SPILL_DIR to a directory on one");
-        result = os_make_dirs(directory, 0777);
+        result = may_make || conf_env("NEBULA_SPILL_DIR") ? os_make_dirs(directory, 0777) : 0;
         if (!result)
                 result = os->space(directory, &space);
         if (result < 0)

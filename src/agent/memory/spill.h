@@ -22,6 +22,7 @@
 
 #include "agent/memory/memory.h"
 
-enum nebula_status spill_create(const char *persist_path, uint64_t capacity, struct image **ret_image, struct nebula_error *error);
+/* may_make: the storage path may have to be made. Once it was there, only its store makes it again: its mount may have gone. */
+enum nebula_status spill_create(const char *persist_path, bool may_make, uint64_t capacity, struct image **ret_image, struct nebula_error *error);
 
 #endif

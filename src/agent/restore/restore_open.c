@@ -13,6 +13,10 @@
 #include "base/error.h"
 #include "os/os.h"
 
+#define SECOND_NS INT64_C(1000000000)
+/* So long a reader waits for another one that reads the file: this, and the time that the file takes at a slow rate. */
+#define READING_NS (120 * SECOND_NS)
+#define READING_BYTES_PER_S (4u << 20)
 #define ROOM_LOOK_MS 500 /* a thread that returns pages signals that */
 
 enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error)
@@ -212,10 +216,15 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         struct image *image = NULL;
         struct wanted wanted;
         uint64_t size;
+        int64_t until_ns;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
+        until_ns = os->now_ns() + READING_NS + (int64_t)(file->size / READING_BYTES_PER_S) * SECOND_NS;
         while (file->reading) {
-                catalogue_wait(catalogue, &catalogue->moved, -1);
+                if (catalogue->stopping || os->now_ns() > until_ns)
+                        return error_set(error, NEBULA_TIMEOUT, 0, "another rank's request still reads \"%.100s\" of \"%.150s\": storage or a peer does not answer",
+                                         name, version->tag);
+                catalogue_wait(catalogue, &catalogue->moved, 1000);
                 file = version_file(version, name);
         }
         if (file->image)
