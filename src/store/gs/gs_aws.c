@@ -163,8 +163,10 @@ char *gs_aws_subject(const json_t *source, const char *audience, struct nebula_e
                 subject = sign(url, region, &key, audience, error);
         free(url);
         object_forget_bytes(text, size);
+        object_token_drop(keys);
         return subject;
 done:
         object_forget(text);
+        object_token_drop(keys);
         return NULL;
 }

@@ -19,7 +19,8 @@ struct object_token {
         struct object_token *next;
         uint8_t identity[CRYPT_SHA256_BYTES];
         struct vars *vars; /* with which it is fetched */
-        unsigned holders;  /* guarded by tokens_lock */
+        unsigned holders;  /* guarded by tokens_lock, as is_cleared is */
+        bool is_cleared;   /* object_token_forget_all was called: of no use any more */
         object_token_fetch *fetch;
         void *source;
         void (*done)(void *source);
@@ -34,7 +35,7 @@ struct object_token {
 };
 
 static struct lock tokens_lock = LOCK_INIT(LOCK_OBJECT_TOKENS);
-static struct object_token *tokens;
+static struct object_token *tokens, *cleared;
 
 /* Lock held. */
 static struct object_token *find(const uint8_t identity[CRYPT_SHA256_BYTES])
@@ -82,44 +83,65 @@ void *object_token_source(const struct object_token *token)
         return token->source;
 }
 
+/* Without its memory, which a holder may still point to. */
+static void clear(struct object_token *token)
+{
+        token->done(token->source);
+        object_forget(token->text);
+        vars_drop(token->vars);
+        token->text = NULL;
+        token->vars = NULL;
+}
+
 static void token_free(struct object_token *token)
 {
         lock_done(&token->lock);
         pthread_cond_destroy(&token->fetched);
-        token->done(token->source);
-        object_forget(token->text);
-        vars_drop(token->vars);
         free(token);
 }
 
 void object_token_drop(struct object_token *token)
 {
-        struct object_token **link = &tokens;
-        bool is_last;
+        struct object_token **link;
+        bool is_last, is_cleared;
 
         if (!token)
                 return;
         lock_take(&tokens_lock);
         is_last = !--token->holders;
+        is_cleared = token->is_cleared;
+        link = is_cleared ? &cleared : &tokens;
         while (is_last && *link != token)
                 link = &(*link)->next;
         if (is_last)
                 *link = token->next;
         lock_give(&tokens_lock);
+        if (is_last && !is_cleared)
+                clear(token); /* it may hold another token */
         if (is_last)
                 token_free(token);
 }
 
 void object_token_forget_all(void)
 {
-        lock_take(&tokens_lock);
-        while (tokens) {
-                struct object_token *next = tokens->next;
+        struct object_token *token;
 
-                token_free(tokens);
-                tokens = next;
+        for (;;) {
+                lock_take(&tokens_lock);
+                token = tokens;
+                if (token) {
+                        tokens = token->next;
+                        token->next = cleared;
+                        token->is_cleared = true;
+                        token->holders++;
+                        cleared = token;
+                }
+                lock_give(&tokens_lock);
+                if (!token)
+                        return;
+                clear(token);
+                object_token_drop(token);
         }
-        lock_give(&tokens_lock);
 }
 
 /* Lock held. Takes over the text. */

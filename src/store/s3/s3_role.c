@@ -88,6 +88,7 @@ static void assuming_free(void *source)
         free(assuming->who);
         free(assuming->url);
         object_forget(assuming->form);
+        object_token_drop(assuming->from);
         free(assuming);
 }
 
@@ -136,6 +137,7 @@ static struct object_token *find_role(const char *profile, const char *role, str
         char *identity;
 
         if (!assuming) {
+                object_token_drop(from);
                 no_memory(error);
                 return NULL;
         }
