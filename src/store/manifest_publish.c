@@ -128,6 +128,14 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
         return false;
 }
 
+static bool changes_nothing(const struct publishing *publishing)
+{
+        for (size_t i = 0; i < publishing->manifest->file_count; i++)
+                if (publishing->manifest->files[i].is_apart)
+                        return false;
+        return !publishing->victims.count;
+}
+
 enum nebula_status manifest_publish(struct store *store, const struct manifest *manifest, const struct manifest *before,
                                     struct nebula_error *error)
 {
@@ -148,6 +156,8 @@ enum nebula_status manifest_publish(struct store *store, const struct manifest *
         for (size_t i = 0; i < publishing.objects.count && !status; i++)
                 if (is_superseded(&publishing, &publishing.objects.entries[i]))
                         status = victims_add(&publishing.victims, &publishing.objects.entries[i], error);
+        if (!status && changes_nothing(&publishing)) /* as for the first writing of a tag, whose files are in place */
+                goto done;
         if (!status)
                 status = check_newest(&publishing, error);
         if (!status) {
@@ -158,6 +168,7 @@ enum nebula_status manifest_publish(struct store *store, const struct manifest *
                 status = show_newest(&publishing, error);
                 status = status ? status : shown;
         }
+done:
         victims_done(&publishing.victims);
         store_list_done(&publishing.objects);
         return status;

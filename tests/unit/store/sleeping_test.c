@@ -226,7 +226,7 @@ static void hold(struct story story)
         if (!strcmp(kind->name, "mem") || !strcmp(kind->name, "slow mem"))
                 return;
         explore(&story);
-        CHECK(!story.problem && story.schedules > 50);
+        CHECK(!story.problem && story.schedules > 40);
         if (story.problem)
                 printf("# %s\n", error.message);
 }
