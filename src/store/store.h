@@ -12,7 +12,8 @@
  *                one succeeds.
  *      get       reads all of a small object as one put left it, NUL-terminated. NEBULA_CORRUPT: it has more than `limit` bytes.
  *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) final bytes are sent while others are still
- *                being made. On return the objects are durable, and no operation sees them.
+ *                being made. On return the objects are durable, and no operation sees them. An object store holds small ones in memory
+ *                until they are published.
  *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_tell_same). The
  *                driver takes these bytes from the source while the source has the expected mark. If that fails, it sends them. The
  *                result is a whole object of its own in both cases.

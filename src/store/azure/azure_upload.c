@@ -233,4 +233,4 @@ static enum nebula_status publish(struct object_store *store, const struct store
 }
 
 /* Blocks that no list names cannot be removed one by one; Azure drops them a week after the last one. */
-const struct object_steps azure_steps = { .begin = begin, .can_resume = true, .send = put_block, .refer = put_block_from, .publish = publish };
+const struct object_steps azure_steps = { .begin = begin, .can_resume = true, .puts_small = true, .send = put_block, .refer = put_block_from, .publish = publish };

@@ -130,4 +130,4 @@ static void abort_upload(struct object_store *store, const struct object_upload 
                 s3_multipart_abort(store, object->place, object->upload_id, NULL);
 }
 
-const struct object_steps gs_steps = { .begin = begin, .can_resume = true, .send = send_part, .publish = publish, .abort = abort_upload };
+const struct object_steps gs_steps = { .begin = begin, .can_resume = true, .puts_small = true, .send = send_part, .publish = publish, .abort = abort_upload };

@@ -131,6 +131,7 @@ struct http_settings {
         int64_t halve_ms;       /* the limit of running requests is halved at most once in this time */
         uint64_t slowest;       /* bytes per second; a request has a minute plus the time of its bodies at this rate */
         uint32_t width_first, width_max; /* running requests per host */
+        uint32_t small_bytes;   /* an object of so many bytes or fewer is one request (object_parts.c) */
         int64_t hedge_ms;       /* a slow range is requested a second time after so long at the earliest (object_bulk.c) */
         double megabytes_per_s; /* 10^6 bytes per second, all bodies together; 0: no limit */
 };

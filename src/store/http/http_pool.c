@@ -20,6 +20,7 @@ struct http_settings http_settings = {
         .pause_ms = 300,
         .pause_max_ms = 10000,
         .halve_ms = 1000,
+        .small_bytes = 64u << 10,
         .hedge_ms = 100,
         .slowest = 64u << 10,
         .width_first = 8,

@@ -132,6 +132,7 @@ struct object_steps {
         void (*abort)(struct object_store *store, const struct object_upload *object);
         bool in_order;          /* of an interrupted upload, only the first bytes can be used */
         bool can_resume;        /* `begin` looks for the parts of `former`, and sets `text` */
+        bool puts_small;        /* a small object takes one request, which publish makes */
 };
 
 struct object_service {
@@ -328,6 +329,8 @@ enum nebula_status object_look(struct object_store *store, const char *key, stru
 enum nebula_status object_look_who_wrote(struct object_store *store, const char *key, const char *id, enum store_condition condition,
                                          const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
 enum nebula_status object_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
+/* The same as STORE_IF_ABSENT, by the write `id`. */
+enum nebula_status object_put_as(struct object_store *store, const char *key, const void *data, uint64_t size, const char *id, struct nebula_error *error);
 enum nebula_status object_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
                               const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
 enum nebula_status object_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
@@ -389,6 +392,8 @@ struct object_upload {
         char *key;
         const char *data;
         uint64_t size, part_bytes, part_count;
+        bool is_small;             /* no part is sent before: publish sends all bytes */
+        void *small;               /* a copy of them; NULL: there are none */
         struct bulk_feed *feed;    /* NULL: all bytes are final */
         uint32_t *missing;         /* with a feed: the number of chunks of each part that are not final */
         uint64_t taken;            /* parts taken by threads */

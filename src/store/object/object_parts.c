@@ -10,6 +10,7 @@
 #include "store/http/lanes.h"
 #include "store/object/object.h"
 
+#define SMALL_SUM_MAX (UINT64_C(16) << 20) /* bytes of the small objects of one upload */
 #define FEED_WAIT_MS 100
 #define STEP_WIDTH 8u
 
@@ -62,6 +63,7 @@ static void upload_free(struct store_upload *upload)
                 object_touch_end(upload);
         for (size_t i = 0; upload && i < upload->count; i++) {
                 free(upload->objects[i].key);
+                free(upload->objects[i].small);
                 free(upload->objects[i].missing);
                 free(upload->objects[i].fates);
                 free(upload->objects[i].place);
@@ -74,6 +76,28 @@ static void upload_free(struct store_upload *upload)
         free(upload);
 }
 
+/* The sum of all is bounded: if there are many, the others are sent before, as large ones are. */
+static void choose_small(const struct object_store *store, struct object_upload *object, uint64_t *left)
+{
+        uint32_t most = http_settings_now().small_bytes;
+
+        if (!store->service->steps->puts_small || !most || object->size > most || object->size > *left || object->source ||
+            object->part_count > 1)
+                return;
+        object->is_small = true;
+        *left -= object->size;
+}
+
+/* Keeps the bytes of a small object for its one request. */
+static enum nebula_status keep_small(const struct object_store *store, struct object_upload *object, struct nebula_error *error)
+{
+        object->small = malloc((size_t)object->size + 1);
+        if (!object->small)
+                return object_no_memory(store, error);
+        memcpy(object->small, object->data, (size_t)object->size);
+        return NEBULA_OK;
+}
+
 /* One step of all objects. */
 struct stepping {
         struct object_store *store;
@@ -81,10 +105,14 @@ struct stepping {
         object_step *step;
 };
 
+static object_step publish_step;
+
 static enum nebula_status step_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
 {
         const struct stepping *stepping = argument;
 
+        if (stepping->upload->objects[index].is_small && stepping->step != publish_step)
+                return NEBULA_OK;
         return stepping->step(stepping->store, stepping->upload, &stepping->upload->objects[index], error);
 }
 
@@ -100,6 +128,7 @@ static enum nebula_status plan(struct object_store *store, const struct store_ob
 {
         struct store_upload *upload = calloc(1, sizeof *upload + count * sizeof *upload->objects);
         enum nebula_status status = NEBULA_OK;
+        uint64_t small = SMALL_SUM_MAX;
 
         if (!upload)
                 return object_no_memory(store, error);
@@ -119,8 +148,11 @@ static enum nebula_status plan(struct object_store *store, const struct store_ob
         }
         if (!status)
                 status = step_all(store, upload, object_find_source, error);
-        for (size_t i = 0; i < count && !status; i++)
+        for (size_t i = 0; i < count && !status; i++) {
                 status = choose_parts(store, &upload->objects[i], error);
+                if (!status)
+                        choose_small(store, &upload->objects[i], &small);
+        }
         if (status)
                 upload_free(upload);
         else
@@ -206,6 +238,10 @@ static int take_part(struct sending *sending, struct object_upload **ret_object,
 static enum nebula_status send_range(struct sending *sending, struct object_upload *object, struct object_range *range,
                                      const atomic_bool *stop, struct nebula_error *error)
 {
+        if (object->is_small) {
+                bulk_feed_count(object->feed, range->size);
+                return range->size ? keep_small(sending->store, object, error) : NEBULA_OK;
+        }
         object_take_sum(object, range);
         range->moved = bulk_feed_counter(object->feed);
         if (object_take_found(object, range) || object_refer(sending->store, sending->upload, object, range, stop)) {
@@ -304,7 +340,8 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
 static enum nebula_status publish_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
                                        struct nebula_error *error)
 {
-        enum nebula_status status = store->service->steps->publish(store, upload, object, error);
+        enum nebula_status status = object->is_small ? object_put_as(store, object->key, object->small ? object->small : "", object->size, object->id, error)
+                                                     : store->service->steps->publish(store, upload, object, error);
 
         object->is_over = object->is_over || !status;
         return status;

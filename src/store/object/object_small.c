@@ -158,6 +158,14 @@ static enum nebula_status put_once(void *argument, struct nebula_error *error)
         return status;
 }
 
+enum nebula_status object_put_as(struct object_store *store, const char *key, const void *data, uint64_t size, const char *id, struct nebula_error *error)
+{
+        struct putting putting = { store, key, data, size, STORE_IF_ABSENT, NULL, { "" }, "" };
+
+        snprintf(putting.id, sizeof putting.id, "%s", id);
+        return object_try_again(store, key, put_once, &putting, error);
+}
+
 enum nebula_status object_put(struct store *base, const char *key, const void *data, uint64_t size, enum store_condition condition,
                               const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {

@@ -269,4 +269,4 @@ static void abort_upload(struct object_store *store, const struct object_upload 
                 s3_multipart_abort(store, object->key, object->upload_id, NULL);
 }
 
-const struct object_steps s3_steps = { .begin = begin, .can_resume = true, .send = send_part, .refer = s3_refer, .publish = publish, .abort = abort_upload };
+const struct object_steps s3_steps = { .begin = begin, .can_resume = true, .puts_small = true, .send = send_part, .refer = s3_refer, .publish = publish, .abort = abort_upload };

@@ -44,9 +44,13 @@ static const char *const variables[] = { "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_K
 
 static void begin(void)
 {
+        struct http_settings settings;
         char url[64];
 
         client_has_no_credentials(variables, sizeof variables / sizeof *variables, directory);
+        settings = http_settings_now();
+        settings.small_bytes = 0; /* what is said of large objects holds for those of a few bytes */
+        http_settings_set(&settings);
         *token = 0;
         refusal = 0;
         server = server_start(serve, NULL, false);

@@ -55,6 +55,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
         settings.pause_max_ms = 20;
         settings.halve_ms = 20;
         settings.hedge_ms = 60000; /* a slow machine sends no request more */
+        settings.small_bytes = 0; /* what is said of large objects holds for those of a few bytes */
         http_settings_set(&settings);
         s3_limits = limits;
         s3_limits.part_bytes = s3_limits.part_bytes_good = s3_limits.read_bytes = PIECE;
@@ -235,6 +236,41 @@ static char *make_big(void)
         for (size_t i = 0; i < BIG_BYTES; i++)
                 data[i] = (char)(i * 2654435761u >> 13);
         return data;
+}
+
+static void a_small_object_is_one_request(void)
+{
+        static char bytes[5] = "bytes";
+        struct at at = { 0, 0, FAKE_LOST };
+        struct store_written written;
+        struct bulk_feed feed;
+        const struct store_object objects[] = { { .key = "t/empty" }, { .key = "t/m.pt", .data = bytes, .size = 5, .feed = &feed, .ret_written = &written } };
+        struct http_settings settings;
+        struct store_upload *upload;
+        struct fake_object *found;
+
+        begin(fault_at, &at);
+        settings = http_settings_now();
+        settings.small_bytes = 5;
+        http_settings_set(&settings);
+        REQUIRE(!bulk_feed_init_pieces(&feed, 5));
+        bulk_feed_tell(&feed, 0);
+        bulk_feed_end(&feed);
+        REQUIRE(store->ops->upload(store, objects, 2, &upload, &error) == NEBULA_OK);
+        memcpy(bytes, "later", 5); /* as the caller may from now on */
+        CHECK(server_requests(server) == 0 && *written.mark.text);
+        at = (struct at){ 2, 1, FAKE_LOST };
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake.etags == 2);
+        found = fake_find(&fake, "/data/run/t/m.pt");
+        CHECK(found && found->size == 5 && !memcmp(found->data, "bytes", 5) && !strcmp(found->writer, written.mark.text));
+        CHECK(fake_find(&fake, "/data/run/t/empty") && !fake_uploads_open(&fake));
+        at.times = 0;
+        REQUIRE(store->ops->upload(store, objects, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_BUSY);
+        REQUIRE(store->ops->upload(store, objects, 1, &upload, &error) == NEBULA_OK);
+        store->ops->abort(store, upload);
+        bulk_feed_done(&feed);
+        end();
 }
 
 static void a_failure_in_the_body_of_a_200_is_one(void)
@@ -1060,7 +1096,7 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
+         TEST(a_small_object_is_one_request), TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(the_path_of_an_endpoint_comes_before_the_bucket),
          TEST(a_listing_is_read_as_s3_writes_it),
