@@ -94,14 +94,25 @@ def persist_path() -> str | None:
     return default.persist_path
 
 
-def _persist_in(path: str, keep_last: int | None = None) -> None:
-    """Sets the storage path for an adapter, if neither the program nor the environment has named one. Other settings stay."""
-    if persist_path() is not None:
-        return
-    said = default._engine.settings() if is_initialized() else None
-    if said is not None and (said.keep_last or said.keep_every):
-        keep_last = None
-    init(path, None if said else 0, keep_last=keep_last)
+_adopted: str | None = None  # the storage path that an adapter has set for the default session
+
+
+def _session_in(path: str, keep_last: int | None = None) -> tuple[Session, bool]:
+    """Returns the session for an adapter's own storage path, and True. Other settings are those of the program.
+
+    If the program or the environment has named a storage path, it returns the default session, which has that one, and False.
+    """
+    global _adopted
+    named = persist_path()
+    if named is not None and named != _adopted:
+        return default, False
+    if named is None:
+        said = default._engine.settings() if is_initialized() else None
+        if said is not None and (said.keep_last or said.keep_every):
+            keep_last = None
+        init(path, None if said else 0, keep_last=keep_last)
+        _adopted = persist_path()
+    return default._at(path), True
 
 
 def _save_elsewhere(path: str, tag: str, name: str, obj: Any) -> bool:

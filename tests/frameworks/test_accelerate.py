@@ -104,7 +104,7 @@ from nebulaml.checkpoint import Checkpoint
 configuration = accelerate.utils.ProjectConfiguration(project_dir=base, automatic_checkpoint_naming=True, total_limit=1)
 accelerator, plain = attached(project_config=configuration), Checkpoint._open
 def refuse(checkpoint):
-    if checkpoint.tag == "checkpoint_1":
+    if checkpoint.tag.endswith("checkpoint_1"):
         raise nm.NebulaUnavailable("no agent for this one")
     return plain(checkpoint)
 Checkpoint._open = refuse
@@ -112,4 +112,23 @@ for names in (["checkpoint_0"], ["checkpoint_0"], ["checkpoint_2"]):
     accelerator.save_state()
     nm.flush_persistence()
     assert sorted(os.listdir(base + "/checkpoints")) == names, os.listdir(base + "/checkpoints")
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["beside", "named"])
+@directory_only("the adapter's own place for its storage is a directory")
+def test_checkpoints_of_one_name_in_several_directories_share_no_file(node, named):
+    program(node, f"""
+if {named}:
+    nm.init({str(node.persist)!r}, 0)
+whole, weights = attached(), nm.attach(accelerate.Accelerator(cpu=True))
+weights.prepare(torch.nn.Linear(2, 2))
+project = nm.attach(accelerate.Accelerator(cpu=True, project_dir=base + "/c"))
+project.prepare(torch.nn.Linear(2, 2))
+for accelerator, place in ((whole, "a/newest"), (weights, "b/newest"), (project, "c/newest"), (whole, "c/d/newest"), (project, "c/d/e/newest")):
+    accelerator.save_state(f"{{base}}/{{place}}")
+nm.flush_persistence()
+for place, has in (("a", True), ("b", False), ("c", False), ("c/d", True), ("c/d/e", False)):
+    assert os.path.exists(f"{{base}}/{{place}}/newest/optimizer.bin") == has, place
+    assert os.path.exists(f"{{base}}/{{place}}/newest/model.safetensors"), place
 """)  # fmt: skip

@@ -29,7 +29,7 @@ def stock(node, *more, **options):
 def stored(node):
     """Returns the checkpoints in the storage of a job that names none: the object store, or the adapter's own directory."""
     if isinstance(node.persist, Url):
-        return sorted(node.stored())
+        return sorted(os.path.basename(tag) for tag in node.stored())
     return sorted(name for name in os.listdir(node.base / ".nebula" / "run") if name.startswith("checkpoint"))
 
 
@@ -260,6 +260,43 @@ assert seen == [False, True, True, False], seen
 """
     done = subprocess.run([interpreter(ENV), "-c", code, node.base / "run"], env=node.environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+TWO = """
+import os, sys, torch, transformers, nebulaml as nm
+base, named = sys.argv[1], sys.argv[2:]
+if named:
+    nm.init(named[0], 0)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(4, 1)
+    def forward(self, x, labels=None):
+        return {"loss": (self.one(x)[:, 0] - labels).pow(2).mean()}
+data = [{"x": torch.full((4,), float(number)), "labels": torch.tensor(1.0)} for number in range(16)]
+def train(directory, **options):
+    options = {"max_steps": 2, "save_steps": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True, **options}
+    trainer = transformers.Trainer(Model(), transformers.TrainingArguments(f"{base}/{directory}", **options), train_dataset=data)
+    nm.attach(trainer).train()
+train("a")
+train("other/a", save_only_model=True)
+"""
+
+
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=full)], ids=["beside", "named"])
+@directory_only("the adapter's own place for its storage is a directory")
+def test_trainers_of_one_process_with_output_directories_of_their_own_share_no_file(node, named):
+    more = [str(node.persist)] if named else []
+    command = [interpreter(ENV), "-W", "ignore", "-c", TWO, str(node.base), *more]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (set(files_below(node.base / place / "checkpoint-2")) for place in ("a", "other/a"))
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth"} <= first
+    assert second == first - {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    if named:
+        assert len(node.stored()) == 2
+    else:
+        assert [node.stored(node.base / place / ".nebula" / "a") for place in (".", "other")] == [["checkpoint-2"]] * 2
 
 
 def test_lightnings_callback_names_attach_where_there_is_no_lightning(node):

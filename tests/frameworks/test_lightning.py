@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from conftest import HERE, Result, Url, directory_only, full, interpreter
+from nebulaml._session import locate
 
 ENV = "lightning"
 PACKAGES = ["lightning.pytorch", pytest.param("pytorch_lightning", marks=full)]
@@ -320,6 +321,31 @@ assert sorted(tag.load(name)["place"] for name in tag.files) == sorted(places), 
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("named", [True, False])
+@directory_only("the adapter's own place for its storage is a directory")
+def test_trainers_of_one_process_with_directories_of_their_own_have_versions_of_their_own(node, named):
+    script(node, f"""
+os.environ.pop("NEBULA_STORE_MBPS")
+if {named}:
+    nm.init(path("persist"), 0)
+places = [path(f"{{folder}}/{{name}}") for folder in ("a", "b/a") for name in ("step=1.ckpt", "last.ckpt")]
+for plugin, mine in ((io, places[:2]), (nm.NebulaCheckpointIO(), places[2:])):
+    for place in mine:
+        plugin.save_checkpoint({{"global_step": 1, "place": place}}, place)
+for place in places:
+    assert io.load_checkpoint(place, weights_only=False)["place"] == place
+nm.flush_persistence()
+for place in places:
+    assert torch.load(place, weights_only=False)["place"] == place
+if {named}:
+    one, other = nm.checkpoints()
+    assert one.tag != other.tag and "global_step1" in (one.tag, other.tag), (one, other)
+    assert all(len(nm.get_checkpoint(row.tag).files) == 2 for row in (one, other))
+else:
+    assert all(os.path.isdir(path(f"{{parent}}.nebula/a/global_step1")) for parent in ("", "b/"))
+""")  # fmt: skip
+
+
 def test_every_existing_file_is_loaded_after_later_saves(node):
     """save_last commits each tag twice, a second run commits the tags once more, and memory holds the newest two."""
     more = ["--save-last", "--then", "every"]
@@ -347,7 +373,7 @@ def gone(*arguments, **named):
     raise nm.NebulaUnavailable("it was written again")
 from nebulaml import api
 from nebulaml._session import engine
-for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (engine, "session")):
+for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (engine.Engine, "session")):
     nm._shutdown()
     plain = getattr(place, name)
     setattr(place, name, gone)
@@ -411,11 +437,11 @@ io.teardown()
 assert torch.load(nm.get_latest_checkpoint_path("checkpoint"), weights_only=False)["global_step"] == 3
 """)  # fmt: skip
     node.forget_memory()
+    node.environment["NEBULA_COMMAND"] = locate.agent_path()
     script(node, """
-from nebulaml._session import locate
 import subprocess
 for place in (path("other"), path("persist")):
-    subprocess.run([locate.agent_path(), "verify", "--path", place], check=True)
+    subprocess.run([os.environ["NEBULA_COMMAND"], "verify", "--path", place], check=True)
 found = nm.get_latest_checkpoint_path("checkpoint", path("other"))
 assert found == path("other/global_step2/checkpoint") and torch.load(found)["global_step"] == 2
 assert torch.equal(nm.get_latest_checkpoint(path("other")).load("checkpoint")["state_dict"]["w"], state["state_dict"]["w"])

@@ -55,17 +55,15 @@ def publish(checkpoint: Any, target: str) -> bool:
     return bool(checkpoint.publish_directory(staging, target))
 
 
-def save_directory(state: STATE_DICT_TYPE, target: str, tag: str, files: dict[str, Any]) -> bool:
+def save_directory(state: STATE_DICT_TYPE, target: str, persist: str, tag: str, files: dict[str, Any]) -> bool:
     """Saves `state` in the background, as directory `target`. Call it on every rank. The values are fixed when it returns.
 
     target: the directory, which appears by one rename when the checkpoint is durable.
-    tag: the tag of the checkpoint.
+    persist, tag: the storage path and the tag of the checkpoint.
     files: plain objects by file name, which the directory also holds. Only those of rank 0 count.
 
     Returns False if the save failed on some rank and on_error is "warn"; the failure is logged. Raises NebulaError with on_error="raise".
     """
-    persist = api.persist_path()
-    assert persist is not None  # each caller has set a storage path
     path = join(persist, tag)
     try:
         async_save(state, checkpoint_id=path, storage_writer=_DirectoryWriter(path, target, files))
@@ -81,10 +79,8 @@ def save_directory(state: STATE_DICT_TYPE, target: str, tag: str, files: dict[st
 class NebulaDirectory:
     """A checkpoint that save_directory() has saved, in memory or in storage."""
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-        persist = api.persist_path()
-        assert persist is not None
+    def __init__(self, persist: str, tag: str) -> None:
+        self.tag, self._persist = tag, persist
         self._path = join(persist, tag)
 
     def reader(self) -> NebulaStorageReader:
@@ -97,7 +93,7 @@ class NebulaDirectory:
 
     def load_file(self, name: str, **options: Any) -> Any:
         """Returns the object of a plain file, as ``Checkpoint.load`` does. Raises NebulaError if the checkpoint was removed meanwhile."""
-        checkpoint = api.get_checkpoint(self.tag)
+        checkpoint = api.get_checkpoint(self.tag, self._persist)
         if checkpoint is None:
             raise NebulaError(f"checkpoint {self.tag!r} was removed while it was loaded")
         return checkpoint.load(name, **options)
@@ -106,11 +102,17 @@ class NebulaDirectory:
 def find_directory(target: str, broadcast: Callable[[Any], Any]) -> NebulaDirectory | None:
     """Returns the checkpoint that this run or an earlier one has saved as directory `target`. None: Nebula knows of no such checkpoint.
 
-    Call it on every rank: only the node of rank 0 knows the checkpoint, and `broadcast` sends its tag to the other ranks.
+    Call it on every rank: only the node of rank 0 knows the checkpoint, and `broadcast` sends its place to the other ranks.
     """
-    tag = None
+    place = None
     if not dist.is_initialized() or dist.get_rank() == 0:
         found = api.find_published(target) or api.find_published(os.path.realpath(target))
-        tag = found[0].tag if found is not None and found[1] == "" else None
-    tag = broadcast(tag)
-    return None if tag is None else NebulaDirectory(tag)
+        place = (_persist_path(found[0]), found[0].tag) if found is not None and found[1] == "" else None
+    place = broadcast(place)
+    return None if place is None else NebulaDirectory(*place)
+
+
+def _persist_path(checkpoint: api.Checkpoint) -> str:
+    """Returns the storage path of a version, as this program spells it if it is init()'s."""
+    path, named = str(checkpoint._report()["persist_path"]), api.persist_path()
+    return named if named is not None and ("://" in path or os.path.realpath(named.removeprefix("file://")) == path) else path

@@ -40,10 +40,6 @@ def _world() -> int:
     )
 
 
-def _init_for(directory: str) -> None:
-    api._persist_in(places.beside(directory))
-
-
 class _Rotation:
     """Applies save_total_limit to directories that are durable and to those that are still to appear."""
 
@@ -75,7 +71,7 @@ class _Rotation:
         match = self.pattern.fullmatch(os.path.basename(path))
         return int(match.group(1)) if match else -1
 
-    def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
+    def rotate(self, session: api.Session, parent: str, limit: int | None, keep: set[str]) -> None:
         """Removes the oldest until `limit` are left. Each removal waits for the saves made so far.
 
         Call it only after a commit that succeeded: the agent would not wait for a save that failed.
@@ -89,7 +85,7 @@ class _Rotation:
             if left <= max(limit, len(protected)):
                 break
             if path not in protected:
-                _remove(path)
+                _remove(session, path)
                 self.pending.pop(path, None)
                 left -= 1
 
@@ -109,9 +105,9 @@ def _changed_at(path: str) -> float:
         return 0
 
 
-def _remove(path: str) -> None:
+def _remove(session: api.Session, path: str) -> None:
     try:
-        api._remove(path)
+        session._remove(path)
     except NebulaConfigError as failure:  # the working directory or the storage path: no reason to stop training
         log.warning("nebula: %s", failure)
 
@@ -137,11 +133,8 @@ class NebulaTrainerMixin:
         state = self.__dict__.get("_nebula_state")
         if state is None:
             state = self.__dict__["_nebula_state"] = types.SimpleNamespace(
-                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), ready=False, there=(), ending=False
+                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), there=(), ending=False
             )
-        if not state.ready:
-            _init_for(self.args.output_dir)
-            state.ready = True
         return state
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -180,6 +173,7 @@ class NebulaTrainerMixin:
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         state = self._nebula()
+        session, prefix = places.store(self.args.output_dir)
         parent = os.path.abspath(super()._get_output_dir(trial))
         folder = f"checkpoint-{self.state.global_step}"
         target, staging = os.path.join(parent, folder), os.path.join(self._nebula_staging_of(parent), folder)
@@ -188,7 +182,7 @@ class NebulaTrainerMixin:
         self._nebula_staging = True
         try:
             with (
-                captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2, self.nebula_overlap)) as capture,
+                captured(Capture(prefix + _below(self.args.output_dir, target), staging, -2, self.nebula_overlap, session)) as capture,
                 _told(self.args, save_total_limit=None, push_to_hub=False),
             ):
                 self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
@@ -206,9 +200,9 @@ class NebulaTrainerMixin:
             return  # the failure is logged; older checkpoints stay, in spite of save_total_limit
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            state.rotation.rotate(parent, limit, {os.path.abspath(best)} if best else set())
+            state.rotation.rotate(session, parent, limit, {os.path.abspath(best)} if best else set())
         if merge or push or self._nebula_must_sync():
-            api.flush_persistence(capture.tag)
+            session.flush_persistence(capture.tag)
         if push:
             self._push_from_checkpoint(target)
 
@@ -243,7 +237,7 @@ class NebulaTrainerMixin:
         super()._load_best_model()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._nebula()
+        session, _ = places.store(self.args.output_dir)
         api.flush_persistence()  # the last checkpoint of a run that was killed may not be durable yet
         try:
             return super().train(*args, **kwargs)
@@ -252,7 +246,7 @@ class NebulaTrainerMixin:
             state.ending = False
             if self.args.should_save:
                 for path in (path for path in state.there if not os.path.isdir(path)):
-                    _remove(path)  # transformers has removed it: remove it from storage, too
+                    _remove(session, path)  # transformers has removed it: remove it from storage, too
             api.flush_persistence()
             if self.args.should_save:
                 places.tidy(self._nebula_staging_of(self.args.output_dir))
@@ -285,10 +279,9 @@ def _may_read(callback: Any) -> bool:
     return any(str(getattr(value, "value", value)).lower() in ("1", "true", "all", "checkpoint") for value in values)
 
 
-def _tag(parent: str, output_dir: str, folder: str) -> str:
-    """Returns checkpoint-N, with the trial's directory before it in a hyperparameter search."""
-    run = os.path.relpath(parent, os.path.abspath(output_dir))
-    return folder if run == "." else f"{run}/{folder}"
+def _below(directory: str, target: str) -> str:
+    """Returns the path of a checkpoint in a directory: checkpoint-N, in a hyperparameter search with the trial's directory before it."""
+    return os.path.relpath(target, os.path.abspath(directory))
 
 
 def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
@@ -323,6 +316,11 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
     rotation = _Rotation(r"checkpoint_(\d+)", by_time=False)
     plain_save, plain_load = accelerator.save_state, accelerator.load_state
 
+    def home_of(parent: str) -> str:
+        """Returns the directory whose store a checkpoint in ``parent`` belongs to."""
+        project = os.path.abspath(accelerator.project_dir or parent)
+        return project if os.path.commonpath([project, parent]) == project else parent
+
     @functools.wraps(plain_save)
     def save_state(output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
         configuration = accelerator.project_configuration
@@ -339,19 +337,21 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
             target = os.path.expanduser(output_dir)
         target = os.path.abspath(target)
         parent, folder = os.path.split(target)
-        _init_for(accelerator.project_dir or parent)
+        home = home_of(parent)
+        session, prefix = places.store(home)
         staging = os.path.join(places.beside(parent, STAGING), folder)
         places.make(parent)
         configuration.automatic_checkpoint_naming = False
         try:
-            with captured(Capture(folder, staging, -2, getattr(accelerator, "_nebula_overlap", False))) as capture:
+            overlap = getattr(accelerator, "_nebula_overlap", False)
+            with captured(Capture(prefix + _below(home, target), staging, -2, overlap, session)) as capture:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic
         rotation.saved(target, capture.checkpoint)
         published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
         if capture.checkpoint.commit() and published and automatic and accelerator.is_main_process:
-            rotation.rotate(parent, configuration.total_limit, set())
+            rotation.rotate(session, parent, configuration.total_limit, set())
         return target
 
     @functools.wraps(plain_load)
@@ -364,9 +364,8 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         initialized = api.is_initialized()
         if initialized and api.persist_path() is not None:
             api.flush_persistence()
-        elif os.path.isdir(places.beside(parent, STAGING)):
-            _init_for(accelerator.project_dir or parent)
-            api.flush_persistence()
+        if os.path.isdir(places.beside(parent, STAGING)):
+            places.store(home_of(parent))[0].flush_persistence()
             if not initialized:
                 api._shutdown()  # forget the settings: the first save of this program decides where it saves
         if accelerator.is_main_process:

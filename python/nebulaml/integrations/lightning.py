@@ -75,12 +75,19 @@ def _outside_of_fit() -> bool:
     return asked
 
 
-def _init_for(directory: str) -> None:
-    """Sets the storage path beside Lightning's directory if the program has named none.
+_first: dict[str, str] = {}  # named storage path -> the first directory of this process that saved there
 
-    Lightning's directory has all checkpoints, so storage keeps only the newest two.
+
+def _home(directory: str) -> tuple[api.Session, str]:
+    """Returns the session that saves what Lightning puts into a directory, and what its tags end in.
+
+    Lightning's directory has all checkpoints, so a storage path beside it keeps only the newest two. In a storage path that is named, the
+    tags of the first directory are plain.
     """
-    api._persist_in(places.beside(directory), keep_last=2)
+    session, prefix = places.store(directory, keep_last=2)
+    directory = os.path.realpath(directory)
+    is_plain = not prefix or _first.setdefault(str(session.persist_path), directory) == directory
+    return session, "" if is_plain else f"-{prefix.rstrip('/')}"
 
 
 def _published(target: str) -> Any:
@@ -123,6 +130,7 @@ class NebulaCheckpointIO:
         self.removed: set[str] = set()  # paths that Lightning believes to be removed, though the files may still wait for it
         self._sound = True  # whether the last save was committed
         self._elsewhere: set[str] = set()  # other storage paths in which a save may not be durable yet
+        self._directory: str | None = None  # of the first save: its store has the files of all directories
         self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
         _tell_callbacks()
 
@@ -149,6 +157,12 @@ class NebulaCheckpointIO:
         self._begin(target)
         self._end(self._save(checkpoint, target, options), target)
 
+    def home(self, target: str) -> tuple[api.Session, str]:
+        """Returns the session that saves a file of this plugin, and what its tags end in."""
+        if self._directory is None:
+            self._directory = os.path.dirname(target)
+        return _home(self._directory)
+
     def _begin(self, target: str) -> None:
         """A save of that path begins."""
         self.removed.discard(target)
@@ -165,25 +179,25 @@ class NebulaCheckpointIO:
             self._settle()
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> bool:
-        _init_for(os.path.dirname(target))
+        session, ending = self.home(target)
         places.make(os.path.dirname(target))
-        tag = _tag(checkpoint, target)
+        tag = _tag(checkpoint, target) + ending
         name = self._name(tag, target)
-        saved = api.Checkpoint(tag, 1)
+        saved = session.checkpoint(tag, 1)
         if not saved.save(name, checkpoint, self._overlap):
             return False  # the failure is logged; older checkpoints stay
         published = saved.publish(name, target)
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
         is_saved = bool(saved.commit() and published)
-        self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"))
+        self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"), session.persist_path)
         return is_saved
 
-    def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any) -> None:
+    def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any, own: str | None) -> None:
         """Saves a whole checkpoint in another storage path (``storage_options={"persist_path": ...}``)."""
         if not path:
             return
-        other, own = config.clean_path(path), api.persist_path()
+        other = config.clean_path(path)
         if name == PARTITION and own and os.path.realpath(other.removeprefix("file://")) == os.path.realpath(own.removeprefix("file://")):
             return  # the checkpoint is already there
         if api._save_elsewhere(other, tag, PARTITION, checkpoint):
@@ -266,8 +280,7 @@ class NebulaCheckpointIO:
             self._held.append(target)
             self.removed.add(target)
             return
-        _init_for(os.path.dirname(target))
-        if api._remove(target):
+        if self.home(target)[0]._remove(target):
             self.removed.add(target)
 
     def _remove_held(self) -> None:
@@ -306,7 +319,7 @@ _register()
 def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
     """Returns True if a file has that name, or will have it when it is durable. Every rank gets the same answer."""
     target, io = _key(filepath), _io_of(trainer.strategy)
-    _init_for(os.path.dirname(target))
+    io.home(target) if io is not None else _home(os.path.dirname(target))  # sets the storage path
     here = trainer.is_global_zero and (io is None or target not in io.removed)
     here = here and (callback._fs.exists(filepath) or api.find_published(target) is not None)
     return trainer.strategy.reduce_boolean_decision(here, all=False)
@@ -381,7 +394,7 @@ def _make_callback() -> type:
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:
             """Waits for checkpoints of a run that was killed, because ``ckpt_path="last"`` lists the directory."""
             if self.dirpath and not _is_remote(self.dirpath):
-                _init_for(_key(self.dirpath))
+                _home(_key(self.dirpath))
             _flush()
             return super()._find_last_checkpoints(trainer)
 

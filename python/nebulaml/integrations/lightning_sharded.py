@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from .. import api
-from .lightning import NebulaCheckpointIO, _init_for, _is_remote, _key, _modules, _show_parameters, checkpoint_tag
+from .lightning import NebulaCheckpointIO, _home, _is_remote, _key, _modules, _show_parameters, checkpoint_tag
 
 __all__ = ["NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy", "NebulaModelParallelStrategy"]
 
@@ -26,10 +26,10 @@ class _Sharded:
         from ..dcp.directory import save_directory
 
         io = self._nebula_io
-        _init_for(os.path.dirname(path))
+        session, ending = io.home(path)
         io._begin(path)
         tag = checkpoint_tag(path, rest.get("global_step") if isinstance(rest.get("global_step"), int) else None)
-        io._end(save_directory(state, path, tag, {META: rest}), path)
+        io._end(save_directory(state, path, str(session.persist_path), tag + ending, {META: rest}), path)
 
     def _nebula_find(self, path: Any) -> Any:
         """Returns the directory that Nebula saved at this path. None: Nebula did not save it, so Lightning's own load reads the path."""
@@ -38,7 +38,7 @@ class _Sharded:
         path = self.broadcast(os.fspath(path))  # type: ignore[attr-defined]
         if _is_remote(path):
             return None
-        _init_for(os.path.dirname(_key(path)))
+        _home(os.path.dirname(_key(path)))
         found = find_directory(_key(path), self.broadcast)  # type: ignore[attr-defined]
         if found is None and not os.path.exists(path):
             api.flush_persistence()  # the file of a full checkpoint appears when the checkpoint is durable

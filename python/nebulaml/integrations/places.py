@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 
-__all__ = ["beside", "make", "tidy"]
+from .. import api
+
+__all__ = ["beside", "make", "store", "tidy"]
 
 HIDDEN = ".nebula"
 WITHIN = "_nebula"  # push_to_hub uploads all names except those that begin with "_"
@@ -27,6 +30,17 @@ def beside(directory: str, suffix: str = "") -> str:
     if name and os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK) and os.stat(above).st_dev == os.stat(_existing(directory)).st_dev:
         return os.path.join(hidden, name + suffix)
     return os.path.join(directory, WITHIN + suffix)
+
+
+def store(directory: str, keep_last: int | None = None) -> tuple[api.Session, str]:
+    """Returns the session that saves what a framework puts into a directory, and what its tags begin with.
+
+    If no storage path is named, each directory has a storage path of its own. In a path that is named, the tags of each directory begin
+    with its name and the checksum of its path: without that, equal tags of two directories would be writings of one version.
+    """
+    session, is_own = api._session_in(beside(directory), keep_last)
+    directory = os.path.realpath(directory)
+    return session, "" if is_own else f"{os.path.basename(directory)}-{zlib.crc32(os.fsencode(directory)):08x}/"
 
 
 def make(directory: str) -> None:

@@ -64,7 +64,8 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
 class Capture:
     """One framework checkpoint in progress: the place of its plain files, and the Nebula checkpoint that holds the rest."""
 
-    def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False) -> None:
+    def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False, session: Any = None) -> None:
+        self.session = session
         self.staging = os.path.abspath(staging)
         self.tag = tag
         self.file_count = file_count
@@ -74,9 +75,7 @@ class Capture:
     @property
     def checkpoint(self) -> Any:
         if self._checkpoint is None:
-            self._checkpoint = (
-                api.Checkpoint(self.tag) if self.file_count is None else api.Checkpoint(self.tag, self.file_count)
-            )
+            self._checkpoint = api.Checkpoint(self.tag, self.file_count, session=self.session)
         return self._checkpoint
 
     def name_of(self, path: Any) -> str | None:

@@ -16,7 +16,6 @@ import threading
 import time
 from typing import Any
 
-from .. import api
 from . import places
 
 __all__ = ["NebulaCheckpointCallback", "make_manager", "register"]
@@ -50,10 +49,10 @@ def make_manager() -> type:
                 return
             target = os.path.abspath(local_path)
             run = os.path.dirname(os.path.dirname(target))  # <run>/global_step_<n>/<role>
-            api._persist_in(places.beside(run))
+            session, prefix = places.store(run)
             staging = os.path.join(places.beside(run, STAGING), os.path.relpath(target, run))
             role = os.path.basename(target)
-            with captured(Capture(f"{role}-global_step{global_step}", staging, -2)) as capture:
+            with captured(Capture(f"{prefix}{role}-global_step{global_step}", staging, -2, session=session)) as capture:
                 super().save_checkpoint(staging, hdfs_path, global_step, None)
             if self.rank == 0:
                 places.make(os.path.dirname(target))
@@ -67,13 +66,13 @@ def make_manager() -> type:
         def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
             if local_path is not None and not os.path.isdir(local_path):
                 run = os.path.dirname(os.path.dirname(os.path.abspath(local_path)))
-                api._persist_in(places.beside(run))
-                api.flush_persistence()  # an agent may still write the checkpoint of a run that was killed
+                places.store(run)[0].flush_persistence()  # an agent may still write the checkpoint of a run that was killed
             super().load_checkpoint(local_path, *args, **kwargs)
 
         def remove_previous_save_local_path(self, path: Any) -> None:
             for one in [path] if isinstance(path, str) else path:
-                api._remove(one)  # removes the directory and the stored checkpoint, after all earlier saves
+                run = os.path.dirname(os.path.dirname(os.path.abspath(one)))
+                places.store(run)[0]._remove(one)  # removes the directory and the stored checkpoint, after all earlier saves
 
     return NebulaFSDPCheckpointManager
 
