@@ -35,6 +35,16 @@ PyObject *signal_would_end(PyObject *module, PyObject *number)
         return PyBool_FromLong(ending_is_by((int)signal_number));
 }
 
+PyObject *end_only_by(PyObject *module, PyObject *process)
+{
+        long sender = PyLong_AsLong(process);
+
+        if (sender == -1 && PyErr_Occurred())
+                return NULL;
+        ending_only_by((pid_t)sender);
+        Py_RETURN_NONE;
+}
+
 static PyObject *auditor; /* NULL: none is set */
 
 static int audit(const char *event, PyObject *arguments, void *unused)

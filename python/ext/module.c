@@ -178,6 +178,7 @@ static PyObject *read_bytes(PyObject *module, PyObject *unused)
 
 static PyMethodDef functions[] = {
         { "leave", leave, METH_NOARGS, "Call before the interpreter ends: no thread of the library calls into it any more." },
+        { "end_only_by", end_only_by, METH_O, "SIGTERM ends this process only if that process sends it, or has gone." },
         { "end_is_near", end_is_near, METH_NOARGS, "From now on a save returns when its bytes are copied." },
         { "await_copies", await_copies, METH_O, "await_copies(timeout_ms): waits for this process's running copies; False: some still run." },
         { "signal_would_end", signal_would_end, METH_O, "Whether this signal ends the process, because the program does not handle it." },

@@ -33,6 +33,7 @@ void checkpoint_leave(void);
 bool checkpoint_has_left(void);
 /* ending.c: functions for nebulaml/_session/ending.py. */
 PyObject *end_is_near(PyObject *module, PyObject *unused);
+PyObject *end_only_by(PyObject *module, PyObject *process);
 PyObject *await_copies(PyObject *module, PyObject *timeout_ms);
 PyObject *signal_would_end(PyObject *module, PyObject *number);
 PyObject *audit_ends(PyObject *module, PyObject *call);

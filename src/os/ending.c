@@ -28,6 +28,7 @@ static struct sigaction before_crash[COUNT(crash_signals)]; /* written once, bef
 
 static atomic_uint under_way;
 static atomic_int owner;      /* the process that owns the work: a child of vfork runs our handlers in its parent's memory */
+static atomic_int only_sender; /* the process whose SIGTERM ends this one */
 static atomic_int due_signal; /* a signal that waits to end the process; or 0 */
 static atomic_bool is_near, was_crash_survived;
 static atomic_int forked; /* 1: yes, -1: no, 0: not known yet */
@@ -86,6 +87,27 @@ static void end_by(int number)
 
         sigaction(number, &by_default, NULL);
         raise(number); /* inside a handler, the signal is delivered when the handler returns */
+}
+
+static void on_term(int number, siginfo_t *info, void *context)
+{
+        int saved_errno = errno;
+        pid_t sender = (pid_t)atomic_load(&only_sender);
+
+        (void)context;
+        if (info->si_code <= 0 && info->si_pid == sender)
+                _exit(0); /* torch does the same: the worker was asked to end */
+        if (kill(sender, 0) < 0 && errno == ESRCH)
+                end_by(number);
+        errno = saved_errno;
+}
+
+void ending_only_by(pid_t sender)
+{
+        struct sigaction ours = { .sa_sigaction = on_term, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART };
+
+        atomic_store(&only_sender, (int)sender);
+        sigaction(SIGTERM, &ours, NULL);
 }
 
 static void on_sent(int number, siginfo_t *info, void *context)

@@ -45,6 +45,9 @@ void ending_is_near(void);
 /* Whether this signal would end the process after waiting, because the program does not handle it. False for
  * SIGKILL, which does not wait. */
 bool ending_is_by(int number);
+/* From now on SIGTERM ends this process only if the process `sender` sends it, or has gone. exit handlers do not run. For the workers
+ * of a trainer that saves at SIGTERM: it asks them to end when it has saved. */
+void ending_only_by(pid_t sender);
 
 /* For os_guard.c, inside its signal handler, whose context is `context`. Waits for pending work. Does not wait if
  * the process survived an earlier crash, because then its program handles crashes itself. */

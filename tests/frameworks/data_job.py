@@ -6,8 +6,10 @@ loader, with the dataset's own state.
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 
 import datasets
@@ -22,6 +24,7 @@ def main():
     parser.add_argument("--kind", required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--term-at", type=int, default=-1, help="the step at which the workers get SIGTERM from another process")
     args = parser.parse_args()
     torch.manual_seed(5)
     datasets.disable_progress_bars()
@@ -42,6 +45,10 @@ def main():
             step += 1
             print(json.dumps({"step": step, "loss": [int(value) for value in batch["value"]]}), flush=True)
             manager.save(step, {"data": source})
+            if step == args.term_at:
+                pids = [str(child.pid) for child in multiprocessing.active_children()]
+                assert len(pids) == 2
+                subprocess.run(["kill", "-TERM", *pids], check=True)
             if step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == args.steps:

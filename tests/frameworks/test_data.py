@@ -17,3 +17,7 @@ def test_the_data_go_on_with_the_next_sample_after_sigkill(node, kind, steps):
     assert before.losses == {step: whole[step] for step in range(1, 7)}
     again = job(node, kind, "--steps", steps)
     assert again.resumed == 6 and again.losses == {step: whole[step] for step in range(7, steps + 1)}
+
+
+def test_workers_go_on_after_sigterm_of_another_process(node):
+    assert len(job(node, "stream", "--term-at", 3).losses) == 20

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaStorageError, NebulaUnavailable
-from . import config, ranks
+from . import config, ranks, workers
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -72,6 +72,80 @@ class _CloudWatch(threading.Thread):
         self._watch.stop()
 
 
+_listeners: weakref.WeakSet[Notices] = weakref.WeakSet()  # those to which SIGTERM is a notice
+_before: Any = None  # the handler of the program. None: ours is not in its place
+_is_signalled = _is_passing_on = False  # SIGTERM has come; the program's handler is running
+_held = threading.local()  # the signals that were blocked before a fork
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    """The handler of this process: tells all listeners, and calls the program's handler. A second SIGTERM ends a program without one."""
+    global _is_signalled, _is_passing_on
+    is_first, _is_signalled = not _is_signalled, True
+    listeners = list(_listeners)
+    for listener in listeners:
+        listener._come("SIGTERM", SIGTERM_S)
+    if callable(_before):
+        if _is_passing_on:  # that handler has called us, which it found here
+            return
+        _is_passing_on = True
+        try:
+            _before(number, frame)
+        finally:
+            _is_passing_on = False
+    elif not is_first or not listeners:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _take_sigterm() -> None:
+    """Puts our handler in the place of the program's, also of one that the program has set since. Only the main thread can."""
+    global _before, _is_signalled
+    now = signal.getsignal(signal.SIGTERM)
+    if now is _on_sigterm or threading.current_thread() is not threading.main_thread():
+        return
+    if now is signal.SIG_IGN or now is None or (now is signal.SIG_DFL and _before is not None):
+        if _before is not None:  # the program has decided otherwise since
+            log.warning("nebula: SIGTERM is no notice any more, because the program has set %s for it", getattr(now, "name", "a handler of C"))
+            _listeners.clear()
+            _before = None
+        return
+    if _before is None:
+        _is_signalled = False
+    _before = now
+    signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _give_sigterm_back() -> None:
+    """Restores the program's handler, unless the program has set another one since."""
+    global _before
+    if _before is not None and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+            signal.signal(signal.SIGTERM, _before)
+        _before = None
+
+
+def _before_fork() -> None:
+    """Holds SIGTERM back, so that it reaches a child only when that has its own handler."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if _before is not None else None
+
+
+def _release() -> None:
+    mask, _held.mask = getattr(_held, "mask", None), None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork() -> None:
+    """A forked child handles SIGTERM as it would without Nebula: its parent, or a pool, ends it so."""
+    _listeners.clear()
+    _give_sigterm_back()
+    _release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_release, after_in_child=_after_fork)
+
+
 def _wish(persist_path: str | None) -> str | None:
     folder = (persist_path or "").removeprefix("file://")
     return os.path.join(folder, ".nebula", "save-now") if folder and "://" not in folder else None
@@ -102,10 +176,8 @@ class Notices:
         self.reason, self.deadline = "", 0.0  # of the first notice to this rank; the deadline is on the monotonic clock
         self.is_here = False  # the notice counts; with several ranks for all of them, at the same step
         self._has_come = False  # a notice has come to this rank
-        self._is_signalled = False  # SIGTERM has come
         self._is_answered = False  # a save has followed the notice
         self._is_listening = False
-        self._before: Any = None  # the handler before ours
         self._wish_seen = self._wish_at = 0.0  # the file's time, and the time of the last look
         self._wishes: bool | None = None  # None: not looked yet; a file that exists at the first look is an older run's
         if cloud and cloud not in CLOUDS:
@@ -113,9 +185,10 @@ class Notices:
         self._cloud = cloud
         self._watch: _CloudWatch | None = None
         self._is_evicted = False  # the first notice is the cloud's
+        workers.protect()
 
     def listen(self) -> None:
-        """Makes SIGTERM a notice from now on; a second SIGTERM ends the process.
+        """Makes SIGTERM a notice from now on; a second SIGTERM ends the process. Call it at each step.
 
         It does nothing in another thread than the main thread, or if the program ignores SIGTERM.
         """
@@ -123,24 +196,11 @@ class Notices:
             with contextlib.suppress(NebulaError):  # no agent can be reached: a save reports that, and the next call tries again
                 self._watch = _CloudWatch(self._engine.session(), self._cloud, self._evict)
                 self._watch.start()
-        if self._is_listening or threading.current_thread() is not threading.main_thread():
-            return
-        self._is_listening = True
-        before = signal.getsignal(signal.SIGTERM)
-        if before is signal.SIG_IGN or before is None:
-            return
-        self._before = before
-        signal.signal(signal.SIGTERM, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_first = not self._is_signalled
-        self._is_signalled = True
-        self._come("SIGTERM", SIGTERM_S)
-        if callable(self._before):
-            self._before(number, frame)
-        elif not is_first:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+        if not self._is_listening:
+            self._is_listening = True
+            _listeners.add(self)
+        if self in _listeners:
+            _take_sigterm()
 
     def _come(self, reason: str, seconds: float) -> None:
         """Records a notice. Any thread may call it."""
@@ -224,10 +284,9 @@ class Notices:
         return answer != "0"
 
     def forget(self) -> None:
-        """Restores the handler that was there before."""
+        """Ends the notices. After those of the last manager, the program's handler is in its place again."""
         if self._watch is not None:
             self._watch.end()
-        if self._before is not None and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        _listeners.discard(self)
+        if not _listeners:
+            _give_sigterm_back()

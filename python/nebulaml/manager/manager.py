@@ -203,6 +203,12 @@ class Manager:
             self._decided = (step, (agreed or self._due.is_due_by_step(step)) and step not in self._saved)
         return self._decided[1]
 
+    def _listen(self, step: int) -> None:
+        """Hears notices in a loop that decides by itself when to save. The ranks agree on them at each save, because all ranks save."""
+        self._notices.listen()
+        if self._decided is None or self._decided[0] != step:
+            self._notices.agree(step, False, self._due.is_due_by_time)
+
     def save(
         self,
         step: int,
@@ -219,7 +225,9 @@ class Manager:
         """
         self._raise_late()
         step = _whole_step(step)
-        if not force and not self.should_save(step):
+        if force:
+            self._listen(step)
+        elif not self.should_save(step):
             return None
         _check_names(items)
         place = self._engine.place()
