@@ -45,6 +45,17 @@ static int result_of(int result)
         return result < 0 ? -errno : result;
 }
 
+int os_linux_descriptor(int returned)
+{
+        int moved;
+
+        if (returned < 0 || returned > STDERR_FILENO)
+                return result_of(returned);
+        moved = result_of(fcntl(returned, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+        close(returned);
+        return moved;
+}
+
 static int64_t size_result_of(ssize_t result)
 {
         return result < 0 ? -errno : result;
@@ -88,7 +99,7 @@ int os_linux_opened(int fd, int theirs)
                 close(fd);
                 return result;
         }
-        return fd;
+        return os_linux_descriptor(fd);
 }
 
 static int linux_open(const char *path, int flags)
@@ -109,7 +120,7 @@ static int linux_close(int fd)
 
 static int linux_duplicate(int fd)
 {
-        return result_of(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+        return os_linux_descriptor(fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
 static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
@@ -333,7 +344,7 @@ static void linux_closedir(struct os_dir *dir)
 
 static int linux_memfd(const char *name)
 {
-        return result_of(memfd_create(name, MFD_CLOEXEC));
+        return os_linux_descriptor(memfd_create(name, MFD_CLOEXEC));
 }
 
 #define PAGE_BYTES 4096u

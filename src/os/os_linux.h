@@ -17,6 +17,9 @@ struct os_dir {
 };
 
 /* os_linux.c */
+/* Takes what a system call returned that makes a descriptor: -errno of a failure, or the descriptor, moved above 2. A program without
+ * standard input, output or error output may print to these numbers, or open them later. */
+int os_linux_descriptor(int returned);
 int os_linux_open_flags(int flags);
 bool os_linux_is_shared(int flags); /* os_create_file must make this file */
 /* For a file that was opened with O_NONBLOCK and these flags: makes it blocking again. If that fails, closes it. */

@@ -21,15 +21,13 @@
 static int make_socket(const char *path, struct sockaddr_un *ret_address)
 {
         size_t length = strlen(path);
-        int fd;
 
         if (length >= sizeof ret_address->sun_path)
                 return -ENAMETOOLONG;
         memset(ret_address, 0, sizeof *ret_address);
         ret_address->sun_family = AF_UNIX;
         memcpy(ret_address->sun_path, path, length + 1);
-        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        return fd < 0 ? -errno : fd;
+        return os_linux_descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
 }
 
 static int close_failed(int fd)
@@ -70,14 +68,23 @@ int os_linux_connect(const char *path)
 
 int os_linux_accept(int fd)
 {
-        int accepted = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
-
-        return accepted < 0 ? -errno : accepted;
+        return os_linux_descriptor(accept4(fd, NULL, NULL, SOCK_CLOEXEC));
 }
 
 int os_linux_socketpair(int ret_fds[2])
 {
-        return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ret_fds) ? -errno : 0;
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ret_fds))
+                return -errno;
+        for (int i = 0; i < 2; i++) {
+                int moved = os_linux_descriptor(ret_fds[i]);
+
+                if (moved < 0) {
+                        close(ret_fds[1 - i]);
+                        return moved;
+                }
+                ret_fds[i] = moved;
+        }
+        return 0;
 }
 
 int64_t os_linux_send(int fd, const void *data, size_t size, int passed_fd)
@@ -140,11 +147,13 @@ int64_t os_linux_receive(int fd, void *data, size_t size, int *ret_passed_fd)
         struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1,
                                   .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
         ssize_t result = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+        int passed;
 
         if (result < 0)
                 return -errno;
-        *ret_passed_fd = take_fds(&message);
-        return result;
+        passed = take_fds(&message);
+        *ret_passed_fd = passed < 0 ? -1 : os_linux_descriptor(passed);
+        return passed >= 0 && *ret_passed_fd < 0 ? *ret_passed_fd : result;
 }
 
 int os_linux_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
@@ -174,9 +183,7 @@ int os_linux_can_send(int fd)
 
 int os_linux_watch_open(void)
 {
-        int set = epoll_create1(EPOLL_CLOEXEC);
-
-        return set < 0 ? -errno : set;
+        return os_linux_descriptor(epoll_create1(EPOLL_CLOEXEC));
 }
 
 /* A socket is writable as a rule, unless its peer does not read. */

@@ -71,9 +71,9 @@ int os_linux_tcp_listen(const char *address, uint16_t port, uint16_t *ret_port)
 
         if (result)
                 return result;
-        fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        fd = os_linux_descriptor(socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         if (fd < 0) {
-                result = -errno;
+                result = fd;
         } else {
                 setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
                 if (bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, BACKLOG) ||
@@ -96,9 +96,9 @@ static int connect_one(const struct addrinfo *info, int64_t timeout_ms)
         int failure = 0, result;
         socklen_t size = sizeof failure;
 
-        wait.fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        wait.fd = os_linux_descriptor(socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (wait.fd < 0)
-                return -errno;
+                return wait.fd;
         result = connect(wait.fd, info->ai_addr, info->ai_addrlen) ? -errno : 0;
         if (result == -EINPROGRESS) {
                 do
@@ -140,10 +140,10 @@ int os_linux_tcp_accept(int fd, char *ret_address, size_t size)
         struct sockaddr_storage from;
         socklen_t length = sizeof from;
         char host[64];
-        int accepted = accept4(fd, (struct sockaddr *)&from, &length, SOCK_CLOEXEC);
+        int accepted = os_linux_descriptor(accept4(fd, (struct sockaddr *)&from, &length, SOCK_CLOEXEC));
 
         if (accepted < 0)
-                return -errno;
+                return accepted;
         set_options(accepted);
         if (getnameinfo((struct sockaddr *)&from, length, host, sizeof host, NULL, 0, NI_NUMERICHOST))
                 strcpy(host, "unknown");

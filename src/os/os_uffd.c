@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "os/linux_abi.h"
+#include "os/os_linux.h"
 
 /* No EVENT_FORK: a child gets ordinary, unprotected pages of its own. */
 #define NEEDED_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | \
@@ -42,32 +43,20 @@ static int result(int64_t returned)
         return returned < 0 ? -errno : (int)returned;
 }
 
-/* Moves a descriptor above 2: a program without standard input, output or error output may open those numbers later. */
-static int above_standard(int fd)
-{
-        int moved;
-
-        if (fd < 0 || fd > STDERR_FILENO)
-                return fd;
-        moved = result(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-        close(fd);
-        return moved;
-}
-
 /* Without UFFD_USER_MODE_ONLY: a read() into a protected buffer must wait, not fail with EFAULT. */
 static int open_full(void)
 {
-        int fd = result(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+        int fd = os_linux_descriptor((int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
         int device;
 
         if (fd != -EPERM)
-                return above_standard(fd);
+                return fd;
         device = result(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
         if (device < 0)
                 return fd;
-        fd = result(ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK));
+        fd = os_linux_descriptor(ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK));
         close(device);
-        return above_standard(fd);
+        return fd;
 }
 
 int linux_uffd_open(uint32_t *ret_abilities)
@@ -193,7 +182,7 @@ int linux_fill_open(void *data, uint64_t size)
 
         if (huge_is_default())
                 return -EOPNOTSUPP;
-        fd = above_standard(result(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY)));
+        fd = os_linux_descriptor((int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
         if (fd < 0)
                 return fd;
         status = result(ioctl(fd, UFFDIO_API, &api));

@@ -396,3 +396,30 @@ def test_times_of_the_agent_have_units_and_nonsense_is_said(place, monkeypatch):
     nebulaml._shutdown()
     until(lambda: not place.agents())
     assert 'NEBULA_SWEEP_AGE is "soon", not a time' in (place.runtime / "agent.log").read_text()
+
+
+def test_a_trainer_without_standard_output_prints_into_no_socket_and_no_image(place):
+    place.run(
+        """
+        import threading
+        for number in (0, 1, 2):
+            os.close(number)
+        def noise():
+            while not over:
+                for number in (0, 1, 2):
+                    try: os.write(number, b"printed to a closed output" * 1000)
+                    except OSError: pass
+        over = False
+        printer = threading.Thread(target=noise)
+        printer.start()
+        nm.init(sys.argv[1], 0, on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{step}") as checkpoint:
+                checkpoint.save("w.pt", torch.full((1 << 20,), float(step)))
+            checkpoint.wait("durable", 60)
+            assert (nm.get_checkpoint(f"global_step{step}").load("w.pt") == step).all()
+        over = True
+        printer.join()
+        """,
+        place.storage,
+    )

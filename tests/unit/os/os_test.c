@@ -322,6 +322,42 @@ static bool refuse_openat2(int number)
         return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+/* In a process whose descriptors 0 to 2 are closed. */
+static bool every_descriptor_is_above_standard(void)
+{
+        char data[4], address[64];
+        int pair[2], passed, listener, tcp;
+        uint16_t port;
+        bool are;
+
+        for (int i = 0; i < 3; i++)
+                close(i);
+        are = os->open(path, OS_WRITE | OS_CREATE) > 2 && os->open(path, OS_WRITE | OS_CREATE | OS_SHARED) > 2 &&
+              os->open_below(dir, "below", OS_WRITE | OS_CREATE) > 2 && os->memfd("test") > 2 && os->watch_open() > 2 &&
+              os->socketpair(pair) == 0 && pair[0] > 2 && pair[1] > 2 && os->duplicate(pair[0]) > 2;
+        listener = os->listen(other);
+        are = are && listener > 2 && os->connect(other) > 2 && os->accept(listener) > 2;
+        tcp = os->tcp_listen("127.0.0.1", 0, &port);
+        are = are && tcp > 2 && os->tcp_connect("127.0.0.1", port, 10000) > 2 && os->tcp_accept(tcp, address, sizeof address) > 2;
+        are = are && os->send(pair[0], "abc", 3, tcp) == 3 && os->receive(pair[1], data, 3, &passed) == 3 && passed > 2;
+        for (int i = 0; i < 3; i++)
+                are = are && fcntl(i, F_GETFD) < 0;
+        return are;
+}
+
+static void a_program_without_standard_output_prints_into_no_descriptor_of_ours(void)
+{
+        int status = -1;
+        pid_t child;
+
+        begin();
+        child = fork();
+        if (!child)
+                _exit(every_descriptor_is_above_standard() ? 0 : 1);
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+        end();
+}
+
 static void below_a_root_no_link_is_followed_where_the_kernel_does_not_help(void)
 {
         static const int errors[] = { ENOSYS, EPERM };
@@ -667,7 +703,7 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(below_a_root_no_link_is_followed), TEST(below_a_root_no_link_is_followed_where_the_kernel_does_not_help),
          TEST(a_directory_that_changes_places_with_a_link_leads_nowhere_out),
-         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),
