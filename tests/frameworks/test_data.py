@@ -21,3 +21,14 @@ def test_the_data_go_on_with_the_next_sample_after_sigkill(node, kind, steps):
 
 def test_workers_go_on_after_sigterm_of_another_process(node):
     assert len(job(node, "stream", "--term-at", 3).losses) == 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("killed_at", [7, 17, 19], ids=["inside the first epoch", "at the end of the epoch", "inside the second epoch"])
+def test_the_documented_loop_has_the_losses_of_an_uninterrupted_run_bit_for_bit(node, workers, killed_at):
+    options = ["--workers", workers, "--steps", 24]
+    whole = job(node, "loop", *options, path="whole").losses
+    assert len(whole) == 24
+    job(node, "loop", *options, "--kill-at", killed_at, check=False)
+    again = job(node, "loop", *options).losses
+    assert again == {step: whole[step] for step in range(min(again), 25)} and killed_at - 2 < min(again) <= killed_at + 1
