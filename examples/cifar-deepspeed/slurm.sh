@@ -1,5 +1,6 @@
 #!/bin/bash
-# sbatch slurm.sh: one torchrun on each of 2 nodes. If a node fails, Slurm queues the job again, and it resumes.
+# sbatch slurm.sh: one torchrun on each of 2 nodes. If a node fails, Slurm queues the job again, and it resumes. After the
+# end of its time, sbatch slurm.sh again resumes, too.
 #SBATCH --job-name=cifar-deepspeed
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -69,6 +69,7 @@ def main():
                     raise SystemExit(143)
             if done == arguments.steps:
                 break
+    manager.wait()  # a container or a batch system may end the agent together with this process
     manager.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,5 +1,6 @@
 #!/bin/bash
-# sbatch slurm.sh: one process on one node. If the node fails, Slurm queues the job again, and it resumes.
+# sbatch slurm.sh: one process on one node. If the node fails, Slurm queues the job again, and it resumes. After the
+# end of its time, sbatch slurm.sh again resumes, too.
 #SBATCH --job-name=mnist
 #SBATCH --nodes=1
 #SBATCH --ntasks=1

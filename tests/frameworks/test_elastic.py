@@ -363,13 +363,13 @@ if (folder / "jobset.yml").exists():
     [node] = jobset["spec"]["replicatedJobs"]
     assert node["template"]["spec"] == pod["spec"], "the JobSet has another Job than kubernetes.yml"
 build = job.environment.build
-steps = dockerfile.parse_file(str(folder / build.path / build.dockerfile_path)) if build else []
+steps = dockerfile.parse_file(str(folder / build.path / build.dockerfile_path))
 print(json.dumps({
     "azureml": job.command.split(), "kubernetes": container["command"] + container["args"],
     "nodes": job.resources.instance_count, "shm": job.resources.shm_size, "pods": pod["spec"].get("completions", 1),
     "distribution": job.distribution and [job.distribution.type, job.distribution.process_count_per_instance],
     "services": sorted(str(service.type) for service in (job.services or {}).values()),
-    "environment": [[step.cmd, list(step.value)] for step in steps], "instructions": list(dockerfile.all_cmds()),
+    "image": container["image"], "dockerfile": str((folder / build.path / build.dockerfile_path).resolve()), "environment": [[step.cmd, list(step.value)] for step in steps], "instructions": list(dockerfile.all_cmds()),
 }))
 """
 SERVICES = ["jupyter_lab", "tensor_board", "vs_code"]
@@ -406,6 +406,8 @@ def test_the_job_files_are_what_their_tools_take(name):
     assert (said["nodes"], said["shm"], said["distribution"], said["services"]) == JOBS[name]
     assert said["pods"] == said["nodes"]
 
+    assert said["dockerfile"] == str(ROOT / "examples/environment/Dockerfile")
+    assert f"-t {said['image']} " in Path(said["dockerfile"]).read_text(), "no Dockerfile makes this image"
     steps = said["environment"]
     assert all(instruction.lower() in said["instructions"] for instruction, _ in steps), steps
     assert all((ROOT / "examples" / source).exists() for instruction, value in steps if instruction == "COPY" for source in value[:-1] if "*" not in source)
@@ -413,7 +415,7 @@ def test_the_job_files_are_what_their_tools_take(name):
     batch = (folder / "slurm.sh").read_text()
     subprocess.run(["bash", "-n", folder / "slurm.sh"], check=True)
     last_line = next(line for line in batch.replace("\\\n", " ").splitlines() if line.startswith("srun"))
-    command = shlex.split(last_line)
+    command = shlex.split(last_line.removesuffix("&"))
     start = next(place for place, word in enumerate(command) if word in ("torchrun", "python"))
 
     source = (folder / "train.py").read_text()
@@ -427,9 +429,32 @@ def test_the_job_files_are_what_their_tools_take(name):
     assert read.returncode == 0, read.stderr
 
 
+SRUN = """#!/bin/bash
+trap 'sleep 0.5; echo saved >>log; exit 143' TERM
+echo "srun $1" >>log
+while sleep 0.1; do :; done
+"""
+
+
+@pytest.mark.parametrize("name", ["elastic-cifar", "elastic-cifar-lightning"])
+def test_before_its_time_limit_a_job_of_slurm_saves_and_queues_itself_again(tmp_path, name):
+    for tool, text in {"srun": SRUN, "scontrol": "#!/bin/bash\necho scontrol $* >>log\n"}.items():
+        (tmp_path / tool).write_text(text)
+        (tmp_path / tool).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SCRATCH": str(tmp_path)}
+    batch = (ROOT / "examples" / name / "slurm.sh").read_text()
+    assert "#SBATCH --signal=B:USR1@120\n" in batch and "#SBATCH --requeue\n" in batch
+    job = subprocess.Popen(["bash", ROOT / "examples" / name / "slurm.sh"], cwd=tmp_path, env=environment)
+    log = tmp_path / "log"
+    until(lambda: log.exists() and log.read_text())
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(60) == 143
+    assert log.read_text().splitlines() == ["srun --kill-on-bad-exit=0", "saved", "scontrol requeue 7"]
+
+
 def test_the_environment_of_the_job_files_has_the_versions_that_are_tested():
     def pins(path):
         return set((ROOT / path).read_text().split())
 
-    tested = set().union(*(pins(f"requirements/frameworks/{name}.txt") for name in ("hf", "deepspeed-0.19.8", "trackers")))
+    tested = set().union(*(pins(f"requirements/frameworks/{name}.txt") for name in ("hf", "deepspeed-0.19.8", "lightning", "trackers")))
     assert pins("examples/environment/requirements.txt") <= tested

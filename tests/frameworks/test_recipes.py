@@ -12,7 +12,7 @@ import time
 
 import nebulaml
 import pytest
-from conftest import ENDING, ROOT, Url, full, interpreter
+from conftest import ENDING, ROOT, Url, directory_only, full, interpreter
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RECIPES = {
@@ -111,6 +111,19 @@ def test_the_short_form_of_each_recipe_resumes(node, environment):
             assert [row["step"] for row in rows] == [1, 2, 3, 4]
         assert node.stored(storage_of(node, name)), f"{name} has stored nothing"
     assert not list(node.base.glob("*:")), "a directory is named after the URL"
+
+
+@directory_only("a directory that takes its time")
+@pytest.mark.parametrize("name", ["elastic-cifar", "mnist"])
+def test_the_last_step_of_a_recipe_is_durable_when_it_ends_because_a_container_ends_the_agent_with_it(node, name):
+    node.environment["NEBULA_STORE_MBPS"] = "1"
+    options = ["--global-batch", 8] if name == "elastic-cifar" else []
+    script = ROOT / "examples" / name / "train.py"
+    command = [sys.executable, *TORCHRUN, "1", ENDING, script, "--steps", 2, "--save-every", 2, *options, *options_of(node, name)]
+    done = subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
+    node.forget_memory()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [tag for tag in node.stored(storage_of(node, name)) if tag == "global_step2"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
