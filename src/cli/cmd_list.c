@@ -34,6 +34,10 @@ int command_list(int argc, char **argv)
                         versions_print(&versions, 0);
                 else
                         term_print(STYLE_PLAIN, "no checkpoints%s%s\n", *versions.path ? " in " : "", versions.path);
+                if (versions.count && versions_newest(&versions) != versions.list + versions.count - 1) {
+                        printf("\n");
+                        versions_print_newest(&versions);
+                }
                 if (versions.broken_count)
                         cli_complain("%zu checkpoint%s damaged or unreadable: %s", versions.broken_count,
                                 versions.broken_count == 1 ? " is" : "s are", versions.broken);

@@ -140,6 +140,7 @@ static void print_newest(const struct versions *versions)
 
         if (!versions->count)
                 return;
+        versions_print_newest(versions);
         printf("\n");
         versions_print(versions, older);
         if (older)

@@ -251,8 +251,22 @@ uint64_t versions_sum(const struct versions *versions)
         return sum_crc64(sum, versions->list, versions->count * sizeof *versions->list); /* zeroed before they are filled */
 }
 
+static bool is_loadable(const struct version *one)
+{
+        return one->committed > 0 && strcmp(one->state, nebula_state_name(NEBULA_STATE_FAILED)) && !one->is_abandoned;
+}
+
+const struct version *versions_newest(const struct versions *versions)
+{
+        for (size_t i = versions->count; i-- > 0;)
+                if (is_loadable(&versions->list[i]))
+                        return &versions->list[i];
+        return NULL;
+}
+
 json_t *versions_json(const struct versions *versions)
 {
+        const struct version *newest = versions_newest(versions);
         json_t *list = json_array();
 
         for (size_t i = 0; i < versions->count; i++) {
@@ -276,8 +290,8 @@ json_t *versions_json(const struct versions *versions)
                 }
                 json_array_append_new(list, row);
         }
-        return json_pack("{s:s, s:b, s:o, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions",
-                         list, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
+        return json_pack("{s:s, s:b, s:o, s:s?, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions", list, "newest",
+                         newest ? newest->tag : NULL, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
 }
 
 static enum style style_of(const char *state)
@@ -295,16 +309,52 @@ static bool any_referred(const struct versions *versions)
         return false;
 }
 
+static const char *where_of(const struct version *one)
+{
+        if (one->in_memory)
+                return one->in_storage ? "memory+storage" : "memory";
+        return one->in_storage ? "storage" : "";
+}
+
+void versions_print_newest(const struct versions *versions)
+{
+        const struct version *newest = versions_newest(versions), *last = versions->list + versions->count - 1;
+        const struct version *problem = NULL;
+        size_t newer = 0;
+
+        for (const struct version *one = newest ? newest + 1 : versions->list; versions->count && one <= last; one++) {
+                newer += !one->is_abandoned;
+                if (*one->error && !one->is_abandoned)
+                        problem = one;
+        }
+        if (newest) {
+                term_print(STYLE_BOLD, "newest   ");
+                term_print(STYLE_PLAIN, "%s, %s, in %s\n", newest->tag, newest->state, where_of(newest));
+        }
+        if (problem)
+                term_print(STYLE_BAD, "         %zu%s cannot be loaded: %s %s %s\n", newer, newest ? " newer" : "", problem->tag,
+                           strcmp(problem->state, nebula_state_name(NEBULA_STATE_FAILED)) ? "" : "failed:", problem->error);
+}
+
+static bool any_problem(const struct versions *versions, size_t first)
+{
+        for (size_t i = first; i < versions->count; i++)
+                if (*versions->list[i].error)
+                        return true;
+        return false;
+}
+
 void versions_print(const struct versions *versions, size_t first)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
                 { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
+                { "REASON", TABLE_LEFT, true },
         };
         struct table_column chosen[sizeof columns / sizeof columns[0]];
-        size_t fixed = sizeof columns / sizeof columns[0] - 3, count = fixed;
-        bool shows_written = any_referred(versions);
+        size_t fixed = sizeof columns / sizeof columns[0] - 4, count = fixed;
+        bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first);
         struct table *table;
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX], *said;
@@ -316,6 +366,8 @@ void versions_print(const struct versions *versions, size_t first)
                 chosen[count++] = columns[fixed + 1];
         if (versions->pins.count)
                 chosen[count++] = columns[fixed + 2];
+        if (shows_reason)
+                chosen[count++] = columns[fixed + 3];
         table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
@@ -332,8 +384,7 @@ void versions_print(const struct versions *versions, size_t first)
                 table_cell(table, STYLE_PLAIN, "%s", human_size(one->size, size));
                 table_cell(table, STYLE_PLAIN, "%zu", one->file_count);
                 table_cell(table, STYLE_PLAIN, "%s", human_age(one->moved, now, age));
-                table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
-                           one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
+                table_cell(table, STYLE_PLAIN, "%s", where_of(one));
                 if (shows_written)
                         table_cell(table, STYLE_PLAIN, "%s", one->in_storage ? human_size(one->written, size) : "");
                 if (versions->metrics) {
@@ -346,6 +397,8 @@ void versions_print(const struct versions *versions, size_t first)
 
                         table_cell(table, STYLE_PLAIN, "%s", !pin ? "" : *pin->reason ? pin->reason : "yes");
                 }
+                if (shows_reason)
+                        table_cell(table, style_of(one->state), "%s", one->error);
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);

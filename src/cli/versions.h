@@ -53,7 +53,11 @@ void versions_done(struct versions *versions);
 /* A checksum of all that versions_json shows, without metrics: if two are equal, nothing has changed. */
 uint64_t versions_sum(const struct versions *versions);
 json_t *versions_json(const struct versions *versions);
+/* The newest version that a job would resume from; NULL: there is none. */
+const struct version *versions_newest(const struct versions *versions);
 /* Prints a table for people, from versions->list[first] on. */
 void versions_print(const struct versions *versions, size_t first);
+/* Prints one line about the newest version that can be loaded, and one about newer ones that cannot. */
+void versions_print_newest(const struct versions *versions);
 
 #endif

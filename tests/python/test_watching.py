@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -263,3 +264,44 @@ def test_a_process_that_ends_before_the_others_have_committed_says_so(place, mon
             monkeypatch.setenv(name, value)
         (line,) = place.run(code, place.storage).splitlines()
         assert re.search(said, line), line
+
+
+RANK = """
+rank, last = int(sys.argv[2]), int(sys.argv[3])
+os.environ.update(RANK=sys.argv[2], WORLD_SIZE="2", LOCAL_RANK=sys.argv[2], LOCAL_WORLD_SIZE="2", NEBULA_RUN="one")
+import logging
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)s")
+nm.init(sys.argv[1], 0)
+for step in range(1, last + 1):
+    with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+        checkpoint.save(f"{rank}.pt", torch.ones(3))
+    say("saved", step)
+    if step <= 2:
+        checkpoint.wait("durable")
+say("end")
+sys.stdin.readline()
+"""
+
+
+def test_a_rank_that_is_gone_is_named_by_the_log_and_by_status_and_list_with_the_newest_that_can_be_loaded(place):
+    """Its version is lost for the others, whose own calls succeed. The log does not get a line for each save."""
+    stays = place.trainer(RANK, place.storage, 0, 12, stdin=True)
+    goes = place.trainer(RANK, place.storage, 1, 2, stdin=True)
+    assert [goes.stdout.readline() for _ in range(3)] == ["saved 1\n", "saved 2\n", "end\n"]
+    goes.kill()
+    goes.wait()
+    said = []
+    until(lambda: said.append(stays.stdout.readline()) or len([line for line in said if "is not durable" in line]) == 4)
+    assert not [line for line in said if "is not durable" in line and "rank 1 (process" not in line]
+    assert "so for 8 checkpoints" in said[-1]
+
+    def asked(*words):
+        return subprocess.run([locate.agent_path(), *words, "--path", place.storage], capture_output=True, text=True, check=True).stdout
+
+    for command in ("status", "list"):
+        text = asked(command)
+        assert "newest   global_step2, durable, in memory+storage\n" in text, text
+        assert re.search(r"10 newer cannot be loaded: global_step12 failed: rank 1 \(process \d+\) ended before it began", text), text
+        assert re.search(r"^global_step12 .* failed .* rank 1 \(process \d+\) ended before it began", text, re.M), text
+    assert json.loads(asked("list", "--json"))["newest"] == "global_step2"
+    stays.communicate("\n", timeout=60)

@@ -33,6 +33,7 @@ class Watcher(threading.Thread):
         self.what = what
         self.wanted = self.listens = True
         self.storage_error = ""  # the last one that was logged
+        self.incomplete = 0  # versions since the last durable one that wait for ranks, or are lost
 
     def run(self) -> None:
         try:
@@ -48,17 +49,23 @@ class Watcher(threading.Thread):
 
     def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
         if kind == _nebula.EVENT_DURABLE:
-            self.storage_error = ""
+            self.storage_error, self.incomplete = "", 0
             took = f", written in {seconds:.2f} s" if seconds else ""
             log.info("nebula: checkpoint %r is durable: %s%s", tag, _bytes(size), took)
-        elif kind == _nebula.EVENT_LOST:
-            log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.", tag, text)
-        elif kind == _nebula.EVENT_LATE:
+        elif kind in (_nebula.EVENT_LOST, _nebula.EVENT_LATE):
+            self.incomplete += 1
+            if self.incomplete & (self.incomplete - 1):  # a rank that is gone would be one line for each save
+                return
+            row = f" That is so for {self.incomplete} checkpoints since the last durable one." if self.incomplete > 1 else ""
+            if kind == _nebula.EVENT_LOST:
+                log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.%s", tag, text, row)
+                return
             log.warning(
                 "nebula: checkpoint %r %s: until then it is neither stored nor loaded. Each rank must commit, with or without "
-                "files; if one rank alone saves, give init() world=1 there.",
+                "files; if one rank alone saves, give init() world=1 there.%s",
                 tag,
                 text,
+                row,
             )
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(

@@ -49,8 +49,9 @@ static double decided_at(const struct version *version)
                 return version->late_at;
         if (version->life.state == NEBULA_STATE_DURABLE)
                 return lifecycle_at(&version->life, NEBULA_STATE_DURABLE);
-        /* A version that failed before it was complete is not an event: the rank that could not complete it reports it. */
-        if (version->life.state == NEBULA_STATE_FAILED && lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0)
+        /* Other versions that failed before they were complete are no events: the rank that could not complete one reports it. */
+        if (version->life.state == NEBULA_STATE_FAILED &&
+            (lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0 || (version->is_deserted && !strcmp(version->run, version->job->run))))
                 return lifecycle_at(&version->life, NEBULA_STATE_FAILED);
         return 0;
 }

@@ -61,9 +61,11 @@ void commit_fail_without(struct catalogue *catalogue, struct version *version)
 {
         const struct gone *gone = missed_rank(version);
 
-        if (gone)
-                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
-                             version->tag);
+        if (!gone)
+                return;
+        version->is_deserted = true;
+        version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
+                     version->tag);
 }
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
@@ -114,6 +116,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
                 return true;
         loan = commit_loan_of(version, rank);
         if (loan) {
+                version->is_deserted = true;
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
                              part->rank, part->pid, loan->name);
         } else if (part->closed) {
@@ -128,6 +131,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
                         remove_part(version, part);
                 commit_check(catalogue, version);
         } else {
+                version->is_deserted = true;
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it committed \"%s\"",
                              part->rank, part->pid, version->tag);
         }
