@@ -324,8 +324,8 @@ void versions_print_newest(const struct versions *versions)
 
         for (const struct version *one = newest ? newest + 1 : versions->list; versions->count && one <= last; one++) {
                 newer += !one->is_abandoned;
-                if (*one->error && !one->is_abandoned)
-                        problem = one;
+                if (*one->error && !one->is_abandoned && (!problem || one->step >= problem->step))
+                        problem = one; /* several may have failed at one moment */
         }
         if (newest) {
                 term_print(STYLE_BOLD, "newest   ");
