@@ -43,11 +43,9 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         version->line = manifest->line;
 }
 
-static double last_move(const json_t *report)
+static double first_move(const json_t *report)
 {
-        const json_t *moves = json_object_get(report, "moves");
-
-        return number_of(json_array_get(moves, json_array_size(moves) - 1), "at");
+        return number_of(json_array_get(json_object_get(report, "moves"), 0), "at");
 }
 
 static void add_report(struct versions *versions, const json_t *report)
@@ -69,7 +67,7 @@ static void add_report(struct versions *versions, const json_t *report)
                 version->size = (uint64_t)number_of(report, "size");
                 version->file_count = json_array_size(json_object_get(report, "files"));
                 version->committed = number_of(report, "committed_at");
-                version->moved = version->committed > 0 ? version->committed : last_move(report);
+                version->moved = version->committed > 0 ? version->committed : first_move(report);
                 version->in_storage = lies_in(report, "storage");
                 version->written = version->in_storage ? (uint64_t)number_of(report, "written") : version->size;
                 snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));

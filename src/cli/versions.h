@@ -18,7 +18,7 @@ struct version {
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
-        double moved;     /* when it was committed; if it was not, when its state last changed */
+        double moved;     /* when it was committed; if it was not, when it was begun */
         uint64_t sequence;
         struct line line;
         bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step */
