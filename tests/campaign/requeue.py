@@ -40,6 +40,7 @@ class Writing:
     amends: bool = False  # it changes an earlier step of its line, and is not newer for that
     durable: bool = False
     may_fail: bool = False
+    follows: list[Writing] = field(default_factory=list)  # the writing before it is one of these
     is_settled: bool = True  # once it is durable, it has all files of the writing before it
 
     @property
@@ -188,7 +189,7 @@ class Model:
         if not before or (before[-1].durable and self.storage.get(tag) is not before[-1]):
             contents.append(own)  # until storage was compared, or since the writing before was removed by hand
         is_settled = all(base.is_settled for base in bases) and (not before or not before[-1].durable or self.storage.get(tag) is before[-1])
-        writing = Writing(tag, self.run, self.numbers, own, contents, is_settled=is_settled and not self.removed.get(tag))
+        writing = Writing(tag, self.run, self.numbers, own, contents, is_settled=is_settled and not self.removed.get(tag), follows=list(bases))
         head = self._newest_of(one for one in [*self.storage.values(), *self.saved, *self._unsaved()] if one.step is not None)
         if writing.step is not None and head is not None and head.step is not None and writing.step < head.step:
             reads_head = any(step >= head.step for _, step in self.read_steps)
@@ -212,7 +213,7 @@ class Model:
             if writing.durable:
                 continue
             is_leftover = writing not in self.saved
-            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in written)):
+            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in [*written, *writing.follows])):
                 continue  # it gives way, or follows what its run had found: the next look at storage tells
             if [one for one in self.saved if one.tag == writing.tag and one.number > writing.number]:
                 continue

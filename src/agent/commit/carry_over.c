@@ -96,7 +96,7 @@ void carry_over(struct version *version)
                 if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
                         before = other;
         if (before && !is_confirmed(version, before))
-                version->ancestry.carries_from = before->id;
+                version->ancestry.carries_from = before->generation;
         else if (before)
                 carry_over_version(version, before);
         if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
@@ -211,7 +211,7 @@ static void carry_over_late(struct version *version, const struct manifest *mani
 {
         const struct version *before = version->job->versions;
 
-        while (before && before->id != version->ancestry.carries_from)
+        while (before && (before == version || before->generation != version->ancestry.carries_from || strcmp(before->tag, version->tag)))
                 before = before->next;
         version->ancestry.carries_from = 0;
         if (before && before->in_memory && !before->superseded && !before->is_gone &&
@@ -262,6 +262,9 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
         }
         compare_all(catalogue, job);
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->ancestry.carries_from && version->in_memory && !version->stored && !version->superseded)
+                        carry_over_late(version, carry_over_stored_manifest(job, version->tag));
         move_generations(job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
@@ -270,12 +273,10 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
                         continue;
                 if (!lifecycle_complete(version->life.state) || !version->in_memory)
                         continue;
-                if (version->ancestry.carries_from)
-                        carry_over_late(version, manifest);
                 carry_over(version); /* pins do not matter: a thread that works on it holds no file */
         }
         set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next)
-                if (!version->stored && !version->adopted && !version->superseded && lifecycle_complete(version->life.state))
+                if (!version->stored && !version->superseded && lifecycle_complete(version->life.state))
                         survival_log_write(catalogue, version);
 }

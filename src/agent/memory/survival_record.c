@@ -143,6 +143,7 @@ static void put_version(char **at, const struct version *version)
         put_u64(at, (uint64_t)version->base.step);
         put_line(at, &version->base.line);
         put_u64(at, ancestry_base(version));
+        put_u64(at, version->ancestry.carries_from);
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
@@ -585,6 +586,7 @@ static void get_version(struct reader *reader, struct version *version)
         version->base.step = (int64_t)get_u64(reader, INT64_MAX);
         get_line(reader, &version->base.line);
         version->ancestry.base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->ancestry.carries_from = get_u64(reader, UINT64_MAX);
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);

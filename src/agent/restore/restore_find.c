@@ -7,6 +7,7 @@
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "image/image.h"
