@@ -37,5 +37,10 @@ if found=$(git ls-files -z -- '*.c' '*.h' '*.py' '*.sh' '*.md' '*.build' Makefil
         complain "lint: blanks at the ends of lines:" "$found"
 fi
 
+# A module that meson.build does not list is not installed.
+for module in $(git ls-files 'python/nebulaml/*.py'); do
+        grep -q "'${module#python/}'" python/meson.build || complain "lint: python/meson.build lacks $module"
+done
+
 .venv/bin/ruff check --quiet . || failed=1
 exit $failed
