@@ -40,7 +40,6 @@ class Writing:
     amends: bool = False  # it changes an earlier step of its line, and is not newer for that
     durable: bool = False
     may_fail: bool = False
-    follows: list[Writing] = field(default_factory=list)  # the writing before it is one of these
     is_settled: bool = True  # once it is durable, it has all files of the writing before it
 
     @property
@@ -57,6 +56,7 @@ class Model:
     keep: int = 0
     storage: dict[str, Writing] = field(default_factory=dict)
     leftovers: dict[str, list[Writing]] = field(default_factory=dict)  # by node
+    maybe: list[Writing] = field(default_factory=list)  # leftovers that may have become durable
     removed: dict[str, list[Writing]] = field(default_factory=dict)  # by tag: removed by hand; memory may still have it
     saved: list[Writing] = field(default_factory=list)  # by the present run, in order
     found: set[str] = field(default_factory=set)  # tags that storage had when the run began
@@ -72,7 +72,8 @@ class Model:
     def _unsaved(self) -> list[Writing]:
         """The leftovers that this node may have."""
         own = self.leftovers.setdefault(self.node, [])
-        return [one for left in self.leftovers.values() for one in left] if self.has_threads else own
+        own = [one for left in self.leftovers.values() for one in left] if self.has_threads else own
+        return own + [one for one in self.maybe if one not in own]
 
     def _newest_of(self, writings: Iterable[Writing]) -> Writing | None:
         candidates = [one for one in writings if not one.amends]
@@ -154,7 +155,7 @@ class Model:
         found, passed, *files = answer.split(" ")
         content = dict(one.split("=") for one in files)
         if "-1" in content.values():
-            if any(one.tag == found and one.may_fail for one in allowed):
+            if is_disturbed or any(one.tag == found and one.may_fail for one in allowed):
                 return None  # it kept files of a writing that was removed by hand since
             return f"cannot be read: {answer}"
         if is_blind and int(passed):
@@ -189,7 +190,7 @@ class Model:
         if not before or (before[-1].durable and self.storage.get(tag) is not before[-1]):
             contents.append(own)  # until storage was compared, or since the writing before was removed by hand
         is_settled = all(base.is_settled for base in bases) and (not before or not before[-1].durable or self.storage.get(tag) is before[-1])
-        writing = Writing(tag, self.run, self.numbers, own, contents, is_settled=is_settled and not self.removed.get(tag), follows=list(bases))
+        writing = Writing(tag, self.run, self.numbers, own, contents, is_settled=is_settled and not self.removed.get(tag))
         head = self._newest_of(one for one in [*self.storage.values(), *self.saved, *self._unsaved()] if one.step is not None)
         if writing.step is not None and head is not None and head.step is not None and writing.step < head.step:
             reads_head = any(step >= head.step for _, step in self.read_steps)
@@ -203,8 +204,7 @@ class Model:
         self.saved.append(writing)
 
     def _persist(self, answer: str) -> str | None:
-        if self.faults:
-            self.faults = min(self.faults, 0)
+        self.faults = min(self.faults, 0)
         if self.faults < 0:
             return None if set(answer.split(" ")) - {""} == set(self.storage) else "storage changed while it failed"
         written: list[Writing] = []
@@ -213,8 +213,9 @@ class Model:
             if writing.durable:
                 continue
             is_leftover = writing not in self.saved
-            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in [*written, *writing.follows])):
-                continue  # it gives way, or follows what its run had found: the next look at storage tells
+            if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in written)):
+                self.maybe.append(writing)  # it gives way, or follows what its run had found
+                continue
             if [one for one in self.saved if one.tag == writing.tag and one.number > writing.number]:
                 continue
             writing.durable = True

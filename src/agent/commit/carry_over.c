@@ -217,6 +217,8 @@ static void carry_over_late(struct version *version, const struct manifest *mani
         if (before && before->in_memory && !before->superseded && !before->is_gone &&
             (!manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER))
                 carry_over_version(version, before);
+        else if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
+                carry_over_manifest(version, manifest);
 }
 
 /* A version that storage had and that the scan has not found is looked up by name later (storage.c): a listing may be stale. */
