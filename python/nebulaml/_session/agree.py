@@ -51,7 +51,7 @@ class Agreement:
         self._passed: dict[str | None, list[tuple[str, str]]] = {}
         self._told: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
         self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
-        self._spent: list[str] = []  # keys in the store, of questions that this rank has an answer to
+        self._spent: dict[str | None, list[str]] = {}  # by storage path: keys in the store, of the last answered question
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
         self._moves = 0  # changes of path or job, the same on all ranks: after one, a question is another question
         self._saving = False
@@ -129,7 +129,7 @@ class Agreement:
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
         if shared is not None:
-            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, Inventory.of(own), self._spent)
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, Inventory.of(own), self._spent.setdefault(path, []))
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -309,7 +309,7 @@ def _through_store(
 ) -> tuple[list[dict[str, Any]], str]:
     """Asks through the store of the process group. The last rank that asks answers for all.
 
-    `spent`: the keys of earlier questions of this session. When all ranks ask this one, no rank needs them any more.
+    `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer.
     """
     answer = f"{prefix}/answer"
     digest, text = _packed(own.stored.values())
