@@ -446,7 +446,14 @@ def has_states_of(layers, optimizer, others, other_optimizer):
     return all(torch.equal(optimizer.state[a]["exp_avg"], other_optimizer.state[b]["exp_avg"]) for a, b in pairs)
 
 
-needs_names = pytest.mark.skipif("param_names" not in named((0, 1, 2))[1].param_groups[0], reason="this torch gives optimizers no names")
+def has_names():
+    try:
+        return "param_names" in named((0, 1, 2))[1].param_groups[0]
+    except TypeError:
+        return False
+
+
+needs_names = pytest.mark.skipif(not has_names(), reason="this torch gives optimizers no names")
 
 
 @needs_names
