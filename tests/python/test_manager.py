@@ -189,7 +189,16 @@ def test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it(place
         save(manager, 4, loss=float)
         manager.wait()
         assert manager.all_steps() == [1, 2, 3, 4]
-    assert caplog.text.count("no version has the metric 'los' of keep_best") == 1 and "have the metrics: loss" in caplog.text
+    assert caplog.text.count("no version has a value of the metric 'los' of keep_best") == 1 and "have the metrics: loss" in caplog.text
+
+
+def test_rules_of_a_manager_remove_no_version_of_another_job(place):
+    with nm.Manager(place.storage, keep_last=1, job="a") as one, nm.Manager(place.storage, keep_last=2, job="b") as two:
+        save(one, 1, 2, 3)
+        save(two, 11, 12, 13)
+        one.wait()
+        two.wait()
+        assert one.all_steps() == [3] and two.all_steps() == [12, 13]
 
 
 def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
@@ -954,6 +963,19 @@ def tried(call):
     except Exception as failure:
         return f"{type(failure).__name__}: {failure}"
 """
+
+
+@pytest.mark.parametrize("how", ["\"metrics\": {\"loss\": \"x\"}", "\"metadata\": {\"x\": b\"y\"}", "\"items\": {\"a.b\": 1}", "\"items\": {}"])
+def test_a_rank_whose_arguments_are_refused_is_news_for_every_rank_too(place, monkeypatch, how):
+    outputs = run_ranks(
+        place, monkeypatch, f"""
+        with nm.Manager(sys.argv[1], save_every_steps=1) as manager:
+            say(tried(lambda: manager.save(1, **{{"items": {{"own": 1}}, **({{{how}}} if rank else {{}})}}) is not None))
+            dist.barrier()
+            say(manager.latest_step(), manager.all_steps())
+        """,
+    )  # fmt: skip
+    assert outputs[0] == ["True", "None []"] and outputs[1][0].startswith("NebulaConfigError") and outputs[1][1] == "None []"
 
 
 @pytest.mark.parametrize("first", [0, 1])

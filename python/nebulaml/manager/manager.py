@@ -223,29 +223,21 @@ class Manager:
         are fixed and training can go on. The version is complete when all ranks have called save(). Returns None if the step was
         not due, or if the save failed and on_error is "warn".
         """
-        self._raise_late()
         step = _whole_step(step)
         if force:
             self._listen(step)
-        elif not self.should_save(step):
+        # before anything that may raise: the answer of rank 0 is awaited by others
+        if not (force or self.should_save(step)):
+            self._raise_late()
             return None
-        _check_names(items)
-        place = self._engine.place()
-        said = about.check(metrics, metadata)
-        each = {name: place.world > 1 and name not in self._replicated for name in items}
-        checkpoint = Checkpoint(_tag(step), _nebula.FILES_ALL_RANKS, session=self._session)
-        checkpoint._about = dataclasses.replace(said, items=each, world=place.world)
         self._failures.begin(step)
         try:
-            for name, item in items.items():
-                if each[name] or place.rank == 0:
-                    check = functools.partial(kinds.check_restorable, name) if self._weights_only else None
-                    checkpoint._save_object(_file(name, each[name], place.rank), kinds.state_of(item), check=check)
+            self._raise_late()
+            checkpoint = self._begin(step, items, about.check(metrics, metadata))
+            is_committed = checkpoint.commit()
         except BaseException as failure:
             self._failures.tell(step, f"{failure!r:.300}")
-            checkpoint._give_up(f"a save failed: {failure!r:.400}")
             raise
-        is_committed = checkpoint.commit()
         self._due.saved()
         self._decided = (step, False)
         self._notices.answered()
@@ -258,6 +250,23 @@ class Manager:
         self._saved.append(step)
         self._since.add(step)
         self._forget_old()
+        return checkpoint
+
+    def _begin(self, step: int, items: Mapping[str, Any], said: about.About) -> Checkpoint:
+        """Returns the checkpoint of a step, with this rank's items saved."""
+        _check_names(items)
+        place = self._engine.place()
+        each = {name: place.world > 1 and name not in self._replicated for name in items}
+        checkpoint = Checkpoint(_tag(step), _nebula.FILES_ALL_RANKS, session=self._session)
+        checkpoint._about = dataclasses.replace(said, items=each, world=place.world)
+        try:
+            for name, item in items.items():
+                if each[name] or place.rank == 0:
+                    check = functools.partial(kinds.check_restorable, name) if self._weights_only else None
+                    checkpoint._save_object(_file(name, each[name], place.rank), kinds.state_of(item), check=check)
+        except BaseException as failure:
+            checkpoint._give_up(f"a save failed: {failure!r:.400}")
+            raise
         return checkpoint
 
     def _forget_old(self) -> None:
@@ -534,7 +543,7 @@ class Manager:
         self._missed_metric = True
         known = ", ".join(sorted({name for one in stored for name in one.metrics})) or "none"
         log.warning(
-            "nebula: no version has the metric %r of keep_best, so all versions stay until one has it. The versions have the metrics: %s",
+            "nebula: no version has a value of the metric %r of keep_best, so all stay until one has. The versions have the metrics: %s",
             rule.metric, known,
         )  # fmt: skip
 
