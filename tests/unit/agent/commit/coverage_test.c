@@ -86,12 +86,13 @@ ON_EACH_STORE(a_document_that_has_changed_or_gone_is_not_counted_as_it_was)
 /* Another node has decided that the version is persisted, and has read so. */
 ON_EACH_STORE(a_decision_that_cannot_be_read_is_not_replaced)
 {
-        struct coverage *coverage = coverage_new(WORLD);
+        struct coverage *coverage;
         struct committed committed;
         struct line line = { 0 };
 
         if (store->ops != &store_mem) /* only it fails a call */
                 return;
+        coverage = coverage_new(WORLD);
         own.rank_count = 1;
         captures(0, 1, "r");
         REQUIRE(coverage && !coverage_look(store, &own, coverage, &error));
