@@ -9,7 +9,7 @@
 #include "store/http/lanes.h"
 #include "store/object/object.h"
 
-#define PUT_TRIES 6           /* of a write whose condition failed although there is no object */
+#define PUT_TRIES 8           /* of a write whose condition failed although there is no object: others make and remove it */
 #define REMOVE_WIDTH 16u
 #define CLOCK_KEY ".nebula-clock"
 
