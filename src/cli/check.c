@@ -239,6 +239,58 @@ json_t *check_version(struct store *store, const struct manifest *manifest, cons
         return version;
 }
 
+/* Whether the other file has the same bytes where this one is damaged. */
+static bool has_same(const struct record_file *own, const struct record_file *other, const json_t *damages)
+{
+        for (size_t i = 0; own->chunk_bytes == other->chunk_bytes && i < json_array_size(damages); i++) {
+                const json_t *one = json_array_get(damages, i);
+                size_t chunk = (size_t)json_integer_value(json_object_get(one, "offset")) / own->chunk_bytes;
+
+                if (chunk < own->chunk_count && chunk < other->chunk_count && own->chunks[chunk] == other->chunks[chunk])
+                        return true;
+        }
+        return false;
+}
+
+static void name_sharers(struct store *store, const struct manifest *manifest, const struct manifest_scan *scan, json_t *file)
+{
+        const char *name = json_string_value(json_object_get(file, "name"));
+        struct record_file own = { 0 };
+        json_t *tags = json_array();
+
+        if (manifest_load_file(store, manifest, name, &own, NULL)) {
+                json_decref(tags);
+                return;
+        }
+        for (size_t i = 0; i < scan->count; i++) {
+                struct record_file other = { 0 };
+
+                if (!strcmp(scan->manifests[i].tag, manifest->tag) || manifest_load_file(store, &scan->manifests[i], name, &other, NULL))
+                        continue;
+                if (has_same(&own, &other, json_object_get(file, "damage")))
+                        json_array_append_new(tags, json_string(scan->manifests[i].tag));
+                record_file_done(&other);
+        }
+        record_file_done(&own);
+        if (json_array_size(tags))
+                json_object_set(file, "same_in", tags);
+        json_decref(tags);
+}
+
+void check_name_sharers(struct store *store, const struct manifest *manifest, json_t *version)
+{
+        json_t *files = json_object_get(version, "files"), *file;
+        struct manifest_scan scan;
+        size_t i;
+
+        if (check_ok(version) || manifest_scan(store, &scan, NULL))
+                return;
+        json_array_foreach(files, i, file)
+                if (!check_ok(file))
+                        name_sharers(store, manifest, &scan, file);
+        manifest_scan_done(&scan);
+}
+
 json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error)
 {
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "generation", (json_int_t)0, "ok", 0,

@@ -18,6 +18,8 @@
 /* `only_name`: checks that file alone; NULL: all. Calls progress_add with every byte that was read. If the store does not answer, that is no
  * damage: the check ends, *ret_outage is the failure, and the result says nothing about the version. */
 json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct nebula_error *ret_outage);
+/* Adds to each damaged file of a checked version the tags of other versions that have the same bytes there: files can share blocks. */
+void check_name_sharers(struct store *store, const struct manifest *manifest, json_t *version);
 /* The result for a version whose manifest cannot be loaded. */
 json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error);
 /* Checks a zip file that no manifest lists, by its own CRC-32s. */

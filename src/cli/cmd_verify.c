@@ -165,6 +165,12 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         return status;
 }
 
+/* Whether files of several versions can share blocks in this store, so that damage of one is damage of all of them. */
+static bool shares_blocks(struct store *store)
+{
+        return store && (store->ops->features(store) & (STORE_PATHS | STORE_REFERS)) == (STORE_PATHS | STORE_REFERS);
+}
+
 /* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
 static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status,
                         struct nebula_error *ret_outage)
@@ -183,6 +189,8 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL, ret_outage);
+                if (*target->tag && !ret_outage->status && shares_blocks(target->store))
+                        check_name_sharers(target->store, &manifest, version);
                 progress_end();
         }
         if (ret_outage->status) {
@@ -367,7 +375,7 @@ static void print_file(const json_t *file, struct table *table)
 
 static void print_damage(const json_t *file)
 {
-        const json_t *damages = json_object_get(file, "damage");
+        const json_t *damages = json_object_get(file, "damage"), *same = json_object_get(file, "same_in");
 
         for (size_t i = 0; i < json_array_size(damages); i++) {
                 const json_t *one = json_array_get(damages, i), *records = json_object_get(one, "records");
@@ -380,6 +388,10 @@ static void print_damage(const json_t *file)
                         term_print(STYLE_PLAIN, "%s%s", r ? ", " : ", in ", json_string_value(json_array_get(records, r)));
                 term_print(STYLE_PLAIN, "\n    %s\n", json_string_value(json_object_get(one, "message")));
         }
+        for (size_t i = 0; i < json_array_size(same); i++)
+                printf("%s%s", i ? ", " : "    other versions have the same bytes there, and can share them: ", json_string_value(json_array_get(same, i)));
+        if (json_array_size(same))
+                printf("\n");
 }
 
 static void print_version(const json_t *version)
@@ -426,15 +438,8 @@ static struct verify_sum sum_up(const json_t *versions)
         return sum;
 }
 
-/* Whether files of several versions can share blocks in this store, so that damage of one is damage of all of them. */
-static bool shares_blocks(struct store *store)
+static int finish(bool json, json_t *versions, size_t passed_over, double seconds)
 {
-        return store && (store->ops->features(store) & (STORE_PATHS | STORE_REFERS)) == (STORE_PATHS | STORE_REFERS);
-}
-
-static int finish(bool json, json_t *versions, const struct verify_target *target, double seconds)
-{
-        size_t passed_over = target->passed_over;
         struct verify_sum sum = sum_up(versions);
         char size[HUMAN_MAX], speed[HUMAN_MAX], duration[HUMAN_MAX];
         bool ok = !sum.bad && !passed_over;
@@ -454,8 +459,6 @@ static int finish(bool json, json_t *versions, const struct verify_target *targe
                 term_print(STYLE_BAD, "no damage here, but %zu checkpoint(s) could not be read\n", passed_over);
         else
                 term_print(STYLE_GOOD, "no damage\n");
-        if (sum.bad && *target->tag && shares_blocks(target->store))
-                printf("other versions can share these bytes: \"nebula verify --all\" names all that are damaged\n");
         return code;
 }
 
@@ -505,7 +508,7 @@ int command_verify(int argc, char **argv)
                         print_version(json_array_get(versions, v));
                 code = cli_fail(common.json, &error);
         } else {
-                code = finish(common.json, versions, &target, (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(common.json, versions, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
         }
         json_decref(versions);
 out:
