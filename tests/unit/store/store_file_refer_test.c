@@ -190,7 +190,7 @@ static void rot(const char *path, uint64_t offset)
 {
         struct stat before;
         int fd = open(path, O_RDWR | O_CLOEXEC);
-        char byte;
+        char byte = 0;
 
         CHECK(fd >= 0 && !fstat(fd, &before) && pread(fd, &byte, 1, (off_t)offset) == 1);
         byte ^= 1;
