@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from nebulaml.studio import snapshot
 
 
@@ -61,6 +63,39 @@ def test_an_event_that_the_agent_and_the_file_tell_is_one():
 def test_a_step_that_is_saved_again_counts_the_steps_back_if_there_are_any():
     told = document(history=[line(3), line(3, generation=2, begun=1e9 + 4, committed=1e9 + 4), line(2, generation=2, begun=1e9 + 5, committed=1e9 + 5)])
     assert [one["text"] for one in told["events"]] == ["the job saves step 3 again", "the job saves step 2 again, 1 step back"]
+
+
+def test_a_save_whose_commit_came_after_the_next_one_had_begun_is_no_return():
+    late = row(10, committed_at=1e9 + 25)  # its begin is in no history yet
+    told = document(late, row(20), history=[line(20), line(30, begun=1e9 + 24, committed=1e9 + 31)])
+    assert told["events"] == []
+    told = document(row(1190, committed_at=1e9 + 7), row(1200, committed_at=1e9 + 6), history=[line(1190, begun=1e9 + 1), line(1200, begun=1e9 + 2)])
+    assert told["events"] == []
+
+
+def test_a_save_that_waits_for_ranks_is_a_problem_only_when_they_are_late():
+    waits = row(2, state="capturing", where=["memory"], committed_at=0.0, error="waits for rank 1 of 2")
+    for age, count in ((5.0, None), (60.0, 1)):
+        begun = line(2, result="capturing", begun=2e9 - age, committed=0.0, durable=0.0)
+        told = document(row(1), waits, history=[begun])["now"]
+        assert told["newest"]["tag"] == "global_step1" and (told["stuck"] and told["stuck"]["count"]) == count
+    failed = row(3, state="failed", where=[], error="rank 1 (process 7) ended")
+    assert document(row(1), failed)["now"]["stuck"] == {"count": 1, "tag": "global_step3", "state": "failed", "error": "rank 1 (process 7) ended"}
+    assert document(failed, row(4))["now"]["stuck"] is None
+
+
+def test_the_configuration_is_the_agents_and_not_the_studios(monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "7")
+    agent = {"pid": os.getpid(), "memory_budget": 1, "memory_directory": "/dev/shm/x"}
+    monkeypatch.setattr(snapshot, "_environment", lambda pid: {"NEBULA_IO": "threads"})
+    status = {"running": True, "agent": agent, "storage": {"path": "/scratch", "versions": []}}
+    values = {one["name"]: one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"]}
+    assert values["NEBULA_IO"]["value"] == "threads" and "environment of the agent" in values["NEBULA_IO"]["origin"]
+    assert values["NEBULA_STORE_MBPS"]["origin"] == "default of the agent"
+    monkeypatch.undo()
+    assert snapshot._environment(os.getpid()) and snapshot._environment(2**22 + 1) is None
+    del status["agent"]
+    assert not [one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"] if one["name"].startswith("NEBULA_")]
 
 
 def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -147,7 +148,9 @@ def test_filter_sort_and_compare(place, start, save, page):
     assert page.evaluate("document.activeElement.dataset.name") == "tag"
     page.get_by_label("Filter").fill("step1")
     expect(rows).to_have_count(2)
-    expect(rows.first).to_contain_text("val_loss")
+    page.locator("[data-name=metric]").click()  # val_loss is 3 / step
+    expect(page.locator("th[aria-sort=descending]")).to_contain_text("val_loss")
+    assert page.locator("tbody tr[data-key] td.brief.num").all_inner_texts() == ["3", "0.3"]
     page.get_by_label("Show", exact=True).select_option("failed")
     expect(rows).to_have_count(0)
     page.get_by_label("Show", exact=True).select_option("")
@@ -184,6 +187,11 @@ def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, p
     expect(page.get_by_role("button", name="Unpin")).to_be_visible()
     assert pins.read(str(place.storage)) == {"global_step1": "the paper's <b>figure</b>"}
     expect(page.locator("dl")).to_contain_text("the paper's <b>figure</b>")
+    page.get_by_role("button", name="Unpin").click()
+    page.get_by_role("button", name="Pin…").click()
+    page.get_by_role("button", name="Pin", exact=True).click()  # without a reason
+    expect(page.locator("dl")).to_contain_text("pinned, without a reason")
+    assert pins.read(str(place.storage)) == {"global_step1": ""}
     page.get_by_role("button", name="Unpin").click()
     expect(page.get_by_role("button", name="Pin…")).to_be_visible()
     file = place.storage / "global_step1/model.pt"
@@ -275,7 +283,9 @@ def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, st
     for tag in tags:
         shown = page.locator("button.tag").and_(page.get_by_title(tag, exact=True))
         assert shown.evaluate(is_cut) == (len(tag) > 100)
-    assert page.locator("td").and_(page.get_by_title("a_metric_with_a_long_name 1, val_loss 2")).count() == len(tags)
+    assert page.get_by_title("a_metric_with_a_long_name 1, val_loss 2").count() == len(tags)
+    page.get_by_label("Metric").select_option("val_loss")
+    assert page.locator("tbody tr[data-key] td.brief.num").all_inner_texts() == ["2"] * len(tags)
     page.get_by_title(tags[0], exact=True).click()
     expect(page.locator("dl")).to_contain_text(tags[0])
     assert page.locator("td").and_(page.get_by_title("f" * 150 + ".pt", exact=True)).evaluate(is_cut)
@@ -483,3 +493,75 @@ def test_a_path_without_rights_says_so(place, start, save, tmp_path):
     if told.returncode == 126 or "Permission denied" not in told.stdout + told.stderr:
         pytest.skip("another user cannot run the command from here")
     assert "Permission denied" in json.loads(told.stdout)["storage"]["error"], "what the page shows in its alert"
+
+
+def test_each_panel_has_an_address_that_a_reload_and_the_back_button_know(place, start, save, page):
+    save(1, 2)
+    studio = start(place.storage)
+    page.goto(studio.address)
+    expect(page).to_have_url(re.compile("#now$"))  # the token is in no address that could be given away
+    open_tab(page, "checkpoints")
+    page.get_by_role("button", name="global_step1").click()
+    expect(page).to_have_url(re.compile("#version/global_step1$"))
+    page.reload()
+    expect(page.locator("#tab-version")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("dl")).to_contain_text("global_step1")
+    page.go_back()
+    expect(page.locator("#tab-checkpoints")).to_have_attribute("aria-selected", "true")
+    page.goto("about:blank")
+    page.goto(f"{studio.address}/timeline")
+    expect(page.locator("#tab-timeline")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("svg circle")).to_have_count(2)
+
+
+def test_a_tag_that_was_selected_on_the_first_panel_stays_selected_while_ages_go_on(place, start, save, page):
+    save(1)
+    page.goto(start(place.storage).address)
+    newest = card(page, "Newest loadable checkpoint")
+    expect(newest.locator(".big")).to_have_text("global_step1")
+    newest.locator(".big").select_text()
+    age = newest.locator(".faint").inner_text()
+    expect(newest.locator(".faint")).not_to_have_text(age, timeout=10_000)
+    assert page.evaluate("String(getSelection())").strip() == "global_step1"
+
+
+def test_a_rank_that_is_gone_is_told_on_the_first_panel_with_the_newest_good_version(place, start, page):
+    job = """
+        os.environ.update(RANK=sys.argv[2], WORLD_SIZE="2", LOCAL_RANK=sys.argv[2], LOCAL_WORLD_SIZE="2", NEBULA_RUN="one")
+        nm.init(sys.argv[1], 0)
+        for step in range(1, int(sys.argv[3]) + 1):
+            with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+                checkpoint.save(f"{sys.argv[2]}.pt", torch.ones(3))
+            if step <= 2:
+                checkpoint.wait("durable")
+        say("end")
+        sys.stdin.readline()
+    """
+    stays, goes = (place.trainer(job, place.storage, rank, steps, stdin=True) for rank, steps in ((0, 6), (1, 2)))
+    assert goes.stdout.readline() == "end\n"
+    goes.kill()
+    goes.wait()
+    assert stays.stdout.readline() == "end\n"
+    page.goto(start(place.storage).address)
+    newest = card(page, "Newest loadable checkpoint")
+    expect(newest.locator(".big")).to_have_text("global_step2", timeout=20_000)
+    expect(newest).to_contain_text(re.compile(r"[45] newer cannot be loaded: global_step6 failed: rank 1 \(process \d+\) ended before it began"))
+    expect(card(page, "Trainers").locator(".big")).to_have_text("connected, no checkpoint becomes complete")
+    stays.communicate("\n", timeout=60)
+
+
+def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place, start, page, tmp_path):
+    header = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,captured,committed,durable"
+    rows = [header + ",persist_seconds,persist_mib_per_s,error"]
+    for step in range(1, 41):
+        at = 1_700_000_000 + 10 * step + (8 * 3600 if step > 20 else 0)
+        rows.append(f'"global_step{step}",{step},1,1,1,1000,durable,1,1,1,0,{at},{at},{at},{at + 1},1,1,""')
+    (tmp_path / "checkpointHistories.csv").write_text("\n".join(rows) + "\n")
+    place.storage.mkdir()
+    page.goto(start(place.storage, "--history", str(tmp_path)).address)
+    open_tab(page, "timeline")
+    expect(page.locator("svg circle")).to_have_count(40)
+    places = [float(one.get_attribute("cx")) for one in page.locator("svg circle").all()]
+    steps = [right - left for left, right in itertools.pairwise(places)]
+    assert min(steps) > 10 and max(steps) == steps[19] < 6 * min(steps), steps
+    expect(page.locator("svg text", has_text="8.0 h")).to_be_visible()

@@ -111,7 +111,7 @@ class Studio:
         }
         controls: dict[str, Work] = {
             "verify": self._verify,
-            "pin": lambda asked: self._source.pin(_text(asked, "tag"), _text(asked, "reason")),
+            "pin": lambda asked: self._source.pin(_text(asked, "tag"), _text(asked, "reason") if asked.get("reason") else ""),
             "unpin": lambda asked: self._source.unpin(_text(asked, "tag")),
             "prune": lambda asked: {"results": self._source.prune(_versions(asked))},
             "flush": lambda asked: self._source.flush(_text(asked, "tag")),

@@ -6,7 +6,6 @@ Times are seconds since 1970, sizes bytes. The document holds plain JSON values.
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 from typing import Any
 
@@ -17,15 +16,13 @@ __all__ = ["Watch", "build"]
 
 SHOWN_VERSIONS = 5000
 ADVICE_MTBF_S = 12 * 3600.0
-LOADABLE = ("captured", "committed", "replicated", "durable")
+LOADABLE = ("committed", "replicated", "durable")
+PATIENCE_S = 30.0  # ranks commit within that time of each other, or one of them does not come
 RESTART_FACTOR = 5.0  # if the time per step between two saves is this many times the usual one, the job did not train in between
 
-# Settings that the agent and the command read from the environment, and their defaults.
+# Settings that the agent reads from its environment, and their defaults.
 SETTINGS = {
-    "NEBULA_PERSISTENT_STORAGE_PATH": "",
-    "NEBULA_PERSISTENT_TIME_INTERVAL": "100",
     "NEBULA_MEMORY_BUFFER_SIZE": "a safe share of the free memory",
-    "NEBULA_CAPTURE": "auto",
     "NEBULA_PERSIST_GIVE_UP": "600",
     "NEBULA_AGENT_LINGER": "600",
     "NEBULA_STORE_MBPS": "no bound",
@@ -139,10 +136,10 @@ def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dic
     """
     found = []
     previous: dict[str, Any] | None = None
-    for row in rows:
+    # A commit can come after the begin of the next save. So compare begins, and commits only if no begin is known.
+    known = sorted((row for row in rows if row["begun"]), key=_begun) or [row for row in rows if row["committed_at"]]
+    for row in known:
         at = _begun(row)
-        if at <= 0:
-            continue
         if previous is not None and row["step"] >= 0 <= previous["step"]:
             gap, steps = at - _begun(previous), row["step"] - previous["step"]
             if steps <= 0:
@@ -151,11 +148,15 @@ def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dic
                 found.append({"kind": "restore", "at": at, "text": text})
             elif ledger:
                 if gap > max(1.0, RESTART_FACTOR * steps * ledger["step_s"]):
-                    found.append({"kind": "pause", "at": at, "text": f"{gap:.1f} s without a save before step {row['step']}"})
+                    found.append({"kind": "pause", "at": at, "text": f"{_duration(gap)} without a save before step {row['step']}"})
                 else:
                     row["inflation"] = gap / steps / ledger["step_s"] - 1
         previous = row
     return found
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _newest(rows: list[dict[str, Any]], places: tuple[str, ...]) -> dict[str, Any] | None:
@@ -163,6 +164,18 @@ def _newest(rows: list[dict[str, Any]], places: tuple[str, ...]) -> dict[str, An
         if row["state"] in LOADABLE and not row["abandoned"] and set(row["where"]) & set(places):
             return row
     return None
+
+
+def _stuck(rows: list[dict[str, Any]], now: float) -> dict[str, Any] | None:
+    """Returns the number of versions that are newer than the newest loadable one and cannot be loaded, and the newest one's tag and reason."""
+    newer: list[dict[str, Any]] = []
+    for row in reversed(rows):
+        if row["state"] in LOADABLE and not row["abandoned"] and row["where"]:
+            break
+        is_late = row["state"] in ("capturing", "captured") and now - _begun(row) > PATIENCE_S
+        if row["error"] and not row["abandoned"] and (row["state"] == "failed" or is_late):
+            newer.append(row)
+    return {"count": len(newer), "tag": newer[0]["tag"], "state": newer[0]["state"], "error": newer[0]["error"]} if newer else None
 
 
 def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -210,11 +223,22 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
             {"name": "memory of the agent", "value": str(agent["memory_budget"]), "unit": "bytes", "origin": "the agent"},
             {"name": "memory directory", "value": agent["memory_directory"] or "memfds", "origin": "the agent"},
         ]
-    for name, default in SETTINGS.items():
-        value = os.environ.get(name)
-        text = config.shown(value or "") or default or "-"
-        values.append({"name": name, "value": text, "origin": "environment of the studio" if value else "default"})
+        environment = _environment(agent["pid"])
+        for name, default in SETTINGS.items() if environment is not None else ():
+            value = (environment or {}).get(name)
+            origin = f"environment of the agent, pid {agent['pid']}" if value else "default of the agent"
+            values.append({"name": name, "value": config.shown(value or default), "origin": origin})
     return values
+
+
+def _environment(pid: int) -> dict[str, str] | None:
+    """Returns the environment with which a process of this user was started. None: it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def build(
@@ -254,6 +278,7 @@ def build(
             # False: there may be versions that this machine cannot see.
             "readable": not storage.get("error") or storage.get("status") == "not_found",
             "newest": _named(_newest(rows, ("memory", "peer", "storage"))),
+            "stuck": _stuck(rows, now),
             "after_node": _named(_newest(rows, ("peer", "storage"))),
             "queue": queue,
             "waiting_bytes": waiting,

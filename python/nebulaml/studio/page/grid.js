@@ -94,7 +94,8 @@ export class Grid {
         this.head.querySelector(`[data-name="${column.name}"]`).focus();
       };
       const sign = sorted ? (this.descending ? ' \u2193' : ' \u2191') : '';
-      return element('th', { scope: 'col', class: column.number ? 'num' : null, 'aria-sort': sorted ? (this.descending ? 'descending' : 'ascending') : null },
+      const kind = [column.number && 'num', column.width].filter(Boolean).join(' ');
+      return element('th', { scope: 'col', class: kind || null, title: column.label.length > MAY_BE_CUT ? column.label : null, 'aria-sort': sorted ? (this.descending ? 'descending' : 'ascending') : null },
         column.value ? element('button', { 'data-name': column.name, type: 'button', onclick: turn }, column.label + sign) : column.label);
     }));
   }
@@ -130,7 +131,7 @@ export class Grid {
     }, this.columns.map((column) => {
       const cell = column.cell(row);
       const text = cell?.textContent ?? cell;
-      return element('td', { class: column.number ? 'num' : column.width, title: text.length > MAY_BE_CUT && !cell.title ? text : null }, cell);
+      return element('td', { class: [column.number && 'num', column.width].filter(Boolean).join(' ') || null, title: text.length > MAY_BE_CUT && !cell.title ? text : null }, cell);
     })));
     this.body.replaceChildren(...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : []));
     if (focused && field && this.node.isConnected)

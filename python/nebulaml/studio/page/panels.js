@@ -3,7 +3,8 @@ import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock,
 
 const wall = () => Date.now() / 1000;
 const KIND = { durable: 'good', replicated: 'good', committed: 'good', failed: 'bad', lost: 'bad', damaged: 'bad' };
-const state = (row) => element('span', { class: KIND[row.state] || 'faint' }, shown(row.state) + (row.abandoned ? ', abandoned' : ''));
+const state = (row) => element('span', { class: KIND[row.state] || 'faint', title: row.error ? shown(row.error) : null },
+  shown(row.state) + (row.abandoned ? ', abandoned' : '') + (row.error ? `: ${shown(row.error)}` : ''));
 const step = (row) => (row.step >= 0 ? row.step : null);
 const places = (row) => row.where.join(' + ') || '-';
 const begun = (row) => row.begun || row.committed_at;
@@ -55,17 +56,27 @@ const now = {
     const newest = told.newest;
     const ledger = told.goodput;
     const used = agent ? `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)}` : 'no agent runs';
-    this.cards.replaceChildren(
-      card('Newest loadable checkpoint', newest ? named(newest.tag) : told.readable ? 'none yet' : 'not known', !newest ? (told.readable ? null : 'the storage cannot be read') : `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`),
+    const fresh = element('div', { class: 'cards' },
+      card('Newest loadable checkpoint', newest ? named(newest.tag) : told.readable ? 'none yet' : 'not known', !newest ? (told.readable ? null : 'the storage cannot be read') : `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`, told.stuck && element('span', { class: 'bad' }, `${told.stuck.count} newer cannot be loaded: ${shown(told.stuck.tag)} ${told.stuck.state === 'failed' ? 'failed: ' : ''}${shown(told.stuck.error)}`)),
       card('Lost if all processes died now', ...this.loss(newest, told)),
       card('Lost if the node died now', ...this.loss(told.after_node, told)),
       card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'no version waits for storage'),
       card('Memory', used, `${told.in_memory} versions in memory`),
       card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
-      card('Trainers', told.trains ? 'training' : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
+      card('Trainers', told.trains ? (told.stuck ? 'connected, no checkpoint becomes complete' : 'training') : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
+    renew(this.cards, fresh);
   },
 };
+
+// Makes `old` equal to `fresh`, and touches only what differs: a text that someone has selected stays selected.
+function renew(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (!old.cloneNode(false).isEqualNode(fresh.cloneNode(false))) { old.replaceWith(fresh); return; }
+  if (old.childNodes.length !== fresh.childNodes.length) { old.replaceChildren(...fresh.childNodes); return; }
+  const pairs = [...old.childNodes].map((one, i) => [one, fresh.childNodes[i]]);
+  for (const [one, other] of pairs) renew(one, other);
+}
 
 // ---- Prune, with a preview
 async function prune(studio) {
@@ -97,8 +108,12 @@ function preview(studio, seen) {
 const metricText = (row) => Object.entries(row.metrics).map(([name, value]) => `${shown(name)} ${number(value)}`).join(', ');
 const checkpoints = {
   name: 'checkpoints', label: 'Checkpoints',
-  filter: '', only: '',
+  filter: '', only: '', metric: '',
+  names(studio) { return [...new Set([...studio.state.rows.values()].flatMap((row) => Object.keys(row.metrics)))].sort(); },
   open(main, studio) {
+    const names = this.names(studio);
+    if (!names.includes(this.metric)) this.metric = names[0] || '';
+    this.known = names.join('\0');
     const pick = (row) => element('input', {
       type: 'checkbox', checked: studio.chosen.has(row.key), 'aria-label': `compare ${shown(row.tag)}`, 'data-field': 'pick',
       onchange: (event) => {
@@ -111,7 +126,7 @@ const checkpoints = {
       { name: 'pick', label: 'Compare', cell: pick },
       { name: 'tag', label: 'Tag', width: 'name', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
       { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
-      { name: 'state', label: 'State', width: 'brief', value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
+      { name: 'state', label: 'State', width: 'brief', value: (row) => row.state, cell: state },
       { name: 'at', label: 'When', number: true, value: begun, cell: (row) => when(begun(row)) },
       { name: 'where', label: 'Where', value: places, cell: places },
       { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
@@ -120,8 +135,8 @@ const checkpoints = {
       { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => milliseconds(row.blocked_ms) },
       { name: 'committed', label: 'Committed', number: true, value: (row) => (row.committed ? row.committed - row.begun : null), cell: (row) => (row.committed ? `+${seconds(row.committed - row.begun)}` : '-') },
       { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? `+${seconds(row.durable - row.begun)}` : '-') },
-      { name: 'metrics', label: 'Metrics', width: 'brief', value: metricText, cell: metricText },
-      { name: 'pin', label: 'Pin', width: 'brief', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
+      ...(this.metric ? [{ name: 'metric', label: shown(this.metric), number: true, width: 'brief', value: (row) => row.metrics[this.metric] ?? null, cell: (row) => element('span', { title: metricText(row) }, number(row.metrics[this.metric])) }] : []),
+      { name: 'pin', label: 'Pin', width: 'brief', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : row.pinned ? `pinned: ${shown(row.pinned)}` : 'pinned') },
     ];
     this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: Math.max(360, innerHeight - 170) });
     this.count = element('span', { class: 'faint', role: 'status' });
@@ -129,7 +144,10 @@ const checkpoints = {
     const search = element('input', { type: 'search', id: 'filter', value: this.filter, placeholder: 'tag, state, metric', oninput: (event) => { this.filter = event.target.value; this.update(studio); } });
     const only = element('select', { id: 'only', onchange: (event) => { this.only = event.target.value; this.update(studio); } },
       ['', 'durable', 'memory', 'failed', 'pinned', 'abandoned'].map((name) => element('option', { value: name, selected: this.only === name }, name || 'all')));
+    const metric = names.length > 1 && element('select', { id: 'metric', onchange: (event) => { this.metric = event.target.value; main.replaceChildren(); this.open(main, studio); this.update(studio); } },
+      names.map((name) => element('option', { value: name, selected: this.metric === name }, shown(name))));
     main.append(element('div', { class: 'bar' }, element('span', {}, element('label', { htmlFor: 'filter' }, 'Filter'), search), element('span', {}, element('label', { htmlFor: 'only' }, 'Show'), only),
+      metric && element('span', {}, element('label', { htmlFor: 'metric' }, 'Metric'), metric),
       this.compareButton, element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'), this.count), this.grid.node);
     this.buttons(studio);
   },
@@ -143,6 +161,11 @@ const checkpoints = {
     return !this.filter || `${row.tag} ${row.state} ${row.error} ${metricText(row)}`.toLowerCase().includes(this.filter.toLowerCase());
   },
   update(studio) {
+    if (this.names(studio).join('\0') !== this.known) { // the first metrics have come, or others
+      const main = this.grid.node.parentNode;
+      main.replaceChildren();
+      this.open(main, studio);
+    }
     const all = [...studio.state.rows.values()];
     for (const key of studio.chosen) if (!studio.state.rows.has(key)) studio.chosen.delete(key);
     const rows = all.filter((row) => this.matches(row));
@@ -195,7 +218,7 @@ const version = {
   draw(studio, row, told) {
     const tag = studio.tag;
     const again = () => { this.shownFor = null; this.update(studio); };
-    const choice = element('select', { id: 'which', onchange: (event) => { studio.tag = event.target.value; again(); } },
+    const choice = element('select', { id: 'which', onchange: (event) => { studio.tag = event.target.value; studio.address(); again(); } },
       [...new Set([...studio.state.rows.values()].sort((a, b) => begun(b) - begun(a)).map((one) => one.tag))].slice(0, 2000).map((one) => element('option', { value: one, selected: one === tag }, shown(one))));
     const check = element('dd', { id: 'check' }, this.checkText(told.check));
     const bar = element('div', { class: 'bar' }, element('label', { htmlFor: 'which' }, 'Checkpoint'), choice,
@@ -212,11 +235,11 @@ const version = {
       element('button', { class: 'act', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
       told.restore && element('button', { class: 'act', type: 'button', onclick: () => copy(studio, told.restore) }, 'Copy the restore command'));
     const facts = element('dl', {}, [
-      ['tag', named(tag)], ['state', row ? state(row) : '-'], row?.error && ['reason', shown(row.error)],
+      ['tag', named(tag)], ['state', row ? state(row) : '-'],
       ['size', bytes(told.version?.size ?? row?.size)], ['copies', row ? places(row) : '-'],
       ['lineage', `generation ${told.version?.generation ?? row?.generation}${told.version?.run ? `, run ${shown(told.version.run)}` : ''}${row?.abandoned ? ', abandoned: the job went back before it' : ''}`],
       ['blocked', milliseconds(row?.blocked_ms)],
-      row && Object.keys(row.metrics).length ? ['metrics', metricText(row)] : null, row?.pinned ? ['pin', shown(row.pinned)] : null,
+      row && Object.keys(row.metrics).length ? ['metrics', metricText(row)] : null, row && row.pinned !== null ? ['pin', shown(row.pinned) || 'pinned, without a reason'] : null,
     ].filter(Boolean).map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]), element('dt', {}, 'check'), check);
     this.main.replaceChildren(bar, element('div', { class: 'two' }, element('section', {}, element('h2', {}, 'Facts'), facts), this.waterfall(told.version, told.error)), this.files(studio, tag, told.version));
   },
@@ -298,12 +321,33 @@ const swatch = (colour, kind = null) => { const made = element('i', { class: kin
 
 function pin(studio, tag) {
   const reason = element('input', { id: 'reason', value: '', maxLength: 200 });
-  studio.dialog('Pin a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'reason' }, 'Reason '), reason)],
-    [['Pin', '', () => (reason.value.trim() ? attempt(studio, `${shown(tag)} pinned`, () => studio.act('pin', { tag, reason: reason.value.trim() })) : false)]]);
+  studio.dialog('Pin a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'reason' }, 'Reason (may be empty) '), reason)],
+    [['Pin', '', () => attempt(studio, `${shown(tag)} pinned`, () => studio.act('pin', { tag, reason: reason.value.trim() }))]]);
 }
 async function copy(studio, text) {
   try { await navigator.clipboard.writeText(text); studio.say('the restore command is in the clipboard'); } catch { /* it can be copied from the dialog */ }
   studio.dialog('Restore command', element('p', { class: 'mono' }, text), []);
+}
+
+// Places of times from 0 to 1. A pause of many saves' length takes the room of some saves: a night must not squeeze the days beside it.
+const PAUSE = 12, DRAWN = 4; // intervals between saves: the shortest pause, and the room that a pause gets
+function timeScale(times, saves) {
+  const sorted = [...new Set(times)].sort((a, b) => a - b);
+  const between = saves.slice(1).map((at, i) => at - saves[i]).filter((one) => one > 0).sort((a, b) => a - b);
+  const usual = between.length > 2 ? between[between.length >> 1] : Infinity;
+  const starts = [0], pauses = [];
+  sorted.slice(1).forEach((at, i) => {
+    const gap = at - sorted[i];
+    const isPause = gap > PAUSE * usual;
+    if (isPause) pauses.push([sorted[i], at]);
+    starts.push(starts[i] + (isPause ? DRAWN * usual : gap));
+  });
+  const whole = starts.at(-1) || 1;
+  const place = (at) => {
+    const i = Math.max(0, sorted.findLastIndex((one) => one <= at));
+    return (starts[i] + (i + 1 < sorted.length ? ((at - sorted[i]) / (sorted[i + 1] - sorted[i])) * (starts[i + 1] - starts[i]) : 0)) / whole;
+  };
+  return { place, pauses };
 }
 
 // ---- Timeline
@@ -332,7 +376,8 @@ const timeline = {
     const numbered = known.length > 0;
     const low = numbered ? Math.min(...known) : 0, high = Math.max(...known, low + 1);
     const left = numbered ? Math.max(52, 22 + 8 * count(high).length) : 12;
-    const x = (at) => left + ((at - from) / (to - from)) * (width - left - 12);
+    const scale = timeScale([...rows.map(begun), ...marks.map((one) => one.at)], rows.map(begun));
+    const x = (at) => left + scale.place(at) * (width - left - 12);
     const y = (value) => height - 34 - ((value - low) / (high - low)) * (height - 54);
     const label = (text, at) => {
       const made = element('svg:text', { 'font-size': 13, ...at }, text);
@@ -357,6 +402,11 @@ const timeline = {
       const kind = EVENT[one.kind];
       const colour = kind === 'bad' || kind === 'warn' ? `--${kind}` : '--faint';
       line({ x1: x(one.at), x2: x(one.at), y1: 8, y2: height - 28, 'stroke-width': 2, 'stroke-dasharray': colour === '--faint' ? '3 4' : '' }, colour, element('svg:title', {}, `${one.kind}: ${shown(one.text)}`));
+    }
+    for (const [start, end] of scale.pauses) {
+      const middle = (x(start) + x(end)) / 2;
+      line({ x1: middle, x2: middle, y1: 24, y2: height - 28, 'stroke-width': 10 }, '--line', element('svg:title', {}, `${seconds(end - start)} without a save, drawn shorter`));
+      svg.append(label(seconds(end - start), { x: middle, y: 18, 'text-anchor': 'middle' }));
     }
     let reached = low; // a version without a number is as high as the one before it
     for (const row of rows) {

@@ -2,11 +2,12 @@
 import { element, shown, clock } from '/grid.js';
 import { panels } from '/panels.js';
 
-const token = decodeURIComponent(location.hash.slice(1)) || sessionStorage.getItem('nebula-token') || '';
-if (location.hash) {
-  sessionStorage.setItem('nebula-token', token);
-  history.replaceState(null, '', location.pathname);
-}
+// Then '#' is followed by the panel, and '/' and the tag of "One checkpoint".
+const parts = () => location.hash.slice(1).split('/').map((text) => { try { return decodeURIComponent(text); } catch { return text; } });
+const asked = parts();
+const isPanel = (name) => panels.some((one) => one.name === name);
+if (asked[0] && !isPanel(asked[0])) sessionStorage.setItem('nebula-token', asked.shift());
+const token = sessionStorage.getItem('nebula-token') || '';
 const $ = (id) => document.getElementById(id);
 
 export const studio = {
@@ -24,6 +25,11 @@ export const studio = {
   },
   say(text) { $('live').textContent = text; },
   open(tag) { this.tag = tag; choose('version', true); },
+  // The address of what is shown. `replaces`: the address before it needs no place in the browser's history.
+  address(replaces = false) {
+    const hash = `#${[this.panel.name, ...(this.panel.name === 'version' && this.tag !== null ? [this.tag] : [])].map(encodeURIComponent).join('/')}`;
+    if (hash !== location.hash) history[replaces ? 'replaceState' : 'pushState'](null, '', hash);
+  },
   // A dialog. buttons: [label, class, action]; an action that returns false keeps it open.
   dialog(title, content, buttons) {
     const node = $('dialog');
@@ -43,8 +49,9 @@ async function answer(response) {
   return told;
 }
 
-function choose(name, focus = false) {
+function choose(name, focus = false, replaces = false) {
   studio.panel = panels.find((one) => one.name === name);
+  studio.address(replaces);
   for (const tab of $('tabs').children) {
     const is = tab.dataset.name === name;
     tab.setAttribute('aria-selected', String(is));
@@ -101,7 +108,13 @@ async function follow() {
   }
 }
 
+function goTo([name, tag], replaces) {
+  if (tag !== undefined) studio.tag = tag;
+  choose(isPanel(name) ? name : 'now', false, replaces);
+}
+
 makeTabs();
-choose('now');
+goTo(asked, true);
+addEventListener('popstate', () => goTo(parts(), true));
 setInterval(() => studio.panel?.tick?.(studio), 1000); // ages go on between two answers
 follow();
