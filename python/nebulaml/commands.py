@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return _EXIT.get(failure.status, 4)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `nebula plan | head`: nothing reads the buffered rest of the output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 4
+    except BrokenPipeError:  # `nebula plan | head`: it ends as the commands in C do, and as `cat`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing reads the buffered rest of the output
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+        raise

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -266,7 +268,7 @@ def test_offload_is_planned_when_the_gpus_alone_are_too_small(capsys):
     st.integers(10**6, 10**12), st.integers(1, 2048), st.integers(1, 16), st.floats(1, 1e7), st.floats(1e6, 1e12), st.booleans()
 )
 def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rate, overlap):
-    given_ = ["--params", str(parameters), "--nodes", str(nodes), "--gpus", str(gpus), "--mtbf", f"{mtbf:.3f}s", "--storage-write", f"{rate:.0f}"]
+    given_ = ["--params", str(parameters), "--nodes", str(nodes), "--gpus", str(gpus), "--mtbf", f"{mtbf:.3f}s", "--storage-write", f"{rate:.0f}B"]
     plan = planning.make(command._job(command._parser().parse_args([*given_, *(["--overlap"] if overlap else [])])))
     document = json.loads(json.dumps(planning.document(plan), allow_nan=False))
     assert all(0 <= one["goodput"] < 1 for one in document["ways"]) and document["storage"]["cost_per_month_usd"] >= 0
@@ -341,7 +343,7 @@ def test_a_wrong_number_is_refused_with_its_fault_and_what_is_accepted(accepted,
     if "parameters" in accepted:
         faults = {value: fault for value, fault in faults.items() if value not in ("1_0", "1,5")} | {"K": "is a unit without a number", "7Q": "has the unknown unit 'Q'"}
     if "size" in accepted or "bytes" in accepted:
-        faults |= {"GiB": "is a unit without a number", "1 iB": "has the unknown unit 'IB'", "7days": "has the unknown unit 'DAYS'"}
+        faults |= {"80": "has no unit", "1048575": "has no unit", "GiB": "is a unit without a number", "1 iB": "has the unknown unit 'IB'", "7days": "has the unknown unit 'DAYS'"}
     if "time" in accepted:
         faults |= {"ms": "is a unit without a number", "7G": "has the unknown unit 'G'"}
     if "whole" in accepted:
@@ -356,9 +358,9 @@ def test_a_wrong_number_is_refused_with_its_fault_and_what_is_accepted(accepted,
 
 def test_the_least_and_the_largest_numbers_have_a_plan_of_finite_numbers(capsys):
     ends = {
-        "params": ["1", "1000T"], "nodes": ["1", "1000000"], "gpus": ["1", "1000000"], "keep-last": ["1", "1000000"], "gpu-memory": ["1", "1e9T"], "host-memory": ["1", "1e9T"],
-        "storage-space": ["1", "1e9T"], "activations": ["0", "1e9T"], "copy": ["1", "1e9T"], "storage-write": ["1", "1e9T"], "storage-read": ["1", "1e9T"],
-        "storage-total": ["1", "1e9T"], "network": ["0.001", "1e15"], "storage-price": ["0", "1e9"], "slowdown": ["0", "1"], "survives": ["0", "1"],
+        "params": ["1", "1000T"], "nodes": ["1", "1000000"], "gpus": ["1", "1000000"], "keep-last": ["1", "1000000"], "gpu-memory": ["1B", "1e9T"], "host-memory": ["1B", "1e9T"],
+        "storage-space": ["1B", "1e9T"], "activations": ["0", "1e9T"], "copy": ["1B", "1e9T"], "storage-write": ["1B", "1e9T"], "storage-read": ["1B", "1e9T"],
+        "storage-total": ["1B", "1e9T"], "network": ["0.001", "1e15"], "storage-price": ["0", "1e9"], "slowdown": ["0", "1"], "survives": ["0", "1"],
         "survives-with-replica": ["1"], "mtbf": ["0.001ms", "1e12"], "step-time": ["0.001ms", "1e12"], "blocked": ["0", "1e12"], "detect": ["0", "1e12"], "restart": ["0", "1e12"],
     }  # fmt: skip
     for option, values in ends.items():
@@ -443,3 +445,28 @@ def test_a_plan_that_a_full_disk_does_not_take_is_one_sentence(more):
     with open("/dev/full", "w") as full:
         told = subprocess.run([sys.executable, "-m", "nebulaml", "plan", "--params", "7B", *more], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (told.returncode, told.stderr) == (4, "nebula: the output cannot be written: No space left on device\n")
+
+
+def test_the_bandwidth_that_storage_must_take_is_printed_with_its_average(capsys):
+    size = ["--params", "405B", "--nodes", 2048]
+    storage = told(capsys, *size)[1]["storage"]
+    assert storage["write_bytes_per_s"] == storage["read_bytes_per_s"] == 2048e9
+    assert 1e10 < storage["average_write_bytes_per_s"] < 1e11
+    text = run(capsys, *size)[1]
+    assert re.search(r"storage takes +1\.9 TiB/s  from 2048 nodes at once, .* on average; a resume reads 1\.9 TiB/s; --storage-total gives what yours takes", text)
+    limited = run(capsys, *size, "--storage-total", "100G")[1]
+    assert re.search(r"storage takes +100\.0 GiB/s  from 2048 nodes at once", limited) and "--storage-total gives" not in limited
+
+
+def test_a_plan_says_that_it_assumes_one_node(capsys):
+    text = run(capsys, "--params", "7B")[1]
+    assert text.startswith("7B parameters on 8 GPUs, 1 node of 8, assumed: give --nodes\n") and "assumed: --nodes" in text and "assumed: --gpus" in text
+    text = run(capsys, "--params", "7B", "--nodes", 1, "--gpus", 8)[1]
+    assert text.startswith("7B parameters on 8 GPUs, 1 node of 8\n") and "assumed: --" not in text
+    assert told(capsys, "--params", "7B", "--nodes", 2)[1]["job"]["assumed"] == ["gpus"]
+
+
+def test_a_reader_that_ends_early_ends_the_command_as_it_ends_cat():
+    pipe = subprocess.Popen([sys.executable, "-m", "nebulaml", "plan", "--params", "7B"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe.stdout.close()
+    assert (pipe.stderr.read(), pipe.wait(60)) == (b"", -signal.SIGPIPE)

@@ -18,6 +18,7 @@ from .quantities import Quantity
 __all__ = ["main"]
 
 EXIT_OK, EXIT_SHORT = 0, 1
+ASSUMED = {"nodes": "1", "gpus": "8"}
 ASSUMED_COPY = 20e9
 ASSUMED_WRITE = 1e9
 ASSUMED_READ = 1e9
@@ -55,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--params", metavar="N", help="number of parameters: 350M, 7B")
     add("--config", metavar="FILE", help="config.json of a Hugging Face model, counted with transformers")
     add("--largest-layer", metavar="N", help="parameters of the largest layer, for ZeRO 3")
-    add("--nodes", default="1", metavar="N", help="nodes (1)")
-    add("--gpus", default="8", metavar="N", help="GPUs of a node (8)")
+    add("--nodes", metavar="N", help="nodes (1)")
+    add("--gpus", metavar="N", help="GPUs of a node (8)")
     add("--gpu-memory", metavar="SIZE", help="memory of a GPU (80G)")
     add("--host-memory", metavar="SIZE", help="memory of a node for checkpoints and offload (1T; with --measure what is free)")
     add("--activations", metavar="SIZE", help="activations per GPU (a fifth of its memory)")
@@ -111,7 +112,7 @@ class _Inputs:
             return Figure(kind.read("--" + option, text) * scale, "given")
         found = self.measured.get(key) if key else None
         if found is not None:
-            return Figure(kind.read(f"{key}, {self.origin},", str(found)), self.origin)
+            return Figure(kind.read(f"{key}, {self.origin},", str(found), is_measured=True), self.origin)
         return Figure(assumed, why)
 
 
@@ -141,6 +142,9 @@ def _survives(inputs: _Inputs, preset: failures.Failures) -> tuple[Figure, Figur
 
 def _whole(given: argparse.Namespace) -> None:
     """Replaces the texts of the whole numbers by the numbers."""
+    given.assumed = [name for name in ASSUMED if getattr(given, name) is None]
+    for name in given.assumed:
+        setattr(given, name, ASSUMED[name])
     counts = dict.fromkeys(("nodes", "gpus", "keep_last"), quantities.WHOLE)
     for name, kind in {**counts, "replicas": quantities.COPIES, "stage": quantities.STAGE}.items():
         text = getattr(given, name)
@@ -175,6 +179,7 @@ def _job(given: argparse.Namespace) -> Job:
     return Job(
         model=described,
         nodes=given.nodes,
+        assumed=tuple(given.assumed),
         gpus_per_node=given.gpus,
         gpu_memory=gpu_memory,
         host_memory=inputs.take("host-memory", quantities.SIZE, 1 << 40, key="free_memory_bytes"),

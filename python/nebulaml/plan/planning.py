@@ -52,6 +52,7 @@ class Job:
     overlap: bool = False
     blocked_s: Figure | None = None
     step_s: float = 0.0
+    assumed: tuple[str, ...] = ()  # "nodes" and "gpus", unless they were given
     stage: int | None = None
 
     @property
@@ -123,6 +124,21 @@ class Plan:
     stored_bytes: float
     cost_per_month: float
     short: list[Short]
+
+    @property
+    def write_load(self) -> float:
+        """The bytes per second that storage takes from all nodes while they persist."""
+        return min(self.job.nodes * self.job.write_rate.value, self.job.storage_rate.value)
+
+    @property
+    def read_load(self) -> float:
+        """The bytes per second that storage gives to all nodes while they resume."""
+        return min(self.job.nodes * self.job.read_rate.value, self.job.storage_rate.value)
+
+    @property
+    def average_load(self) -> float:
+        """The bytes per second that are written on average."""
+        return self.total_bytes / self.chosen.storage_interval_s
 
     @property
     def chosen(self) -> Way:
@@ -280,6 +296,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "parameters_source": job.model.source,
         "largest_layer": job.model.largest_layer,
         "largest_layer_source": job.model.layer_source,
+        "assumed": list(job.assumed),
         "nodes": job.nodes,
         "gpus_per_node": job.gpus_per_node,
         "gpus": job.gpus,
@@ -331,5 +348,11 @@ def document(plan: Plan) -> dict[str, Any]:
             for one in plan.ways
         ],
         "chosen": chosen.name,
-        "storage": {"bytes": plan.stored_bytes, "cost_per_month_usd": plan.cost_per_month},
+        "storage": {
+            "bytes": plan.stored_bytes,
+            "cost_per_month_usd": plan.cost_per_month,
+            "write_bytes_per_s": plan.write_load,
+            "read_bytes_per_s": plan.read_load,
+            "average_write_bytes_per_s": plan.average_load,
+        },
     }

@@ -20,21 +20,28 @@ _NOT_FINITE = re.compile(r"[+-]?(NAN|INF|INFINITY)", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A kind of number. units: the suffixes that it may have, in capitals, and their factors."""
+    """A kind of number. units: the suffixes that it may have, in capitals, and their factors.
+
+    bare_least: a smaller number needs a unit: 80 is hardly meant as 80 bytes.
+    """
 
     least: float
     most: float
     accepted: str
     units: dict[str, float] = dataclasses.field(default_factory=lambda: {"": 1.0})
     is_whole: bool = False
+    bare_least: float = 0.0
 
-    def read(self, name: str, text: str) -> float:
-        """Returns the number in the base unit. Raises NebulaConfigError."""
-        value, fault = self._parse(text.strip().upper())
+    def read(self, name: str, text: str, is_measured: bool = False) -> float:
+        """Returns the number in the base unit. A measured one needs no unit. Raises NebulaConfigError."""
+        text_upper = text.strip().upper()
+        value, fault = self._parse(text_upper)
         if not fault and self.is_whole and value != int(value):
             fault = "is not a whole number"
         if not fault and not self.least <= value <= self.most:
             fault = "is negative" if value < 0 else "is too small" if value < self.least else "is too large"
+        if not fault and 0 < value < self.bare_least and not text_upper[-1].isalpha() and not is_measured:
+            fault = "has no unit"
         if fault:
             shown = text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
             raise NebulaConfigError(f"{name} {shown!r} {fault}: give {self.accepted}")
@@ -66,9 +73,10 @@ _SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "M": 60.0, "H": 3600.0, "D": 86400.0}
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 PARAMETERS = Quantity(1, 1e15, "a number of parameters from 1 to 1000T, such as 350M, 7B or 6738415616", _COUNTS)
-SIZE = Quantity(1, 2.0**70, "a size of 1 byte or more, such as 512M, 80G or 1T", _bytes())
-SIZE_OR_NONE = Quantity(0, 2.0**70, "a size of 0 or more, such as 512M or 16G", _bytes())
-RATE = Quantity(1, 2.0**70, "bytes per second, 1 or more, such as 500M or 4G", _bytes())
+BARE_LEAST = 2.0**20
+SIZE = Quantity(1, 2.0**70, "a size of 1 byte or more, such as 512M, 80G or 1T", _bytes(), bare_least=BARE_LEAST)
+SIZE_OR_NONE = Quantity(0, 2.0**70, "a size of 0 or more, such as 512M or 16G", _bytes(), bare_least=BARE_LEAST)
+RATE = Quantity(1, 2.0**70, "bytes per second, 1 or more, such as 500M or 4G", _bytes(), bare_least=BARE_LEAST)
 SPEED_MBIT = Quantity(1e-3, 1e15, "Mbit/s, 0.001 or more, such as 100000")
 TIME = Quantity(1e-6, 1e12, "a time of 0.001ms or more, such as 250ms, 100 or 15m", _SECONDS)
 TIME_OR_NONE = Quantity(0, 1e12, "a time of 0 or more, such as 250ms, 100 or 15m", _SECONDS)

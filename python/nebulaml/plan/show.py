@@ -90,6 +90,10 @@ def _checkpoint(plan: Plan) -> list[str]:
     if job.nodes > 1:
         rows.append(["resume, a peer", seconds_text(plan.resume_peer_s), f"{load} for a node that was replaced"])
     rows.append(["resume, storage", seconds_text(plan.resume_storage_s), f"{load} for each node at {read_rate}/s"])
+    limit = "" if math.isfinite(job.storage_rate.value) else "; --storage-total gives what yours takes"
+    at_once = f"from {job.nodes} nodes at once" if job.nodes > 1 else "from the node"
+    rates = f"{bytes_text(plan.average_load)}/s on average; a resume reads {bytes_text(plan.read_load)}/s"
+    rows.append(["storage takes", bytes_text(plan.write_load) + "/s", f"{at_once}, {rates}{limit}"])
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return ["checkpoints", *(f"  {a.ljust(widths[0])}  {b.rjust(widths[1])}  {c}" for a, b, c in rows)]
 
@@ -112,7 +116,10 @@ def _intervals(plan: Plan) -> list[str]:
 
 def _sources(plan: Plan) -> list[str]:
     job = plan.job
+    origin = {name: "assumed: --" + name if name in job.assumed else "given" for name in ("nodes", "gpus")}
     rows = [
+        ["nodes", str(job.nodes), origin["nodes"]],
+        ["GPUs of a node", str(job.gpus_per_node), origin["gpus"]],
         ["parameters", _count(job.model.parameters), job.model.source],
         ["largest layer", _count(job.model.largest_layer), job.model.layer_source],
     ]
@@ -142,6 +149,7 @@ def text(plan: Plan) -> str:
     """Returns the whole plan as text."""
     job = plan.job
     head = f"{_count(job.model.parameters)} parameters on {job.gpus} GPUs, {job.nodes} node{'s' * (job.nodes != 1)} of {job.gpus_per_node}"
+    head += ", assumed: give --nodes" if "nodes" in job.assumed else ""
     chosen = plan.chosen
     stored, cost = bytes_text(plan.stored_bytes), f"${plan.cost_per_month:,.2f}"
     storage = f"storage: {stored} for the newest {job.keep_last} and the version being written, {cost} a month"
