@@ -15,6 +15,7 @@ static const char *const meanings[LEDGER_KINDS] = {
         "slower steps while versions were copied or written",
         "training that failures undid",
         "from the end of the processes to the load of a version",
+        "the same, 15 min or more after an end that lost nothing",
 };
 
 static json_t *json_of(const struct ledger *ledger)
@@ -26,11 +27,11 @@ static json_t *json_of(const struct ledger *ledger)
                 json_object_set_new(seconds, ledger_names[kind], json_real(ledger->seconds[kind]));
         for (int tier = 0; tier < HISTORY_TIERS; tier++)
                 json_object_set_new(tiers, history_tier_names[tier], json_integer((json_int_t)ledger->restored[tier]));
-        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:o, s:I}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
-                         total, "seconds", seconds, "goodput", total > 0 ? json_real(ledger->seconds[LEDGER_PRODUCTIVE] / total) : json_null(),
+        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
+                         total, "seconds", seconds, "goodput", total > 0 ? json_real(ledger_goodput(ledger)) : json_null(),
                          "step_seconds", ledger->step_s, "first_step", (json_int_t)ledger->first_step, "last_step", (json_int_t)ledger->last_step,
                          "saves", (json_int_t)ledger->saves, "failed_saves", (json_int_t)ledger->failed_saves, "restarts",
-                         (json_int_t)ledger->restarts, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated);
+                         (json_int_t)ledger->restarts, "pauses", (json_int_t)ledger->pauses, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated);
 }
 
 static void print(const struct ledger *ledger)
@@ -43,6 +44,8 @@ static void print(const struct ledger *ledger)
         char text[HUMAN_MAX], begun[HUMAN_MAX];
 
         for (int kind = 0; kind < LEDGER_KINDS; kind++) {
+                if (kind == LEDGER_PAUSED && !ledger->pauses)
+                        continue;
                 table_cell(table, kind ? STYLE_PLAIN : STYLE_GOOD, "%s", ledger_names[kind]);
                 table_cell(table, STYLE_PLAIN, "%s", human_duration(ledger->seconds[kind], text));
                 table_cell(table, STYLE_PLAIN, "%.2f %%", 100 * ledger->seconds[kind] / total);
@@ -59,6 +62,8 @@ static void print(const struct ledger *ledger)
         if (ledger->failed_saves)
                 printf(" (%zu failed)", ledger->failed_saves);
         printf(", %zu restart%s", ledger->restarts, ledger->restarts == 1 ? "" : "s");
+        if (ledger->pauses)
+                printf(", %zu pause%s; productive without the pauses: %.2f %%", ledger->pauses, ledger->pauses == 1 ? "" : "s", 100 * ledger_goodput(ledger));
         if (ledger->estimated)
                 printf(" (of %zu it is not known when the processes ended: half an interval counts as lost)", ledger->estimated);
         printf("\n");

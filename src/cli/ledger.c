@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-const char *const ledger_names[LEDGER_KINDS] = { "productive", "blocked", "inflated", "lost", "restart" };
+const char *const ledger_names[LEDGER_KINDS] = { "productive", "blocked", "inflated", "lost", "restart", "paused" };
 
 static double least(double a, double b)
 {
@@ -90,6 +90,14 @@ static void add_restart(struct ledger *ledger, const struct history_row *row, co
                 lost = least(down, interval_s / 2);
                 ledger->estimated++;
         }
+        if (next->stopped && next->read_step == row->step && lost < ledger->step_s && down - lost > LEDGER_PAUSE_S) {
+                ledger->pauses++;
+                ledger->seconds[LEDGER_BLOCKED] += blocked;
+                ledger->seconds[LEDGER_LOST] += lost;
+                ledger->seconds[LEDGER_PAUSED] += down - lost;
+                add_trained(ledger, next->begun - next->read, share_again(next->read_step, next->step, high));
+                return;
+        }
         ledger->restarts++;
         ledger->restored[next->read_tier]++;
         ledger->seconds[LEDGER_BLOCKED] += blocked;
@@ -150,4 +158,11 @@ enum nebula_status ledger_make(const struct history *history, struct ledger *ret
 double ledger_total(const struct ledger *ledger)
 {
         return ledger->ended - ledger->begun;
+}
+
+double ledger_goodput(const struct ledger *ledger)
+{
+        double ran = ledger_total(ledger) - ledger->seconds[LEDGER_PAUSED];
+
+        return ran > 0 ? ledger->seconds[LEDGER_PRODUCTIVE] / ran : 0;
 }

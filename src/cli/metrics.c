@@ -156,9 +156,9 @@ static void add_ledger(struct buf *buf, const struct history *history)
         if (ledger_total(&ledger) <= 0)
                 return;
         add_one(buf, "nebula_goodput_ratio", "gauge", "Share of the time between the first and the last save that was training that stayed.",
-                ledger.seconds[LEDGER_PRODUCTIVE] / ledger_total(&ledger));
+                ledger_goodput(&ledger));
         add_head(buf, "nebula_badput_seconds_total", "counter", "The rest of that time.");
-        for (int kind = LEDGER_BLOCKED; kind < LEDGER_KINDS; kind++)
+        for (int kind = LEDGER_BLOCKED; kind < LEDGER_PAUSED; kind++)
                 add(buf, "nebula_badput_seconds_total{kind=\"%s\"} %.17g\n", ledger_names[kind], ledger.seconds[kind]);
 }
 

@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step", "written_bytes", "read_tier"]
-KINDS = ("productive", "blocked", "inflated", "lost", "restart")
+KINDS = ("productive", "blocked", "inflated", "lost", "restart", "paused")
 
 
 class Job:
@@ -63,11 +63,11 @@ class Job:
             | fields
         )
 
-    def fail(self, to, down=100.0, known=True, tier=""):
-        """Fails the job: no history has the steps since the last save. The job continues from a step."""
+    def fail(self, to, down=100.0, known=True, tier="", paused=False):
+        """Fails the job, or ends it: no history has the steps since the last save. The job continues from a step."""
         self.stopped = self.now if known else 0.0
         self.now += down
-        self.truth["restart"] += down
+        self.truth["paused" if paused else "restart"] += down
         self.read, self.read_step, self.read_tier, self.step, self.background = self.now, to, tier, to, 0.0
 
     def write(self, path, columns=COLUMNS):
@@ -120,7 +120,28 @@ def test_lost_and_restart_are_told_apart_and_repeated_steps_are_lost(run, tmp_pa
         assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=2), kind
     assert found["restarts"] == 2 and found["restarts_estimated"] == 0
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
-    assert "2 restarts" in told and all(kind in told for kind in KINDS)
+    assert "2 restarts" in told and all(kind in told for kind in KINDS if kind != "paused") and "pause" not in told
+
+
+def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(run, tmp_path):
+    job = trained(failures=False)
+    job.truth["blocked"] += 0.5
+    job.fail(to=job.step, down=9 * 3600.0, tier="storage", paused=True)  # right after its last save
+    for _ in range(5):
+        job.train(50)
+        job.save(persist=0.0)
+    job.train(20, kept=False)
+    job.fail(to=job.step - 20, down=9 * 3600.0, tier="storage")  # a crash that nobody saw all night
+    job.train(50)
+    job.save()
+    job.truth["blocked"] -= 0.5
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    for kind in KINDS:
+        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=2), kind
+    assert (found["restarts"], found["pauses"]) == (1, 1)
+    assert found["goodput"] == pytest.approx(job.truth["productive"] / (found["wall_seconds"] - 9 * 3600), abs=1e-3)
+    told = run("goodput", "--history", tmp_path / "history.csv").stdout
+    assert "1 restart, 1 pause" in told and "paused" in told
 
 
 def test_when_the_end_is_not_known_half_an_interval_counts_as_lost(run, tmp_path):
