@@ -160,3 +160,32 @@ def test_the_list_of_a_program_leaves_out_what_storage_has_lost(place):
     lose_file(place.storage / "global_step200")
     nm.init(place.storage, 0)
     assert json.loads(json.dumps(list(nm.list_checkpoints()))) == ["global_step100"]
+
+
+def test_a_version_that_was_moved_away_between_two_sessions_of_a_process_is_not_the_newest(place):
+    place.run(
+        """
+        def save():
+            nm.init(sys.argv[1], 0, on_error="raise")
+            for step in (1, 2):
+                with nm.Checkpoint(f"global_step{step}") as checkpoint:
+                    checkpoint.save("x", step)
+                checkpoint.wait("durable")
+        save()
+        nm._shutdown()
+        os.rename(sys.argv[1] + "/global_step2", sys.argv[1] + "-elsewhere")
+        nm.init(sys.argv[1], 0, on_error="raise")
+        assert nm.get_latest_checkpoint().load("x") == 1
+        """,
+        place.storage,
+    )
+
+
+def test_a_link_to_a_checkpoint_is_answered_with_the_directory_that_holds_it(place, nm):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("x", 1)
+    checkpoint.wait("durable")
+    link = place.root / "link"
+    link.symlink_to(place.storage / "global_step1")
+    with pytest.raises(nm.NebulaConfigError, match=f"is a checkpoint, not a directory of checkpoints: give {place.storage}$"):
+        nm.get_latest_checkpoint(str(link))

@@ -78,7 +78,7 @@ def check_path(root: str | None) -> None:
     """Checks a path without checkpoints. Raises if it is itself a checkpoint: the program would start from nothing."""
     folder = (root or "").removeprefix("file://").rstrip("/")
     if folder and has_manifest(folder):
-        raise NebulaConfigError(f"{root} is a checkpoint, not a directory of checkpoints: give {os.path.dirname(folder)}")
+        raise NebulaConfigError(f"{root} is a checkpoint, not a directory of checkpoints: give {os.path.dirname(os.path.realpath(folder))}")
     if folder and folder not in _named and "://" not in folder:
         warning = _without_manifests(folder)
         if warning:

@@ -170,6 +170,9 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         }
         if (begins)
                 ancestry_begin(job, hello->run);
+        /* No trainer was here since: a person may have moved versions away meanwhile. */
+        if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && catalogue_session_count(catalogue, job) == 1)
+                job->storage.is_scanned = false;
         if (hello->role == IPC_ROLE_TRAINER && !is_another) {
                 storage_take_variables(job, variables);
                 catalogue_job_configure(catalogue, job, hello, spelling);
