@@ -61,3 +61,15 @@ def test_type_checkers_see_each_lazy_name_where_it_is_defined_and_no_other_name(
     assert [ast.unparse(branch.test) for branch in branches if "__getattr__" in ast.unparse(branch)] == ["not TYPE_CHECKING"]
     old = (Path(nebulaml.__file__).parent.parent / "torch_nebula" / "__init__.py").read_text()
     assert "if TYPE_CHECKING:\n    from nebulaml import *" in old
+
+
+def test_files_are_listed_by_name_and_not_in_the_order_of_the_saves(nm, place):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        for name in ("c", "a", "d", "b"):
+            checkpoint.save(name, 1)
+    assert list(checkpoint.files) == list("abcd")
+    checkpoint.wait("durable")
+    place.kill_agent()
+    nm._shutdown()
+    nm.init(str(place.storage), 0)
+    assert list(nm.get_latest_checkpoint().files) == list("abcd") == [one["name"] for one in nm.list_checkpoints()["global_step1"]["files"]]

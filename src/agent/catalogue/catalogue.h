@@ -107,7 +107,7 @@ struct version {
         int64_t next_goal;        /* file_goal of a request that begins this complete tag again; 0: there is none */
         uint32_t world;
         struct lifecycle life;
-        bool is_deserted; /* failed because one of its ranks had ended: the others learn that from an event alone */
+        bool is_deserted; /* failed because another rank than rank 0 had ended: rank 0, which writes the log, learns that from an event alone */
         struct part *parts;
         size_t part_count;
         struct part *idle_parts; /* ranks that closed this complete tag again without writing (commit.c) */

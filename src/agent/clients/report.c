@@ -52,6 +52,28 @@ static void add_file(json_t *files, const struct agent_file *file, uint64_t *siz
         *size += file->size;
 }
 
+static int by_name(const void *a, const void *b)
+{
+        return strcmp(json_string_value(json_object_get(*(json_t *const *)a, "name")), json_string_value(json_object_get(*(json_t *const *)b, "name")));
+}
+
+/* The files came in the order in which ranks saved them. If there is no memory, that order stays. */
+static void sort_files(json_t *files)
+{
+        size_t count = json_array_size(files);
+        json_t **list = count > 1 ? calloc(count, sizeof *list) : NULL;
+
+        if (!list)
+                return;
+        for (size_t i = 0; i < count; i++)
+                list[i] = json_incref(json_array_get(files, i));
+        qsort(list, count, sizeof *list, by_name);
+        json_array_clear(files);
+        for (size_t i = 0; i < count; i++)
+                json_array_append_new(files, list[i]);
+        free(list);
+}
+
 static json_t *version_json(const struct version *version)
 {
         json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
@@ -70,6 +92,7 @@ static json_t *version_json(const struct version *version)
         for (size_t i = 0; rest && i < rest->file_count; i++)
                 if (!version_file((struct version *)version, rest->files[i].name))
                         add_file(files, &rest->files[i], &size);
+        sort_files(files);
         for (uint32_t i = 0; i < version->life.move_count; i++)
                 json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
                                                        "at", version->life.moves[i].at));
@@ -112,6 +135,7 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
                                                        (json_int_t)manifest->files[i].rank, "generation",
                                                        (json_int_t)manifest->files[i].generation));
         }
+        sort_files(files);
         body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",
                          (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "state", "durable", "source",
                          "storage", "size", (json_int_t)size, "files", files, "committed_at", at, "durable_at", at, "error", "",

@@ -63,7 +63,7 @@ void commit_fail_without(struct catalogue *catalogue, struct version *version)
 
         if (!gone)
                 return;
-        version->is_deserted = true;
+        version->is_deserted = gone->rank != 0;
         version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
                      version->tag);
 }
@@ -116,7 +116,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
                 return true;
         loan = commit_loan_of(version, rank);
         if (loan) {
-                version->is_deserted = true;
+                version->is_deserted = rank != 0;
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
                              part->rank, part->pid, loan->name);
         } else if (part->closed) {
@@ -131,7 +131,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
                         remove_part(version, part);
                 commit_check(catalogue, version);
         } else {
-                version->is_deserted = true;
+                version->is_deserted = rank != 0;
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it committed \"%s\"",
                              part->rank, part->pid, version->tag);
         }
