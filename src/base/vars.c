@@ -17,17 +17,34 @@ struct vars {
 static _Thread_local struct vars *entered;
 static char own_origin[200];
 
+/* All that drivers of object stores ask for. */
+static const char *const names[] = {
+        "AWS_ACCESS_KEY_ID", "AWS_CA_BUNDLE", "AWS_CONFIG_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL_SSO", "AWS_ENDPOINT_URL_STS", "AWS_PROFILE", "AWS_REGION",
+        "AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME",
+        "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE", "AZUREML_BLOB_ACCOUNT_KEY", "AZUREML_BLOB_ACCOUNT_NAME",
+        "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_POD_IDENTITY_AUTHORITY_HOST", "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_TOKEN_FILE",
+        "AZURE_TENANT_ID", "DEFAULT_IDENTITY_CLIENT_ID", "GCE_METADATA_HOST",
+        "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_QUOTA_PROJECT",
+        "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_TOKEN_URL",
+        "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "IDENTITY_ENDPOINT", "IDENTITY_HEADER",
+        "MSI_ENDPOINT", "MSI_SECRET", "NEBULA_S3_STYLE", "STORAGE_EMULATOR_HOST",
+};
+
 bool vars_is_of_cloud(const char *name)
 {
-        static const char *const beginnings[] = { "AWS_", "AZURE_", "AZUREML_BLOB_", "GOOGLE_", "GS_", "IDENTITY_", "MSI_", "CLOUDSDK_" };
-        static const char *const names[] = { "DEFAULT_IDENTITY_CLIENT_ID", "GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "NEBULA_S3_STYLE" };
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                size_t length = strlen(names[i]);
 
-        for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++)
-                if (!strncmp(name, beginnings[i], strlen(beginnings[i])))
+                if (!strncmp(name, names[i], length) && (!name[length] || name[length] == '='))
                         return true;
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-                if (!strncmp(name, names[i], strlen(names[i])) && (!name[strlen(names[i])] || name[strlen(names[i])] == '='))
-                        return true;
+        }
         return false;
 }
 

@@ -23,6 +23,7 @@
 
 struct vars;
 
+/* `name`: alone, or with "=VALUE". */
 bool vars_is_of_cloud(const char *name);
 /* Those of an environment. NULL: there are none, they have more than VARS_MAX bytes, or there is no memory. */
 struct vars *vars_collect(char *const *environment);

@@ -53,3 +53,12 @@ def test_defaults_are_the_same_in_the_documents_the_agent_and_the_studio():
     assert len(agents) > 4 and agents == {name: told[name] for name in agents}
     shown = {name: default for name, default in snapshot.SETTINGS.items() if name in told}
     assert len(shown) > 4 and shown == {name: told[name] for name in shown}
+
+
+def test_a_trainer_passes_each_variable_on_that_a_driver_of_an_object_store_reads():
+    if not (ROOT / "src").exists():
+        pytest.skip("the sources are not here")
+    pattern = r"\"((?:AWS|AZURE|AZUREML|GOOGLE|GS|IDENTITY|MSI|GCE|DEFAULT|STORAGE|NEBULA_S3)_[A-Z0-9_]*[A-Z0-9])\""
+    read = names(pattern, *(ROOT / "src/store").rglob("*.c"))
+    assert len(read) > 40
+    assert read == names(pattern, ROOT / "src/base/vars.c")

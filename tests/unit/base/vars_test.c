@@ -6,7 +6,7 @@
 #include "base/vars.h"
 #include "tap.h"
 
-static char *environment[] = { "HOME=/root", "AWS_REGION=here", "AZURE_STORAGE_KEY=k=", "NEBULA_S3_STYLE=path", "NEBULA_S3_STYLES=no", "AWS_PROFILE=", NULL };
+static char *environment[] = { "HOME=/root", "AWS_REGION=here", "AZURE_STORAGE_KEY=k=", "NEBULA_S3_STYLE=path", "NEBULA_S3_STYLES=no", "AWS_PROFILE=", "AWS_OTHER=no", NULL };
 
 static void only_variables_of_clouds_are_collected(void)
 {
