@@ -118,6 +118,7 @@ class Manager:
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
         self._since: set[int] = set()  # steps saved since the last restore, which go after all that it found
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
+        self._unasked: int | None = None  # the step of a save at which rank 0 has answered, and this rank has not looked yet
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
         self._keeping = threading.Lock()  # held while versions are removed
         self._errors: list[NebulaError] = []
@@ -157,8 +158,17 @@ class Manager:
 
     @property
     def stop_requested(self) -> bool:
-        """True if a notice, SIGTERM or an eviction, has come to a rank. Look at it after a save: then the program should end."""
+        """True if a notice, SIGTERM or an eviction, has come to a rank. Look at it after a save: then the program should end.
+
+        On several ranks, after a save with ``force``, it waits until rank 0 has begun that save, so that all ranks see the same.
+        """
+        self._settle()
         return self._notices.is_here
+
+    def _settle(self) -> None:
+        step, self._unasked = self._unasked, None
+        if step is not None:
+            self._notices.agree(step, False, self._due.is_due_by_time)
 
     def leave(self, timeout: float | None = None) -> str | None:
         """Makes the newest version safe before the program ends, as far as the time allows. Call it after the save for a notice.
@@ -204,10 +214,15 @@ class Manager:
         return self._decided[1]
 
     def _listen(self, step: int) -> None:
-        """Hears notices in a loop that decides by itself when to save. The ranks agree on them at each save, because all ranks save."""
+        """Hears notices in a loop that decides by itself when to save. The ranks agree on them at each save, because all ranks save.
+
+        Rank 0 answers now. The others look at the answer later: no rank waits for another one inside save().
+        """
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
-            self._notices.agree(step, False, self._due.is_due_by_time)
+            self._unasked = step
+            if self._engine.place().rank == 0:
+                self._settle()
 
     def save(
         self,
