@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -67,6 +68,14 @@ def test_a_disk_that_fills_in_the_middle_of_a_version_costs_only_that_version(di
     nebulaml.init(str(disk), 0, 2)
     found = nebulaml.get_latest_checkpoint()
     assert found.tag == "global_step1" and holds(found, 1)
+
+
+def test_a_wait_for_a_version_that_a_full_disk_has_failed_raises_an_error_of_storage(disk, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "1")
+    nebulaml.init(str(disk), 0, 2, on_error="raise")
+    with pytest.raises(nebulaml.NebulaStorageError) as failure:
+        save(1, 13).wait("durable", 60)
+    assert failure.value.errno == errno.ENOSPC and isinstance(failure.value, OSError)
 
 
 def test_when_there_is_room_again_the_version_that_waited_becomes_durable(disk, place):

@@ -107,6 +107,24 @@ def test_a_path_that_has_lost_its_mount_is_named_and_memory_serves(nodes, place,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_manager_removes_nothing_and_lists_nothing_while_its_path_cannot_be_read(nodes, place):
+    place.storage.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place.storage)], check=True)
+    lines = nodes("a").run("""
+import subprocess
+manager = nm.Manager(sys.argv[1] + "/m", save_every_steps=1, keep_last=1)
+manager.save(1, {"x": 1})
+manager.wait()
+subprocess.run(["umount", "-l", sys.argv[1]], check=True)
+try:
+    say(manager.all_steps())
+except nm.NebulaStorageError:
+    say("cannot be read")
+""")
+    assert lines == ["cannot be read"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_path_that_has_lost_its_mount_is_no_empty_path(nodes, place):
     place.storage.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place.storage)], check=True)
@@ -114,10 +132,10 @@ def test_a_path_that_has_lost_its_mount_is_no_empty_path(nodes, place):
 import subprocess
 assert newest() is None
 subprocess.run(["umount", sys.argv[1]], check=True)
-for look in newest, lambda: by_tag("x"):
+for look in newest, lambda: by_tag("x"), nm.checkpoints:
     try:
         say("found", look())
     except nm.NebulaError as failure:
         say(type(failure).__name__, "is gone" in str(failure))
 """)
-    assert lines == ["NebulaStorageError True"] * 2
+    assert lines == ["NebulaStorageError True"] * 3

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "Inventory", "choose", "inventory", "refusal"]
 
+UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
 _WHOLE = ("committed", "replicated", "durable")
 _PAUSE_S = (0.002, 0.25)
 _LOOKS, _LOOK_S = 3, 2.0  # of ranks that see different storage: a version may have become durable between their looks
@@ -174,8 +175,12 @@ def _order_by_line(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
-    """Returns the versions that this rank could load now, newest first."""
-    return _look(engine, path)[0]
+    """Returns the versions that this rank could load now, newest first. NebulaStorageError: storage cannot be listed."""
+    found, passed = _look(engine, path)
+    unread = next((reason for tag, reason in passed if tag == UNSEEN), None)
+    if unread is not None:
+        raise NebulaStorageError(unread)
+    return found
 
 
 def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
@@ -202,7 +207,8 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     ]
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
-    return _order(whole), [(one["tag"], one["reason"]) for one in report["passed"]]
+    unread = [(UNSEEN, report["unread"])] if report["unread"] else []
+    return _order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from ..errors import (
     NebulaError,
     NebulaNotFound,
     NebulaPicklingError,
+    NebulaStorageError,
     NebulaUnavailable,
     from_status,
 )
@@ -175,9 +176,11 @@ class Engine:
         return self._session is not None
 
     def versions(self, persist_path: str | None) -> list[dict[str, Any]]:
-        """Returns all versions that the agent knows, in memory and in storage."""
+        """Returns all versions that the agent knows, in memory and in storage. NebulaStorageError: storage cannot be listed."""
         report = json.loads(self.session().report(_nebula.REPORT_VERSIONS, persist_path))
-        return list(report["versions"] if isinstance(report, dict) else report)
+        if report["unread"]:  # a list of memory alone would pass for the whole one
+            raise NebulaStorageError(report["unread"])
+        return list(report["versions"])
 
     def watch(self) -> None:
         """Makes rank 0 log what becomes of this session's checkpoints in storage from now on."""

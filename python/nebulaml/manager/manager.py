@@ -23,7 +23,7 @@ from .._session.rows import Rows
 from .._session.session import Session
 from .._session.waits import beside_loop, patiently
 from ..checkpoint import Checkpoint, milliseconds
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound, NebulaStorageError
 from ..events import Event
 from ..tensors import preparing
 from ..tensors.loading import in_lines
@@ -462,7 +462,10 @@ class Manager:
         with self._failures.listening(self._hear_failures):
             self._wait(step, state, timeout)
         if state == "durable":
-            self._retain()
+            try:
+                self._retain()
+            except NebulaStorageError as failure:  # the versions are durable: the next wait removes what no rule keeps
+                log.warning("nebula: no version is removed from storage: %s", failure)
         self._raise_late()
 
     def _wait(self, step: int | None, state: str, timeout: float | None) -> None:

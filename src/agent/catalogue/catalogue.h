@@ -300,6 +300,8 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 void version_drop_loans(struct catalogue *catalogue, struct version *version);
 /* Gives its images back; the version then becomes a tombstone. */
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
+/* The failure of a version for a client: that of storage if storage failed it, else NEBULA_FAILED. Returns the status. */
+enum nebula_status version_failure(const struct version *version, struct nebula_error *error);
 /* Call when storage has a later writing of the tag. Searches, loads and take-overs skip the version from then on. */
 void version_replaced(struct catalogue *catalogue, struct version *version);
 /* Call when storage holds this generation of the version's tag. If it is the later one, the version will never be written to storage. */

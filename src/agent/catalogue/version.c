@@ -169,6 +169,17 @@ void version_give_way(struct catalogue *catalogue, struct version *version, uint
         version_signal(catalogue, version);
 }
 
+enum nebula_status version_failure(const struct version *version, struct nebula_error *error)
+{
+        bool is_of_storage = version->error.status == NEBULA_STORAGE || version->error.status == NEBULA_NO_SPACE;
+
+        error_set(error, is_of_storage ? version->error.status : NEBULA_FAILED, version->error.sys_errno, "checkpoint \"%.100s\" failed: %.380s",
+                  version->tag, version->error.message);
+        if (error)
+                error->http_status = version->error.http_status;
+        return is_of_storage ? version->error.status : NEBULA_FAILED;
+}
+
 void version_replaced(struct catalogue *catalogue, struct version *version)
 {
         if (!version->superseded)

@@ -121,8 +121,7 @@ static enum nebula_status flush_result(struct session *session, struct job *job,
                 was_whole = lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0;
                 if (version->life.state == NEBULA_STATE_FAILED &&
                     (*tag || (was_whole && (is_newest || version->activity_ns >= since_ns))))
-                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
-                                         version->error.message);
+                        return version_failure(version, error);
                 if (*tag)
                         return version->stored ? publish_failure(job, version, error) : wait_durable_refused(version, error);
                 is_newest = is_newest && !was_whole;

@@ -109,8 +109,7 @@ static bool wait_over(struct connection *connection, enum nebula_status *ret_sta
         if (!version)
                 *ret_status = NEBULA_NOT_FOUND;
         else if (version->life.state == NEBULA_STATE_FAILED)
-                *ret_status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
-                                        version->error.message);
+                *ret_status = version_failure(version, error);
         else if (!is_publishing && commit_rank_reached(version, connection->session, state)) {
                 if (state == NEBULA_STATE_DURABLE)
                         *ret_status = publish_failure(version->job, version, error);

@@ -417,7 +417,7 @@ static void remove_one(struct catalogue *catalogue, struct job *job, struct stor
         }
         status = manifest_remove(store, manifest, &error);
         if (!status) {
-                log_event(LOG_LEVEL_INFO, "removed %s from %s: newer ones are kept", manifest->tag, job->persist_path);
+                log_event(LOG_LEVEL_INFO, "removed %s from %s, by keep_last=%u", manifest->tag, job->persist_path, job->settings.keep_last);
                 return;
         }
         log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error.message);

@@ -232,11 +232,14 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
         version->persist.retry_at_ns = now + back_off(version->persist.attempt);
         log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again in %.1f s: %s", version->tag, (double)(version->persist.retry_at_ns - now) / 1e9,
                   error->message);
-        if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
+        if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS) {
                 version_fail(catalogue, version, error->status, "the agent gave up after %" PRIu64 " s of tries: %.400s",
                              catalogue->give_up_s, error->message);
-        else
+                version->error.sys_errno = error->sys_errno;
+                version->error.http_status = error->http_status;
+        } else {
                 version->error = *error;
+        }
         catalogue_signal(catalogue);
 }
 

@@ -299,6 +299,14 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
 
 enum verdict { TAKE_MEMORY, TAKE_STORED, LOOK_AGAIN };
 
+static bool has_all_images(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (!version->files[i].image)
+                        return false;
+        return true;
+}
+
 /* Another program has removed the version from storage. Lock held. */
 static enum verdict lose(struct version *version)
 {
@@ -313,7 +321,7 @@ static enum verdict lose(struct version *version)
 static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *version, enum nebula_status status, const struct manifest *manifest,
                                  bool is_by_tag)
 {
-        if (status == NEBULA_NOT_FOUND && version->stored)
+        if (status == NEBULA_NOT_FOUND && (version->stored || !has_all_images(version))) /* files that it kept from the tag are gone, too */
                 return lose(version);
         if (status == NEBULA_NOT_FOUND)
                 ancestry_set_compared(version);
