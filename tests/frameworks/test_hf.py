@@ -282,6 +282,31 @@ train("a")
 train("other/a", save_only_model=True)
 """
 
+AGAIN = TWO.split('train("a")')[0] + """
+import shutil
+files = lambda: {name for name in os.listdir(base + "/a/checkpoint-2") if name != ".nebula.json"}
+train("a")
+whole = files()
+assert "optimizer.pt" in whole
+for _ in range(2):  # the run is removed, and begun anew
+    shutil.rmtree(base + "/a")
+    train("a", save_only_model=True)
+    assert "optimizer.pt" not in files(), files()
+train("a", save_only_model=True)  # the directory is there now: transformers replaces its files, and leaves others
+assert "optimizer.pt" not in files(), files()
+train("a")
+assert files() == whole, files()
+train("a", save_only_model=True)
+assert files() == whole, files()
+"""
+
+
+@directory_only("the adapter's own place for its storage is a directory")
+def test_a_run_that_is_removed_and_begun_anew_takes_over_no_file_of_the_earlier_one(node):
+    command = [interpreter(ENV), "-W", "ignore", "-c", AGAIN, str(node.base)]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
 
 @pytest.mark.parametrize("named", [False, pytest.param(True, marks=full)], ids=["beside", "named"])
 @directory_only("the adapter's own place for its storage is a directory")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import json
 import logging
 import os
 import re
@@ -25,19 +27,43 @@ __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
 
 log = logging.getLogger("nebulaml")
 
+AGAIN = "~"  # before the number of a tag whose directory was removed since
+LABEL = ".nebula.json"  # in a directory that was published
 STAGING = "-staging"  # appended to the name of the directory in which the checkpoints appear
 # Options of transformers' own callbacks that read a checkpoint when it is saved.
 SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
 
-def _world() -> int:
-    import torch
+def _tags(session: api.Session, directory: str, prefix: str) -> dict[str, str]:
+    """Returns the tags to save with in place of the usual ones, the same on all ranks. Every rank must call it.
 
-    return (
-        torch.distributed.get_world_size()
-        if torch.distributed.is_available() and torch.distributed.is_initialized()
-        else 1
-    )
+    A person may have removed a checkpoint's directory and started anew. A save there must take over no file of the earlier writing.
+    """
+    from torch import distributed
+
+    is_shared = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    found: list[Any] = [None]
+    if not is_shared or distributed.get_rank() == 0:
+        found[0] = _chosen(session, directory, prefix)
+    if is_shared:
+        distributed.broadcast_object_list(found, src=0)
+    return dict(found[0])
+
+
+def _chosen(session: api.Session, directory: str, prefix: str) -> dict[str, str]:
+    try:
+        known = session.list_checkpoints()
+    except NebulaError:  # no agent answers, or no storage: a save reports that
+        return {}
+    chosen = {}
+    for tag in (one for one in known if one.startswith(prefix) and AGAIN not in one):
+        target = os.path.join(directory, tag[len(prefix) :])
+        if not os.path.isdir(target):
+            chosen[tag] = next(other for number in itertools.count(2) if (other := f"{tag}{AGAIN}{number}") not in known)
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(target, LABEL), encoding="utf-8") as file:
+            chosen[tag] = str(json.load(file)["tag"])  # the tag of what is there
+    return chosen
 
 
 class _Rotation:
@@ -133,7 +159,7 @@ class NebulaTrainerMixin:
         state = self.__dict__.get("_nebula_state")
         if state is None:
             state = self.__dict__["_nebula_state"] = types.SimpleNamespace(
-                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), there=(), ending=False
+                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), there=(), ending=False, tags={}
             )
         return state
 
@@ -177,12 +203,13 @@ class NebulaTrainerMixin:
         parent = os.path.abspath(super()._get_output_dir(trial))
         folder = f"checkpoint-{self.state.global_step}"
         target, staging = os.path.join(parent, folder), os.path.join(self._nebula_staging_of(parent), folder)
+        tag = prefix + _below(self.args.output_dir, target)
         merge = os.path.isdir(target)
         limit, push = self.args.save_total_limit, self.args.push_to_hub
         self._nebula_staging = True
         try:
             with (
-                captured(Capture(prefix + _below(self.args.output_dir, target), staging, -2, self.nebula_overlap, session)) as capture,
+                captured(Capture(state.tags.get(tag, tag), staging, -2, self.nebula_overlap, session)) as capture,
                 _told(self.args, save_total_limit=None, push_to_hub=False),
             ):
                 self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
@@ -237,8 +264,9 @@ class NebulaTrainerMixin:
         super()._load_best_model()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        session, _ = places.store(self.args.output_dir)
+        session, prefix = places.store(self.args.output_dir)
         api.flush_persistence()  # the last checkpoint of a run that was killed may not be durable yet
+        self._nebula().tags = _tags(session, self.args.output_dir, prefix)
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -314,6 +342,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
     if getattr(accelerator, "_nebula_attached", False):
         return accelerator
     rotation = _Rotation(r"checkpoint_(\d+)", by_time=False)
+    tags: dict[str, dict[str, str]] = {}  # by the directory of the store
     plain_save, plain_load = accelerator.save_state, accelerator.load_state
 
     def home_of(parent: str) -> str:
@@ -339,12 +368,16 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         parent, folder = os.path.split(target)
         home = home_of(parent)
         session, prefix = places.store(home)
+        if home not in tags:
+            session.flush_persistence()  # what a run that was killed has saved has its directory then
+            tags[home] = _tags(session, home, prefix)
         staging = os.path.join(places.beside(parent, STAGING), folder)
         places.make(parent)
         configuration.automatic_checkpoint_naming = False
         try:
             overlap = getattr(accelerator, "_nebula_overlap", False)
-            with captured(Capture(prefix + _below(home, target), staging, -2, overlap, session)) as capture:
+            tag = prefix + _below(home, target)
+            with captured(Capture(tags[home].get(tag, tag), staging, -2, overlap, session)) as capture:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic
