@@ -90,7 +90,7 @@ static void add_restart(struct ledger *ledger, const struct history_row *row, co
                 lost = least(down, interval_s / 2);
                 ledger->estimated++;
         }
-        if (next->stopped && next->read_step == row->step && lost < ledger->step_s && down - lost > LEDGER_PAUSE_S) {
+        if (next->stopped > 0 && next->read_step == row->step && lost < ledger->step_s && down - lost > LEDGER_PAUSE_S) {
                 ledger->pauses++;
                 ledger->seconds[LEDGER_BLOCKED] += blocked;
                 ledger->seconds[LEDGER_LOST] += lost;
