@@ -158,13 +158,14 @@ void session_forget_untold(struct nebula_session *session)
 static void tell_once_more(struct nebula_session *session)
 {
         struct client_copy *copy = atomic_load(&session->untold);
+        nebula_checkpoint *checkpoint = copy->checkpoint;
 
-        if (!atomic_load(&copy->checkpoint->saved_version_id) && copies_ready(session) == NEBULA_OK) {
+        if (!atomic_load(&checkpoint->saved_version_id) && copies_ready(session) == NEBULA_OK) {
                 atomic_store(&session->untold, NULL);
-                copies_add(session, copy);
-                nebula_checkpoint_free(copy->checkpoint); /* the list of copies holds it */
+                copies_add(session, copy); /* its thread may free it at once */
+                nebula_checkpoint_free(checkpoint); /* the list of copies holds it */
         } else {
-                atomic_store(&copy->checkpoint->is_torn, true);
+                atomic_store(&checkpoint->is_torn, true);
         }
 }
 
