@@ -361,12 +361,16 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
         }
 }
 
-/* The agent outlives the process that started it, and may serve others. */
-static void tell_origin(void)
+/* The agent outlives the process that started it, and may serve others. So a trainer that starts it lends it no keys: each trainer brings its
+ * own with its first request. */
+static void settle_variables(bool is_of_trainer)
 {
         char text[160];
 
-        snprintf(text, sizeof text, "the agent, process %u, has keys and settings only of the process that started it", os->pid());
+        if (is_of_trainer)
+                vars_forget_own();
+        snprintf(text, sizeof text, "the agent, process %u, has %s", os->pid(),
+                 is_of_trainer ? "no keys and settings, because no trainer of this job has brought any" : "the keys and settings of its own environment");
         vars_own_origin(text);
 }
 
@@ -397,7 +401,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 return result < 0 || ready_fd < 0;
         }
         log_open(log_path);
-        tell_origin();
+        settle_variables(ready_fd >= 0);
         if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
                 log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "

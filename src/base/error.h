@@ -17,9 +17,9 @@ enum nebula_status error_set(struct nebula_error *error, enum nebula_status stat
 /* Maps a failed system call to a status: ENOSPC and EDQUOT are NO_SPACE, ENOENT is NOT_FOUND, ENOMEM is NO_MEMORY,
  * all others are STORAGE. */
 enum nebula_status error_status_of_errno(int sys_errno);
-/* Puts "prefix: " before the message. */
 /* Adds to the end, as far as there is room. */
 void error_suffix(struct nebula_error *error, const char *text);
+/* Puts "prefix: " before the message. */
 void error_prefix(struct nebula_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

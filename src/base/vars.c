@@ -135,6 +135,12 @@ const char *vars_origin(void)
         return entered ? entered->origin : own_origin;
 }
 
+void vars_forget_own(void)
+{
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+                unsetenv(names[i]);
+}
+
 void vars_own_origin(const char *origin)
 {
         snprintf(own_origin, sizeof own_origin, "%s", origin);

@@ -42,6 +42,8 @@ struct vars *vars_now(void);
 const char *vars_value(const char *name);
 /* The origin of those that count on this thread; "": of this process itself. */
 const char *vars_origin(void);
+/* Removes all variables of clouds from the process's own environment. Call it before threads start. */
+void vars_forget_own(void);
 /* What vars_origin says while none are entered: for an agent, which has the environment of another process. Call it before threads start. */
 void vars_own_origin(const char *origin);
 

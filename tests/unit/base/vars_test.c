@@ -45,4 +45,13 @@ static void entered_variables_count_in_place_of_the_process_s(void)
         vars_drop(other);
 }
 
-TAP_MAIN(TEST(only_variables_of_clouds_are_collected), TEST(entered_variables_count_in_place_of_the_process_s))
+/* An agent that a trainer has started. */
+static void a_process_can_forget_its_own_variables_of_clouds(void)
+{
+        setenv("AWS_SECRET_ACCESS_KEY", "own", 1);
+        setenv("NEBULA_OTHER", "own", 1);
+        vars_forget_own();
+        CHECK(!conf_env("AWS_SECRET_ACCESS_KEY") && !strcmp(conf_env("NEBULA_OTHER"), "own"));
+}
+
+TAP_MAIN(TEST(only_variables_of_clouds_are_collected), TEST(a_process_can_forget_its_own_variables_of_clouds), TEST(entered_variables_count_in_place_of_the_process_s))
