@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/error.h"
 
 struct vars {
         atomic_uint holders;
@@ -62,18 +63,22 @@ struct vars *vars_new(const char *text, size_t size, const char *origin)
         return vars;
 }
 
-struct vars *vars_collect(char *const *environment)
+enum nebula_status vars_collect(char *const *environment, struct vars **ret_vars, struct nebula_error *error)
 {
         struct buf buf = { .is_secret = true };
-        struct vars *vars = NULL;
+        enum nebula_status status = NEBULA_OK;
 
         for (size_t i = 0; environment && environment[i]; i++)
                 if (vars_is_of_cloud(environment[i]))
                         buf_add(&buf, environment[i], strlen(environment[i]) + 1);
-        if (buf.size && buf.size <= VARS_MAX && !buf.failed)
-                vars = vars_new((const char *)buf.data, buf.size, "");
+        *ret_vars = NULL;
+        if (buf.size > VARS_MAX)
+                status = error_set(error, NEBULA_INVALID, 0, "the environment's variables for object stores (AWS_..., AZURE_..., GOOGLE_...) have %zu bytes, "
+                                   "and Nebula passes on %u: shorten them", buf.size, VARS_MAX);
+        else if (buf.failed || (buf.size && !(*ret_vars = vars_new((const char *)buf.data, buf.size, ""))))
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for variables of object stores");
         buf_done(&buf);
-        return vars;
+        return status;
 }
 
 const char *vars_text(const struct vars *vars, size_t *ret_size)

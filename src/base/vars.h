@@ -3,7 +3,7 @@
  *
  * An agent outlives the process that started it, and serves others. So each job brings its own variables.
  *
- *      vars = vars_collect(environ);               the trainer's half, which sends vars_text
+ *      vars_collect(environ, &vars, error);        the trainer's half, which sends vars_text
  *      vars = vars_new(text, size, "rank 0 ...");  the agent's half
  *      before = vars_enter(vars);
  *      ... conf_env("AWS_REGION") ...              on this thread: from `vars` alone if vars_is_of_cloud, else from the process
@@ -19,14 +19,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "nebula.h"
+
 #define VARS_MAX (32u << 10) /* bytes of a text: keys and tokens have some kilobytes */
 
 struct vars;
 
 /* `name`: alone, or with "=VALUE". */
 bool vars_is_of_cloud(const char *name);
-/* Those of an environment. NULL: there are none, they have more than VARS_MAX bytes, or there is no memory. */
-struct vars *vars_collect(char *const *environment);
+/* Those of an environment. *ret_vars is NULL if it has none. NEBULA_INVALID: they have more than VARS_MAX bytes. NEBULA_NO_MEMORY. */
+enum nebula_status vars_collect(char *const *environment, struct vars **ret_vars, struct nebula_error *error);
 /* "NAME=VALUE" of each, each with a NUL. `vars` NULL: *ret_size is 0. */
 const char *vars_text(const struct vars *vars, size_t *ret_size);
 /* `origin` tells people where they came from. NULL: no memory. */

@@ -165,6 +165,5 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.memory_bytes = options->memory_bytes;
         settings->hello.persist_interval_s = options->persist_interval_s;
         os_create_self(&settings->hello.umask, &settings->hello.group);
-        settings->variables = vars_collect(environ);
-        return NEBULA_OK;
+        return vars_collect(environ, &settings->variables, error);
 }

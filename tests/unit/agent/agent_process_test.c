@@ -367,7 +367,7 @@ static void a_version_that_storage_refused_goes_to_the_next_agent_and_is_persist
                 REQUIRE(block_storage());
                 pid = agent_fork(&place);
                 REQUIRE(enter(&client, 48) && !save_whole(&client, "t", 1, &version));
-                CHECK(flush(&client, "t", 20000) == NEBULA_FAILED && state_of(&client, version) == NEBULA_STATE_FAILED);
+                CHECK(flush(&client, "t", 20000) == NEBULA_STORAGE && state_of(&client, version) == NEBULA_STATE_FAILED);
                 client_done(&client);
                 agent_end(pid, killed ? SIGKILL : SIGTERM);
 

@@ -10,20 +10,28 @@ static char *environment[] = { "HOME=/root", "AWS_REGION=here", "AZURE_STORAGE_K
 
 static void only_variables_of_clouds_are_collected(void)
 {
-        struct vars *vars = vars_collect(environment);
+        struct nebula_error error;
+        struct vars *vars;
+        char large[VARS_MAX + 64] = "AWS_SESSION_TOKEN=";
+        const char *text;
         size_t size;
-        const char *text = vars_text(vars, &size);
 
+        REQUIRE(!vars_collect(environment, &vars, &error));
+        text = vars_text(vars, &size);
         CHECK(size == 16 + 21 + 21 + 13 && !memcmp(text, "AWS_REGION=here\0AZURE_STORAGE_KEY=k=\0NEBULA_S3_STYLE=path\0AWS_PROFILE=", size));
-        CHECK(!vars_collect((char *[]){ "HOME=/", NULL }) && !vars_collect((char *[]){ NULL }) && !vars_collect(NULL));
+        vars_drop(vars);
+        CHECK(!vars_collect((char *[]){ "HOME=/", NULL }, &vars, &error) && !vars && !vars_collect(NULL, &vars, &error) && !vars);
         vars_text(NULL, &size);
         CHECK(!size);
-        vars_drop(vars);
+        memset(large + strlen(large), 'x', VARS_MAX);
+        CHECK(vars_collect((char *[]){ large, NULL }, &vars, &error) == NEBULA_INVALID && !vars);
 }
 
 static void entered_variables_count_in_place_of_the_process_s(void)
 {
-        struct vars *vars = vars_collect(environment), *other = vars_new("AWS_REGION=there", 17, "another process brought them"), *before;
+        struct vars *vars, *other = vars_new("AWS_REGION=there", 17, "another process brought them"), *before;
+
+        REQUIRE(!vars_collect(environment, &vars, NULL));
 
         setenv("AWS_REGION", "own", 1);
         setenv("AWS_ACCESS_KEY_ID", "own", 1);
