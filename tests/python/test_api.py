@@ -445,9 +445,12 @@ def test_a_tag_written_again_keeps_the_files_it_did_not_rewrite(nm):
     assert (found.load("a.pt"), found.load("b.pt")) == ("new a", "old b")
 
 
-def test_the_newest_is_the_highest_step(nm):
-    save("global_step10", 10)
-    save("global_step9", 9)
+def test_of_steps_that_are_saved_at_the_same_time_the_highest_is_the_newest_whichever_is_complete_last(nm):
+    steps = {step: nm.Checkpoint(f"global_step{step}", -2) for step in (9, 10)}
+    for step in (9, 10):
+        steps[step].save("m.pt", step)
+    for step in (10, 9):
+        steps[step].commit()
     assert nm.get_latest_checkpoint().tag == "global_step10"
 
 

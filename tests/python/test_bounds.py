@@ -210,11 +210,11 @@ def test_a_run_that_was_rolled_back_writes_into_the_same_memory_again(place):
         assert save(step)
         nebulaml.flush_persistence()
     images = []
-    for step in range(1, 7):  # from an earlier step: 92 stays the newest, and in memory
+    for step in range(1, 7):  # a new line of history
         assert save(step)
         nebulaml.flush_persistence()
         images.append({path.name for path in place.memory.glob("*.img")})
-    assert len(images[2]) == 3  # the newest, and two that take turns
+    assert len(images[2]) == 2  # they take turns
     assert images[2] == images[3] == images[4] == images[5]
     assert holds(92) and holds(6)
 
