@@ -24,8 +24,11 @@ enum nebula_status file_error(const struct store *store, const char *what, const
 {
         char text[400];
 
-        if (result == -ENOENT && file_dirs_look(((const struct file_store *)store)->dirs, store->root) == -ENODEV)
-                result = -ENODEV;
+        if (result == -ENOENT) {
+                int root = file_dirs_look(((const struct file_store *)store)->dirs, store->root);
+
+                result = root == -ENODEV || root == -ENOTDIR ? root : result;
+        }
         /* A link's target is not part of the store, so it is not read. A write can succeed after the user has moved the link away. */
         if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find")))
                 return error_set(error, NEBULA_CORRUPT, ELOOP,

@@ -135,12 +135,17 @@ static int check_device(const struct file_dirs *dirs, const char *root, uint64_t
 
 int file_dirs_look(struct file_dirs *dirs, const char *root)
 {
+        struct os_stat found;
         uint64_t device = 0;
         bool is_there;
         int result;
 
         lock_take(&dirs->lock);
         result = check_device(dirs, root, &device, &is_there);
+        if (!result && is_there)
+                result = os->stat(root, true, &found);
+        if (!result && is_there && found.kind != OS_KIND_DIRECTORY)
+                result = -ENOTDIR;
         if (!result && is_there)
                 result = check_mount(dirs, root);
         if (!result && is_there) {

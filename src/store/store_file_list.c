@@ -228,8 +228,11 @@ enum nebula_status file_list(struct store *store, const char *prefix, bool deep,
         walk->from = from ? from : "";
         walk->is_deep = deep;
         result = walk_from(walk, prefix);
-        if (result >= 0 && (!*prefix || !walk->page.count) && file_dirs_look(((struct file_store *)store)->dirs, store->root) == -ENODEV)
-                result = -ENODEV;
+        if (result >= 0 && (!*prefix || !walk->page.count)) {
+                int root = file_dirs_look(((struct file_store *)store)->dirs, store->root);
+
+                result = root == -ENODEV || root == -ENOTDIR ? root : result;
+        }
         if (result < 0) {
                 snprintf(path, sizeof path, "%s%s%s", store->root, *walk->key ? "/" : "", walk->key);
                 status = file_error(store, "list", path, result, error);

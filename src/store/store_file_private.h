@@ -50,7 +50,7 @@ void file_dirs_free(struct file_dirs *dirs);
  * system that held the root has gone. */
 int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory);
 /* Call it when something is missing, and with each list. -ENODEV: the file system that held the root has gone, so nothing is known of what
- * is missing. Other failures are those of the root. */
+ * is missing. -ENOTDIR: the root is no directory. Other failures are those of the root. */
 int file_dirs_look(struct file_dirs *dirs, const char *root);
 /* The same as file_dirs_ensure, and syncs again if another process has removed and remade the directory. Call it after adding an entry: while the entry
  * exists, no process removes the directory. */

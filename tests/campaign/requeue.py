@@ -54,6 +54,7 @@ class Model:
     node: str = "0"
     run: str = ""
     keep: int = 0
+    kept: bool = False  # some run had a rule
     storage: dict[str, Writing] = field(default_factory=dict)
     leftovers: dict[str, list[Writing]] = field(default_factory=dict)  # by node
     maybe: list[Writing] = field(default_factory=list)  # leftovers that may have become durable
@@ -119,6 +120,7 @@ class Model:
     def _run(self, answer: str, name: str, keep: str) -> None:
         self._leave()
         self.run, self.keep = name, int(keep)
+        self.kept |= bool(self.keep)
         self.found = set(self.storage)
         self.read_steps, self.is_late = [], False
 
@@ -149,6 +151,8 @@ class Model:
             return None if is_disturbed or "removed or written again" in answer else f"fails: {answer}"
         if answer == "none":
             certain = [one for one in allowed if one not in self._unsaved() and one not in self.removed.get(one.tag, [])]
+            if tag and self.has_threads and self.kept:
+                return None  # retention may have acted since
             if is_blind and self.storage:
                 return "none, though storage cannot be read"
             return f"none, and {certain[0].tag} is there" if certain and not is_open else None

@@ -129,12 +129,12 @@ def test_one_of_two_nodes_with_its_memory_goes_back_to_what_is_durable(world):
 
     common = agree.choose(
         [
-            [
-                {name: one.get(name, "") for name in ("tag", "generation", "sequence", "step", "run")}
-                | {"shared": True}
+            agree.Inventory.of([
+                {name: one.get(name, "") for name in ("tag", "generation", "sequence", "step", "run", "state")}
+                | {"shared": True, "abandoned": False}
                 for one in row
                 if one["state"] in ("committed", "replicated", "durable") and one["source"]
-            ]
+            ])
             for row in rows
         ]
     )

@@ -796,7 +796,7 @@ def test_a_wait_on_an_event_loop_can_be_cancelled_and_raises_what_wait_raises(pl
         place.storage.write_text("not a directory")
 
         async def main():
-            with pytest.raises(nm.NebulaNotFound):
+            with pytest.raises(nm.NebulaStorageError):
                 await manager.wait_async(7)
             with pytest.raises(nm.NebulaTimeout):
                 await manager.wait_async(1, timeout=0.1)

@@ -459,9 +459,10 @@ def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page)
 
 
 def test_a_path_that_cannot_be_shown_says_why(place, start, save, page, tmp_path):
+    studio = start(tmp_path / "file")
     (tmp_path / "file").write_text("no directory")
-    page.goto(start(tmp_path / "file/store").address)
-    expect(page.get_by_role("alert")).to_contain_text("file/store")
+    page.goto(studio.address)
+    expect(page.get_by_role("alert")).to_contain_text(f"{tmp_path.name}/file")
     expect(card(page, "Newest loadable checkpoint")).to_contain_text("not known")
     expect(card(page, "Storage")).to_contain_text("cannot be read")
     page.goto(start(tmp_path / "nothing-yet").address)

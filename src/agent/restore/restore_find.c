@@ -276,6 +276,8 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
                 memory.is_there = true;
                 fill_found(version, &memory.found);
                 memory.entry = entry_of(version);
+                if (request->sequence && session->role == IPC_ROLE_TRAINER && session->job == version->job)
+                        ancestry_set_compared(version); /* the ranks have agreed on it, by what they found in storage and memory */
                 /* another node may have made it durable since */
                 memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
                 memory.is_enough = !version->job->persist_path[0] || (request->sequence && !memory.stored_first) ||

@@ -365,7 +365,7 @@ static void lend(struct catalogue *catalogue, struct version *source, const char
  * compared. */
 static bool may_be_older(const struct session *session, const struct version *source)
 {
-        return session && session->role == IPC_ROLE_TRAINER && source->job == session->job && source->job->persist_path[0] &&
+        return session && session->role == IPC_ROLE_TRAINER && source->job == session->job && source->job->persist_path[0] && !source->copies.is_remote &&
                !strcmp(session->run, source->job->runs.newest) && !ancestry_is_compared(source);
 }
 
