@@ -151,7 +151,8 @@ def test_a_trainer_ends_a_worker_by_sigterm(place, method):
     with nm.Manager(PATH, save_every_steps=10**9) as manager:
         manager.should_save(1)
         iterator = iter(loader)
-        next(iterator)
+        for _ in iterator._workers:
+            next(iterator)  # the workers take turns, so each of them runs by then
         for worker in iterator._workers:
             worker.terminate()
             worker.join()
