@@ -16,6 +16,7 @@ saved. It allows every answer that the rules of docs/protocol.md allow, and no o
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -359,10 +360,12 @@ def shrink(story: Story, is_wrong: Callable[[Story], bool]) -> Story:
 
 
 class InProcess:
-    """Plays stories on agents without threads, in one process (requeue_player.c)."""
+    """Plays stories on agents without threads, in one process (requeue_player.c). store: "file", or "mem" for the objects of the reference driver."""
 
-    def __init__(self, program: Path) -> None:
-        self._player = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, program: Path, store: str = "file") -> None:
+        environment = os.environ | {"NEBULA_TEST_STORE": store}
+        self.faults = (1, 2, -1) if store == "file" else ()  # those that the player can make
+        self._player = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def play(self, story: Story) -> list[str]:
         assert self._player.stdin is not None and self._player.stdout is not None

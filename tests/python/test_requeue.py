@@ -17,19 +17,19 @@ LONG = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
 SHORT_STORIES, REAL_STORIES = (10_000, 300) if LONG else (600, 6)
 
 
-@pytest.fixture
-def player() -> Iterator[InProcess]:
+@pytest.fixture(params=["file", "mem"])
+def player(request: pytest.FixtureRequest) -> Iterator[InProcess]:
     built = [path for path in ROOT.glob("build*/tests/campaign/requeue-player") if "san" not in path.parts[-4]]
     if not built:
         pytest.skip("requeue-player is not built: scripts/build.sh build")
-    player = InProcess(max(built, key=lambda path: path.stat().st_mtime))
+    player = InProcess(max(built, key=lambda path: path.stat().st_mtime), request.param)
     yield player
     player.close()
 
 
 def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_short_stories(player):
     for seed in range(SHORT_STORIES):
-        story = write(seed)
+        story = write(seed, faults=player.faults)
         if judge(story, player.play(story)):
             shorter = shrink(story, lambda one: judge(one, player.play(one)) is not None)
             pytest.fail(f"story {seed}, of which this is left:\n{explain(shorter, player.play(shorter))}")
