@@ -236,7 +236,7 @@ static void compare_all(struct catalogue *catalogue, struct job *job)
         }
 }
 
-/* A trainer took a version of memory for the newest while storage could not be read. Nobody chose to abandon the runs that had gone on
+/* A trainer took a version of memory for the newest while storage could not be read. It did not know of the runs that had gone on
  * elsewhere, so retention leaves their versions. */
 static void keep_unseen(struct job *job)
 {

@@ -55,8 +55,8 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
                 *head = (struct head){ entry, run, tag };
 }
 
-/* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. What storage has came before
- * each version of the newest run, also if a clock says otherwise. */
+/* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. The versions in storage came
+ * before each version of the newest run, also if a clock says otherwise. */
 static struct head find_head(const struct version *version)
 {
         const struct job *job = version->job;

@@ -357,6 +357,13 @@ static enum verdict judge(struct catalogue *catalogue, const struct session *ses
         return judge_by_tag(catalogue, version, stored->also_status, &stored->also, false);
 }
 
+/* Storage may have a newer version that is damaged: the program is told of it. */
+static void take_memory(const struct in_memory *memory, const struct stored *stored, struct ipc_found *ret_found)
+{
+        *ret_found = memory->found;
+        passed_tell(&stored->passed, ret_found);
+}
+
 /* Looks into storage, and takes the newer one of what is there and what memory has. False: look again. */
 static bool look_into_storage(struct catalogue *catalogue, const struct session *session, struct job *job, const char *path, bool own,
                               const struct ipc_find *request, const struct in_memory *memory, struct ipc_found *ret_found,
@@ -378,7 +385,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
         if (memory->is_there && stored.status && stored.status != NEBULA_NOT_FOUND)
                 take_unseen(job, request, memory, &stored.error, ret_found);
         else if ((verdict = judge(catalogue, session, request, memory, &stored)) == TAKE_MEMORY)
-                *ret_found = memory->found;
+                take_memory(memory, &stored, ret_found);
         else if (verdict == TAKE_STORED && !stored.status)
                 *ret_status = take_stored(catalogue, session, job, &stored, ret_found, error);
         else if (verdict == TAKE_STORED && stored.status == NEBULA_NOT_FOUND && !request->tag[0])

@@ -12,12 +12,12 @@
 #include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
 
-/* What a search looks at in storage. */
+/* The scope of a search in storage. */
 struct search_scope {
         bool any_job;            /* versions of other jobs count, too */
         char also[IPC_NAME_MAX]; /* a tag whose newest entry is loaded as well; "": none */
 };
-/* What a search has found in storage. */
+/* The result of a search in storage. */
 struct stored {
         enum nebula_status status; /* NEBULA_NOT_FOUND: storage certainly has none */
         struct nebula_error error;

@@ -179,6 +179,20 @@ static void a_search_that_fails_once_is_repeated_before_memory_answers(void)
         turn_done(&turn);
 }
 
+/* Memory has an older version, whole. The newer ones in storage have lost a file. */
+static void a_version_from_memory_says_which_newer_ones_in_storage_are_damaged(void)
+{
+        struct ipc_found found;
+        struct turn turn;
+
+        turn_init(&turn);
+        REQUIRE(!store_remove_one(turn.here.job->storage.store, "global_step20/a", NULL));
+        REQUIRE(!store_remove_one(turn.here.job->storage.store, "global_step30/a", NULL));
+        found = turn_find(&turn, "");
+        CHECK(found.step == 10 && found.passed_count == 2 && !strcmp(found.passed[0].tag, "global_step30"));
+        turn_done(&turn);
+}
+
 static bool is_stored(const struct turn *turn, const char *tag)
 {
         char key[300];
@@ -516,5 +530,6 @@ TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
          TEST(a_search_that_fails_once_is_repeated_before_memory_answers), TEST(what_a_blind_resume_abandons_is_not_removed),
+         TEST(a_version_from_memory_says_which_newer_ones_in_storage_are_damaged),
          TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(a_living_rank_may_add_to_the_version), TEST(a_rank_in_another_namespace_may_live_and_add_to_the_version),
          TEST(an_incomplete_copy_is_not_complete), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))
