@@ -390,9 +390,9 @@ void catalogue_create_as(const struct job *job)
         os_create_as(job->settings.umask, job->settings.group);
 }
 
-static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)
+bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job *job)
 {
-        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->storage.ended.count || job->publishes || job->copies.is_served || history_pending(job))
+        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->storage.ended.count || job->publishes || history_pending(job))
                 return true;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
                 if (session->job == job || session->number <= job->last_guest)
@@ -440,7 +440,7 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
         if (catalogue->draining)
                 return due; /* a drain counts the failures of all versions */
         for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
-                bool is_needed = job_is_needed(catalogue, job);
+                bool is_needed = job->copies.is_served || catalogue_job_is_needed(catalogue, job);
                 int64_t until;
 
                 job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;

@@ -269,6 +269,8 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
 /* Files and directories that the calling thread makes from now on get the permissions that the job's trainers would give. Lock held. */
 void catalogue_create_as(const struct job *job);
+/* Whether a session, a thread or memory needs the job, other than for copies on other nodes. */
+bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job *job);
 /* Forgets jobs, and lanes without jobs, that no client has used for as long as an idle agent stays, and whose
  * versions are only in storage. Without this an agent that is never idle would collect them. Returns when to call
  * again. */

@@ -22,7 +22,7 @@ struct job_copies {
         uint32_t count;                 /* copies in other nodes' memory that the job asks for */
         char identity[2 * 16 + 1];      /* names the secret (tls.h) with which other nodes may read its versions; "": they may not */
         bool announce_due;              /* new trainers have come: write this node's record, even if it was removed */
-        bool is_served;                 /* replica.h uses it, so it stays */
+        bool is_served;                 /* the replica thread uses the job, so it stays */
         double notice_at;               /* when another agent was seen to have versions of this job in memory; 0: never */
         struct nebula_error error;      /* why there is no copy yet */
 };

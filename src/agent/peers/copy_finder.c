@@ -22,15 +22,20 @@ static void peer_copies_clear(struct peer_copies *peers)
         peers->members = NULL;
         peers->count = 0;
 }
-void replica_forget(struct replica *replica)
-{
-        while (replica->peer_copies) {
-                struct peer_copies *peers = replica->peer_copies;
 
-                replica->peer_copies = peers->next;
+void replica_forget(struct replica *replica, const struct job *job)
+{
+        lock_take(&replica->peer_copies_lock);
+        for (struct peer_copies **link = &replica->peer_copies, *peers; (peers = *link);) {
+                if (job && peers->job != job) {
+                        link = &peers->next;
+                        continue;
+                }
+                *link = peers->next;
                 peer_copies_clear(peers);
                 free(peers);
         }
+        lock_give(&replica->peer_copies_lock);
 }
 
 static enum nebula_status ask_listing(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,

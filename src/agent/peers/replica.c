@@ -13,6 +13,7 @@
 #include "os/thread.h"
 
 #define RETRY_NS (5 * SECOND_NS)      /* after a failure */
+#define KEPT_NS (30 * SECOND_NS)      /* while this node keeps copies of a job that nobody needs here: whether it still does */
 #define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
 
 struct peer_hello *replica_hello(const struct replica *replica, const struct job *job)
@@ -294,6 +295,7 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
 
         if (!fan)
                 return now + RETRY_NS;
+        fan->look_ns = 0;
         first = &fan->channels[0];
         if (!fan->announced || job->copies.announce_due) {
                 if (!fan->announced && first->retry_at_ns > now)
@@ -325,6 +327,68 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         return due;
 }
 
+/* The record of this node stays if another job of that path needs it. */
+static void leave(struct replica *replica, const struct fan *fan)
+{
+        struct store *store;
+
+        for (const struct fan *other = replica->fans; other; other = other->next)
+                if (other != fan && other->announced && !strcmp(other->job->persist_path, fan->job->persist_path))
+                        return;
+        if (fan->announced && !replica_store(replica, fan->job, &store, NULL))
+                member_withdraw(store, &replica->own);
+}
+
+static void fan_free(struct replica *replica, struct fan *fan)
+{
+        struct fan **link = &replica->fans;
+
+        while (*link != fan)
+                link = &(*link)->next;
+        *link = fan->next;
+        for (size_t i = 0; i < REPLICA_MAX; i++)
+                channel_close(&fan->channels[i]);
+        explicit_bzero(&fan->key, sizeof fan->key);
+        free(fan);
+}
+
+/* Lock held; dropped meanwhile. Nobody needs the job on this node. If the node keeps no copies of it for others either, it leaves the job's
+ * nodes, and the catalogue forgets the job. Returns when to look again. */
+static int64_t let_go(struct replica *replica, struct job *job)
+{
+        struct catalogue *catalogue = replica->catalogue;
+        struct peer_listing kept = { 0 };
+        struct fan *fan = fan_get(replica, job);
+        int64_t now = os->now_ns();
+        bool is_kept;
+
+        if (!fan)
+                return now + RETRY_NS;
+        if (!fan->look_ns)
+                fan->look_ns = now + catalogue->linger_s * SECOND_NS;
+        if (fan->look_ns > now)
+                return fan->look_ns;
+        fan->look_ns = now + KEPT_NS;
+        job->pins++;
+        catalogue_unlock(catalogue);
+        is_kept = copy_server_kept(replica->server, job, &kept, NULL) || kept.count;
+        peer_listing_done(&kept);
+        catalogue_lock(catalogue);
+        job->pins--;
+        if (is_kept || catalogue_job_is_needed(catalogue, job))
+                return fan->look_ns;
+        job->copies.is_served = false; /* a trainer that comes now sets it again */
+        job->pins++;
+        catalogue_unlock(catalogue);
+        leave(replica, fan);
+        fan_free(replica, fan);
+        replica_forget(replica, job);
+        catalogue_lock(catalogue);
+        job->pins--;
+        catalogue_signal(catalogue);
+        return INT64_MAX;
+}
+
 static void *replica_main(void *argument)
 {
         struct replica *replica = argument;
@@ -336,22 +400,23 @@ static void *replica_main(void *argument)
                 uint64_t changes = catalogue->change_count;
                 bool worked = false;
 
-                for (struct job *job = catalogue->jobs; job; job = job->next)
-                        if (job->copies.count && !catalogue->stopping) {
-                                int64_t at = tend(replica, job, &worked);
+                for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
+                        int64_t at = INT64_MAX;
 
-                                due = at < due ? at : due;
-                        }
+                        if (job->copies.is_served && !catalogue_job_is_needed(catalogue, job))
+                                at = let_go(replica, job);
+                        else if (job->copies.is_served && job->copies.count)
+                                at = tend(replica, job, &worked);
+                        due = at < due ? at : due;
+                }
                 now = os->now_ns();
                 if (!worked && catalogue->change_count == changes && due > now && !catalogue->stopping)
                         catalogue_wait(catalogue, &catalogue->copy, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         catalogue_unlock(catalogue);
-        for (const struct fan *fan = replica->fans; fan; fan = fan->next) {
-                struct store *store;
-
-                if (fan->announced && !replica_store(replica, fan->job, &store, NULL))
-                        member_withdraw(store, &replica->own);
+        while (replica->fans) {
+                leave(replica, replica->fans);
+                fan_free(replica, replica->fans);
         }
         catalogue_lock(catalogue);
         replica->ended = true;
@@ -405,17 +470,8 @@ void replica_stop(struct catalogue *catalogue)
         if (!replica)
                 return;
         pthread_join(replica->thread, NULL);
-        while (replica->fans) {
-                struct fan *fan = replica->fans;
-
-                replica->fans = fan->next;
-                for (size_t i = 0; i < REPLICA_MAX; i++)
-                        channel_close(&fan->channels[i]);
-                explicit_bzero(&fan->key, sizeof fan->key);
-                free(fan);
-        }
         copy_server_free(replica->server);
-        replica_forget(replica);
+        replica_forget(replica, NULL);
         lock_done(&replica->peer_copies_lock);
         lock_done(&replica->own_lock);
         catalogue->replica = NULL;

@@ -34,6 +34,7 @@ struct fan {
         struct job *job;
         struct tls_key key;
         bool announced;
+        int64_t look_ns; /* when to look whether this node keeps copies of the job, which nobody needs here; 0: it is needed */
         struct channel channels[REPLICA_MAX];
 };
 struct replica {
@@ -78,6 +79,7 @@ struct peer_copies {
 enum nebula_status peer_copies_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct peer_copies **ret_peers, struct nebula_error *error);
 /* Whether the copy is of that version. */
 bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence);
-void replica_forget(struct replica *replica);
+/* Forgets what peers hold of the job; NULL: of all. */
+void replica_forget(struct replica *replica, const struct job *job);
 
 #endif

@@ -1,4 +1,5 @@
 #include <dirent.h>
+#include <glob.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -1115,9 +1116,22 @@ static bool enter_job(struct test_client *client, const char *job, uint64_t nonc
 {
         client_init(client, &place, nonce);
         strcpy(client->hello.job, job);
+        client->hello.replica_count = !strcmp(job, "copied");
         client->hello.memory_bytes = 3 * memory_capacity(FILE_BYTES); /* memory for three versions */
         snprintf(client->hello.persist_path, sizeof client->hello.persist_path, "%s/%s", place.root, job);
         return !client_connect(client, &place);
+}
+
+static int count_members(const char *job)
+{
+        char pattern[300];
+        glob_t found;
+        int count;
+
+        snprintf(pattern, sizeof pattern, "%s/%s/.nebula/nodes/*", place.root, job);
+        count = glob(pattern, 0, NULL, &found) ? 0 : (int)found.gl_pathc;
+        globfree(&found);
+        return count;
 }
 
 /* Another job comes and goes, so that the agent always has something to do. */
@@ -1138,16 +1152,23 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         REQUIRE(enter_job(&client, "short", 111));
         CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
         client_done(&client);
+        REQUIRE(enter_job(&client, "copied", 114));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
+        for (int i = 0; i < 100 && count_members("copied") != 1; i++)
+                usleep(100000);
+        CHECK(count_members("copied") == 1);
+        client_done(&client);
         usleep(1500000);
-        CHECK(reports_job(&other, "short")); /* the version is in memory */
+        CHECK(reports_job(&other, "short") && reports_job(&other, "copied")); /* the versions are in memory */
         snprintf(path, sizeof path, "%s/looked", place.root);
         REQUIRE(!find(&other, path, "", &looked)); /* a client with a handle may load the version later */
         for (int i = 0; i < 4; i++) {
                 snprintf(tag, sizeof tag, "global_step%d", i);
                 CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
         }
-        for (int i = 0; i < 100 && reports_job(&other, "short"); i++)
+        for (int i = 0; i < 100 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++)
                 usleep(100000);
+        CHECK(!reports_job(&other, "copied") && !count_members("copied")); /* this node has left the nodes of that job */
         CHECK(!reports_job(&other, "short") && reports_job(&other, "long") && reports_job(&other, "looked"));
         CHECK(!load(&other, looked.version_id, "model.pt", 2, FILE_BYTES, NULL));
 

@@ -42,6 +42,14 @@ static bool all_asked(void)
         return true;
 }
 
+/* As a greeting does; the pin stands for its session. */
+static void ask_for_a_copy(struct job *job)
+{
+        job->copies.count = 1;
+        job->copies.is_served = true;
+        job->pins++;
+}
+
 static void let_pass_until(int64_t end)
 {
         for (int64_t ahead = ahead_ns, now; (now = os_linux.now_ns() + ahead) < end;)
@@ -80,7 +88,7 @@ static void begin_among_the_gone(struct bench *bench)
         setenv("NEBULA_PEERS", peers, 1);
         setenv("NEBULA_LISTEN", "127.0.0.1:0", 1);
         bench_init(bench, NULL, "");
-        bench->job->copies.count = 1;
+        ask_for_a_copy(bench->job);
         memset(asked, 0, sizeof asked);
         table = *os;
         table.now_ns = later;
@@ -183,7 +191,7 @@ static void an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_age
         setenv("NEBULA_NODE_ID", "here", 1);
         bench_init(&bench, NULL, directory);
         bench.session.role = IPC_ROLE_TRAINER;
-        bench.job->copies.count = 1;
+        ask_for_a_copy(bench.job);
         bench.catalogue.sessions = &bench.session;
         REQUIRE(leave_record("young", 0) && leave_record("old", 2));
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
@@ -249,7 +257,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         setenv("NEBULA_SECRET_FILE", held_up, 1);
         bench_init(&bench, NULL, "");
         REQUIRE(bench_version(&bench, "a", 1, 2));
-        bench.job->copies.count = 1;
+        ask_for_a_copy(bench.job);
         hangs = true;
         table = os_linux;
         table.open = open_or_hang;
@@ -298,7 +306,7 @@ static bool start_node(struct bench *bench, const char *name)
 {
         setenv("NEBULA_NODE_ID", name, 1);
         bench_init(bench, NULL, directory);
-        bench->job->copies.count = 1;
+        ask_for_a_copy(bench->job);
         return !replica_start(&bench->catalogue, &bench->error);
 }
 
@@ -377,7 +385,7 @@ static void a_reader_of_the_same_job_reads_this_node_s_versions_in_place(void)
         /* Another job with the same secret and storage. */
         catalogue_lock(&bench.catalogue);
         other = catalogue_job_get(&bench.catalogue, directory, "other");
-        other->copies.count = 1;
+        ask_for_a_copy(other);
         catalogue_unlock(&bench.catalogue);
         CHECK(fetch(&bench, other, version, "b", data) == NEBULA_NOT_FOUND);
         /* The version has left memory. */
