@@ -180,8 +180,9 @@ uint64_t manifest_read_bytes(void);
 /* Opens the file as a descriptor (STORE_LENDS_FD); the reader checks the bytes. is_shared: as of the store's open_read. */
 enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
                                       bool is_shared, int *ret_fd, bool *ret_direct, struct nebula_error *error);
-/* Reads and checks every file without keeping its bytes; calls `report` per file. Goes on after a bad file; returns the first failure. */
-enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest,
+/* Reads and checks files without keeping their bytes; calls `report` per file. `wanted`: by index in manifest->files; NULL: all. Goes on after a
+ * bad file; returns the first failure. */
+enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest, const bool *wanted,
                                    void (*report)(void *argument, const struct manifest_file *file, enum nebula_status status,
                                                   const struct nebula_error *error),
                                    void *argument, struct nebula_error *error);

@@ -166,24 +166,29 @@ static enum nebula_status verify_recorded(struct store *store, const struct mani
         return status;
 }
 
-enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest,
+enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest, const bool *wanted,
                                    void (*report)(void *argument, const struct manifest_file *file, enum nebula_status status,
                                                   const struct nebula_error *error),
                                    void *argument, struct nebula_error *error)
 {
         uint32_t *order = manifest_files_by_record(manifest);
-        size_t at = 0;
+        size_t at = 0, count = 0;
         enum nebula_status first = NEBULA_OK;
 
         if (!order)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to verify %zu files", manifest->file_count);
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (!wanted || wanted[order[i]])
+                        order[count++] = order[i];
         /* Record by record, so that each is loaded once. manifest_parse has checked that every file has one. */
         for (size_t r = 0; r < manifest->record_count; r++) {
                 struct nebula_error lost = { 0 }, failure;
                 struct record record = { 0 };
-                enum nebula_status loaded = manifest_load_record(store, manifest, r, &record, &lost);
+                enum nebula_status loaded = NEBULA_OK;
 
-                for (; at < manifest->file_count && manifest->files[order[at]].record == r; at++) {
+                if (!wanted || (at < count && manifest->files[order[at]].record == r))
+                        loaded = manifest_load_record(store, manifest, r, &record, &lost);
+                for (; at < count && manifest->files[order[at]].record == r; at++) {
                         const struct manifest_file *file = &manifest->files[order[at]];
                         enum nebula_status status = loaded;
 

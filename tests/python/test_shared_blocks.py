@@ -71,3 +71,36 @@ def test_a_version_takes_no_rotten_block_over_and_verify_names_all_that_share_on
         assert "shared" in extents.stdout, "the third version shares no block with the second"
     (file,) = verify(place, storage, "global_step1")["global_step1"]
     assert [one["offset"] for one in file["damage"]] == [CHUNK] and set(file["same_in"]) == {"global_step2", "global_step3"}
+
+
+AMEND = """
+    nm.init(sys.argv[1], 0, 1, on_error="raise")
+    with nm.Checkpoint("last", -2) as checkpoint:
+        for name in sys.argv[2:]:
+            checkpoint.save_bytes(name, bytes(24 << 20))
+    checkpoint.wait("durable", timeout=60)
+"""
+SAY_FAILURE = AMEND.replace("checkpoint.wait", "try: checkpoint.wait") + "    except nm.NebulaError as failure: say(failure)"
+
+
+def sound(place) -> dict[str, bool]:
+    return {file["name"]: file["ok"] for file in verify(place, place.storage, "last")["last"]}
+
+
+def test_a_damaged_file_of_the_writing_before_is_written_again_from_memory(place):
+    place.run(AMEND, place.storage, "model.bin", "rng.bin")
+    rot(place.storage / "last/model.bin", 5 << 20)
+    place.run(AMEND, place.storage, "rng.bin")
+    assert sound(place) == {"model.bin": True, "rng.bin": True}
+
+
+def test_a_writing_that_takes_a_damaged_file_over_is_not_called_durable_and_the_failure_names_the_file_and_the_cure(place):
+    place.run(AMEND, place.storage, "model.bin", "rng.bin")
+    place.kill_all()
+    shutil.rmtree(place.memory)
+    rot(place.storage / "last/model.bin", 5 << 20)
+    failed = place.run(SAY_FAILURE, place.storage, "rng.bin")
+    assert "last/model.bin: damaged between byte 4194304 and 8388608" in failed and "Save this file again" in failed
+    assert sound(place) == {"model.bin": False, "rng.bin": True}
+    place.run(AMEND, place.storage, "model.bin", "rng.bin")
+    assert sound(place) == {"model.bin": True, "rng.bin": True}

@@ -67,7 +67,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
-        status = plan_carry_over(&plan, error);
+        status = plan_carry_over(store, &plan, error);
         if (!status)
                 status = plan_set_number(store, &plan, error);
         if (!status && !(plan.spread && version->adopted && persist_is_recorded(store, job, version, &plan)))

@@ -210,7 +210,7 @@ static void keep_others_going(struct catalogue *catalogue, struct store *store, 
         bool is_due = !(version->nodes.poll_count & (version->nodes.poll_count - 1)); /* less and less often */
 
         world_keep_committed(catalogue, store, version);
-        if (!is_due || plan_carry_over(plan, NULL) || plan_set_number(store, plan, NULL) || persist_is_recorded(store, job, version, plan))
+        if (!is_due || plan_carry_over(store, plan, NULL) || plan_set_number(store, plan, NULL) || persist_is_recorded(store, job, version, plan))
                 return;
         log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, or is about to: the node writes its share again",
                   plan->tag);

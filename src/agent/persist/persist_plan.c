@@ -271,27 +271,39 @@ enum nebula_status plan_find_places(struct store *store, struct plan *plan, stru
         return NEBULA_OK;
 }
 
-/* Finds the files that storage has from an older generation, and sets numbers later than those in storage. */
-enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error)
+static void find_carried(struct plan *plan)
 {
-        uint64_t own = plan->generation;
+        for (size_t i = 0; i < plan->file_count; i++) {
+                struct plan_file *file = &plan->files[i];
+                const struct manifest_file *stored = manifest_find_file(&plan->before, file->name);
+
+                file->carried = file->stored && file->generation != plan->generation && stored && stored->generation == file->generation &&
+                                stored->rank == file->rank && stored->size == file->size;
+                file->before_index = file->carried ? (size_t)(stored - plan->before.files) : 0;
+        }
+}
+
+/* Finds the files that storage has from an older generation, and sets numbers later than those in storage. */
+enum nebula_status plan_carry_over(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status;
         size_t kept = 0;
 
         if (plan->spread && plan->before.generation && plan->before.generation >= plan->generation)
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "\"%.150s\" in storage was written by run \"%.100s\" while run \"%.100s\" wrote it too", plan->tag,
                                  plan->before.run, plan->run);
+        find_carried(plan);
+        status = plan_check_carried(store, plan, error);
+        if (status)
+                return status;
         if (plan->before.generation >= plan->generation)
                 plan->generation = plan->before.generation + 1;
         if (plan->before.sequence >= plan->sequence)
                 plan->sequence = plan->before.sequence + 1;
         for (size_t i = 0; i < plan->file_count; i++) {
                 struct plan_file *file = &plan->files[i];
-                const struct manifest_file *stored = manifest_find_file(&plan->before, file->name);
 
-                file->carried = file->stored && file->generation != own && stored && stored->generation == file->generation &&
-                                stored->rank == file->rank && stored->size == file->size;
-                file->before_index = file->carried ? (size_t)(stored - plan->before.files) : 0;
                 if (plan->spread && (file->carried || !file->image))
                         continue; /* the writer of the manifest carries it over */
                 if (!file->carried && !file->image)

@@ -98,7 +98,10 @@ enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *st
 enum nebula_status plan_set_number(struct store *store, struct plan *plan, struct nebula_error *error);
 /* Decides which of the files must be stored apart. */
 enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error);
-enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error);
+/* Finds the files that carry over from plan->before. */
+enum nebula_status plan_carry_over(struct store *store, struct plan *plan, struct nebula_error *error);
+/* Reads the files that carry over, if objects are files. A damaged one does not carry over if memory has it. Else the result is the damage. */
+enum nebula_status plan_check_carried(struct store *store, struct plan *plan, struct nebula_error *error);
 /* Finds sources for the files. If that fails, the files have none. */
 void plan_find_sources(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan);
 /* Whether the chunk at that offset has the same bytes in the file's source. */

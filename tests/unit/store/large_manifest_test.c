@@ -142,7 +142,7 @@ static void a_version_of_300_000_files_in_one_record_is_parsed_looked_up_and_ver
         CHECK(!manifest_check_all(store, &manifest, &error));
         REQUIRE(!store->ops->put(store, "t/f123456", "!", 1, STORE_ALWAYS, NULL, NULL, &error));
         good_count = 0;
-        CHECK(manifest_verify(store, &manifest, count_good, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "f123456"));
+        CHECK(manifest_verify(store, &manifest, NULL, count_good, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "f123456"));
         CHECK(good_count == FILES - 1);
         manifest_done(&manifest);
         free(record_text);

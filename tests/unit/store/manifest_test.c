@@ -55,7 +55,7 @@ ON_EACH_STORE(readers_have_one_of_two_versions_whole_while_the_second_is_written
         load("t", &one);
         while (writer.at < AT_CHECK) {
                 writer_step(&writer);
-                CHECK(holds("t", writer.at < AT_CHECK ? "a" : "b") && !manifest_verify(store, &one, NULL, NULL, &error));
+                CHECK(holds("t", writer.at < AT_CHECK ? "a" : "b") && !manifest_verify(store, &one, NULL, NULL, NULL, &error));
         }
         CHECK(manifest_is_gone(store, &one));
         writer_run(&writer);
@@ -141,11 +141,11 @@ ON_EACH_STORE(a_flipped_byte_is_named_with_its_file_and_offset)
         char data[BIG_CHUNKS * BIG_CHUNK_BYTES];
 
         write_big(&manifest);
-        CHECK(!read_file(&manifest, "x", data) && !manifest_verify(store, &manifest, NULL, NULL, &error));
+        CHECK(!read_file(&manifest, "x", data) && !manifest_verify(store, &manifest, NULL, NULL, NULL, &error));
         flip("t/x", 2 * BIG_CHUNK_BYTES + 9);
         CHECK(read_file(&manifest, "x", data) == NEBULA_CORRUPT && strstr(error.message, "t/x") && strstr(error.message, "8192"));
         flip("t/x", 4 * BIG_CHUNK_BYTES);
-        CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "8192")); /* the first */
+        CHECK(manifest_verify(store, &manifest, NULL, NULL, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "8192")); /* the first */
         manifest_done(&manifest);
 }
 
@@ -162,11 +162,11 @@ ON_EACH_STORE(a_file_of_another_length_is_found)
         replace("t/x", data, file->size - 1);
         CHECK(read_file(&manifest, "x", data) == NEBULA_CORRUPT);
         CHECK(manifest_check_present(store, &manifest, &error) == NEBULA_CORRUPT && manifest_check_all(store, &manifest, &error) == NEBULA_CORRUPT);
-        CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "cut off"));
+        CHECK(manifest_verify(store, &manifest, NULL, NULL, NULL, &error) == NEBULA_CORRUPT && strstr(error.message, "cut off"));
         replace("t/x", data, file->size + 1);
-        CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_CORRUPT && manifest_check_present(store, &manifest, &error) == NEBULA_CORRUPT);
+        CHECK(manifest_verify(store, &manifest, NULL, NULL, NULL, &error) == NEBULA_CORRUPT && manifest_check_present(store, &manifest, &error) == NEBULA_CORRUPT);
         drop("t/x");
-        CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_NOT_FOUND && read_file(&manifest, "x", data) == NEBULA_NOT_FOUND);
+        CHECK(manifest_verify(store, &manifest, NULL, NULL, NULL, &error) == NEBULA_NOT_FOUND && read_file(&manifest, "x", data) == NEBULA_NOT_FOUND);
         CHECK(manifest_check_present(store, &manifest, &error) == NEBULA_NOT_FOUND && strstr(error.message, "\"x\""));
         manifest_done(&manifest);
 }
@@ -193,7 +193,7 @@ static struct verdicts verify(const struct manifest *manifest, enum nebula_statu
 {
         struct verdicts verdicts = { 0 };
 
-        CHECK(manifest_verify(store, manifest, count_verdict, &verdicts, &error) == expected);
+        CHECK(manifest_verify(store, manifest, NULL, count_verdict, &verdicts, &error) == expected);
         return verdicts;
 }
 

@@ -113,7 +113,7 @@ static const char *broken_promise(const struct story *story)
                         problem = "a durable version is gone";
                 else if (head.number < claim->number)
                         problem = "an older version has replaced a durable one";
-                else if (head.number == claim->number && (strcmp(head.run, claim->run) || manifest_verify(store, &head, NULL, NULL, NULL)))
+                else if (head.number == claim->number && (strcmp(head.run, claim->run) || manifest_verify(store, &head, NULL, NULL, NULL, NULL)))
                         problem = "a durable version is not whole";
                 else if (!may_follow(story, head.run, claim->run))
                         problem = "a durable version was replaced by a run that did not come after its own";
@@ -130,7 +130,7 @@ static const char *broken_end(const struct story *story)
         size_t removed;
 
         if (!problem && !manifest_load(store, "t", &head, NULL)) {
-                if (manifest_verify(store, &head, NULL, NULL, NULL))
+                if (manifest_verify(store, &head, NULL, NULL, NULL, NULL))
                         problem = "the newest version is not whole";
                 for (size_t i = 0; i < head.file_count && !problem && (features & STORE_LISTS_FRESH); i++)
                         if (!shows("t", head.files[i].name, head.run))

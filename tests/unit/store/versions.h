@@ -457,7 +457,7 @@ static inline bool holds(const char *tag, const char *run)
 
         if (manifest_load(store, tag, &manifest, &error))
                 return false;
-        result = !strcmp(manifest.run, run) && !manifest_verify(store, &manifest, NULL, NULL, &error);
+        result = !strcmp(manifest.run, run) && !manifest_verify(store, &manifest, NULL, NULL, NULL, &error);
         manifest_done(&manifest);
         return result;
 }

@@ -127,7 +127,7 @@ static uint64_t sent_of(const char *tag)
         uint64_t sent = UINT64_MAX;
         int sound = 0;
 
-        if (!manifest_load(store, tag, &manifest, &error) && !manifest_verify(store, &manifest, count_file, &sound, &error) && sound == 1)
+        if (!manifest_load(store, tag, &manifest, &error) && !manifest_verify(store, &manifest, NULL, count_file, &sound, &error) && sound == 1)
                 sent = manifest_written(&manifest);
         manifest_done(&manifest);
         store_close(store);
