@@ -338,8 +338,7 @@ enum nebula_cloud {
 };
 /* Watches for the cloud's notice that it takes this machine. While a nebula_watch_next waits, the agent asks the metadata
  * service once a second, for all watches of the node together. Starts the agent if none runs. A notice that is there already
- * is an event, too. After another agent has started, the notice comes again. NEBULA_INVALID from nebula_watch_next:
- * NEBULA_AGENT=inline, whose agent asks no service. */
+ * is an event, too. After another agent has started, the notice comes again. */
 NEBULA_API enum nebula_status nebula_watch_open_cloud(nebula_session *session, enum nebula_cloud cloud, nebula_watch **ret_watch,
         struct nebula_error *ret_error);
 /* Returns the next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit). NEBULA_UNAVAILABLE: no agent runs, or

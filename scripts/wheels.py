@@ -153,7 +153,7 @@ def metadata(version: str) -> tuple[str, str, str]:
 
 def third_party_licences(sources: Path) -> str:
     """Returns the licences of the libraries that are linked in. `sources` holds the unpacked libraries."""
-    parts = ["The command nebula and libnebula-agent.so contain the following libraries.\n"]
+    parts = ["The command nebula contains the following libraries.\n"]
     for one in libraries():
         text = (sources / one.name / LICENCE_FILES[one.name]).read_text(errors="replace")
         parts.append(f"{'=' * 80}\n{one.name} {one.version} ({one.licence})\n{'=' * 80}\n\n{text.strip()}\n")
@@ -227,7 +227,7 @@ def assemble(stage: Path, sources: Path, out: Path, python: str, arch: str) -> P
                     continue
                 target = f"nebulaml/_nebula.cpython-{python.replace('.', '')}-{arch}-linux-gnu.so"
             if is_elf(source):
-                check_elf(source, arch, is_trainers=source.name != "libnebula-agent.so")
+                check_elf(source, arch, is_trainers=True)
             wheel.write(source, target)
         check_elf(stage / "bin" / "nebula", arch, is_trainers=False)
         wheel.write(stage / "bin" / "nebula", f"{base}.data/scripts/nebula")

@@ -466,30 +466,3 @@ int agent_main(int argc, char **argv)
         free(place);
         return result;
 }
-
-int nebula_agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size)
-{
-        struct ipc_place *place = calloc(1, sizeof *place);
-        struct nebula_error failure = { 0 };
-        struct agent *agent;
-        enum nebula_status status = NEBULA_OK;
-
-        if (!place)
-                return NEBULA_NO_MEMORY;
-        if ((size_t)snprintf(place->directory, sizeof place->directory, "%s", runtime_dir) >= sizeof place->directory ||
-            (size_t)snprintf(place->socket, sizeof place->socket, "%s/agent.sock", runtime_dir) >= sizeof place->socket)
-                status = error_set(&failure, NEBULA_INVALID, 0, "the runtime directory's path is too long for a socket: %.300s", runtime_dir);
-        snprintf(place->lock, sizeof place->lock, "%s/agent.lock", place->directory);
-        snprintf(place->log, sizeof place->log, "%s/agent.log", place->directory);
-        snprintf(place->memory, sizeof place->memory, "%s", memory_dir ? memory_dir : "");
-        if (!status)
-                status = ipc_place_make(place, &failure);
-        if (!status) {
-                log_open(place->log);
-                status = agent_start(place, true, &agent, &failure);
-        }
-        if (status && error && error_size)
-                snprintf(error, error_size, "%s", failure.message);
-        free(place);
-        return (int)status;
-}

@@ -29,14 +29,7 @@
 /* The command: exit code 0, 1 (with a message on standard error) or 2 (usage). */
 int agent_main(int argc, char **argv);
 
-/*
- * Runs the agent on threads of this process, listening in runtime_dir, which is made with mode 0700 if needed.
- * memory_dir NULL: memfds. Returns 0, or an enum nebula_status with its message in `error`. The agent runs until
- * the process ends.
- */
-NEBULA_API int nebula_agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size);
-
-/* The parts of both, also for tests. */
+/* Its parts. in_process: its end does not end this process, for tests that run several agents. */
 struct agent;
 enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error);
 /* Persists all committed versions, unless the agent is told to end at once meanwhile. A failing version is tried

@@ -36,17 +36,14 @@ enum nebula_status session_break(struct nebula_session *session, struct nebula_e
 static enum nebula_status open_wire(struct nebula_session *session, struct client_wire *wire, struct nebula_error *error)
 {
         struct client_settings settings;
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
 
         lock_take(&session->settings_lock);
         settings = session->settings;
         vars_hold(settings.variables);
         lock_give(&session->settings_lock);
-        if (settings.is_inline)
-                status = client_start_inline(&settings.place, error);
+        status = client_wire_open(wire, &settings, error);
         if (status == NEBULA_OK)
-                status = client_wire_open(wire, &settings, error);
-        if (status == NEBULA_OK && !settings.is_inline)
                 wire->log = session->settings.place.log; /* points into settings that live as long as the session */
         vars_drop(settings.variables);
         return status;

@@ -71,7 +71,6 @@ struct client_settings {
         struct vars *variables;        /* of clouds, for the agent; NULL: none */
         struct ipc_place place;
         char agent_path[IPC_PATH_MAX]; /* "": search for it */
-        bool is_inline;                /* the agent is a thread of this process */
         bool is_idle;                  /* if no agent runs there is nothing to ask, so start none */
         enum client_capture capture;
 };
@@ -210,9 +209,6 @@ enum nebula_status client_persist_path(char to[IPC_PATH_MAX], const char *value,
 /* Runs `nebula agent --daemon`, which returns when the agent listens. *ret_hopeless: another attempt cannot succeed. */
 enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_hopeless,
                                       struct nebula_error *error);
-/* Starts the agent on threads of this process, unless it runs there already. Returns the place where it listens. */
-enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_error *error);
-void client_inline_forked(void); /* call it in the child of a fork */
 
 /* wire.c */
 /* The payload of HELLO and CONFIGURE. The caller passes it to client_forget_greeting: it has secrets. */

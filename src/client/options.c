@@ -120,17 +120,6 @@ static enum nebula_status read_capture(enum client_capture *ret_capture, struct 
         return NEBULA_OK;
 }
 
-/* Whether the agent is a process of its own or runs in this one. */
-static enum nebula_status read_where(bool *ret_is_inline, struct nebula_error *error)
-{
-        const char *where = conf_env("NEBULA_AGENT");
-
-        *ret_is_inline = where && strcmp(where, "inline") == 0;
-        if (where && !*ret_is_inline && strcmp(where, "daemon") != 0)
-                return error_set(error, NEBULA_INVALID, 0, "NEBULA_AGENT is \"%.60s\": it is daemon or inline", where);
-        return NEBULA_OK;
-}
-
 extern char **environ;
 
 enum nebula_status client_settings_read(const struct nebula_options *options, struct client_settings *settings,
@@ -146,8 +135,6 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
                 status = ipc_place_find(&settings->place, error);
         if (status == NEBULA_OK)
                 status = read_capture(&settings->capture, error);
-        if (status == NEBULA_OK)
-                status = read_where(&settings->is_inline, error);
         if (status != NEBULA_OK)
                 return status;
         settings->hello.version = IPC_VERSION;

@@ -56,7 +56,6 @@ static void after_fork_in_child(void)
                 session->retry_pause_ms = 0;
         }
         lock_init(&list_lock, LOCK_SESSIONS);
-        client_inline_forked();
 }
 
 static void watch_forks(void)

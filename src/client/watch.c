@@ -116,9 +116,7 @@ enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, st
         request.since = watch->since;
         request.is_of_cloud = watch->is_of_cloud;
         request.cloud = (uint32_t)watch->cloud;
-        if (watch->wire.fd < 0 && watch->settings.is_inline)
-                status = client_start_inline(&watch->settings.place, ret_error);
-        if (watch->wire.fd < 0 && status == NEBULA_OK)
+        if (watch->wire.fd < 0)
                 status = client_wire_open(&watch->wire, &watch->settings, ret_error);
         if (status == NEBULA_OK)
                 status = await_event(watch, &request, &is_broken, ret_error);

@@ -260,7 +260,7 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
                 status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
                 if (outcome == OUTCOME_FINAL || (outcome == OUTCOME_ABSENT && settings->is_idle))
                         return status;
-                if (outcome == OUTCOME_ABSENT && !settings->is_inline && os->now_ns() >= start_at_ns) {
+                if (outcome == OUTCOME_ABSENT && os->now_ns() >= start_at_ns) {
                         start_at_ns = os->now_ns() + (int64_t)START_PAUSE_MS * 1000000;
                         start_failure.status = client_start_agent(settings, &is_hopeless, &start_failure);
                         if (start_failure.status != NEBULA_OK && (is_hopeless || ++start_count == START_COUNT_MAX))

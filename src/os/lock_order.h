@@ -14,7 +14,6 @@
         LOCK(LOCK_RESTORE)       /* cli/cmd_restore.c: the file that a signal would remove */ \
         /* the client */ \
         LOCK(LOCK_REQUEST)       /* client.h, request_lock: one request of a session after the other */ \
-        LOCK(LOCK_INLINE)        /* client/start.c: an agent in this process is started once */ \
         LOCK(LOCK_SESSIONS)      /* client/session.c: the list of sessions; held during a fork */ \
         LOCK(LOCK_SETTINGS)      /* client.h, settings_lock: of a session */ \
         LOCK(LOCK_WATCH)         /* client/watch.c: the connection on which a watch waits */ \

@@ -12,6 +12,6 @@ void notice_offer(notice_ask *ask)
 enum nebula_status notice_get(enum nebula_cloud cloud, char kept[NOTICE_KEPT_MAX], struct notice *ret_notice, struct nebula_error *error)
 {
         if (!offered)
-                return error_set(error, NEBULA_INVALID, 0, "an agent inside the trainer (NEBULA_AGENT=inline) asks no metadata service");
+                return error_set(error, NEBULA_INVALID, 0, "this program asks no metadata service");
         return offered(cloud, kept, ret_notice, error);
 }

@@ -111,15 +111,6 @@ def test_storage_alone_is_enough(node):
     assert end_of(again) == first
 
 
-def test_an_agent_inside_the_program_stores_the_same_files(node):
-    path = node.storage / "inline"
-    whole = end_of(node(str(node.storage / "outside")))
-    node.environment["NEBULA_AGENT"] = "inline"
-    assert end_of(node(str(path))) == whole
-    assert torch.load(path / f"step{STEPS}" / "plate.pt")["step"].item() == STEPS
-    assert f"resuming from step {STEPS}" in node(str(path)).stdout
-
-
 def test_a_program_built_against_the_installed_library_finds_its_agent(node, tmp_path):
     build = build_directory()
     meson, pkg_config = shutil.which("meson"), shutil.which("pkg-config")

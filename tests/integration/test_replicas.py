@@ -114,7 +114,7 @@ class Node:
         shutil.rmtree(self.memory, ignore_errors=True)
 
 
-KEPT = ("NEBULA_AGENT_PATH", "NEBULA_AGENT_LIBRARY")
+KEPT = ("NEBULA_AGENT_PATH",)
 
 
 class World:

@@ -86,7 +86,7 @@ class World:
 
     def environment(self, node: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NEBULA_")}
-        for name in ("NEBULA_AGENT_PATH", "NEBULA_AGENT_LIBRARY"):
+        for name in ("NEBULA_AGENT_PATH",):
             if name in os.environ:
                 kept[name] = os.environ[name]
         return {

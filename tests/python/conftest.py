@@ -111,7 +111,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     memory = Path(tempfile.mkdtemp(prefix="nebula-test-", dir=parent))
     here = Place(Path(tempfile.mkdtemp(prefix="nb-")), memory)  # short: it holds a socket
     for name in list(os.environ):
-        if name.startswith("NEBULA_") and name not in ("NEBULA_AGENT_PATH", "NEBULA_AGENT_LIBRARY"):
+        if name.startswith("NEBULA_") and name not in ("NEBULA_AGENT_PATH",):
             monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

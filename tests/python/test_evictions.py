@@ -1,10 +1,8 @@
 """A cloud's announcement of an eviction is a notice: the job saves and ends. The tests use small metadata servers with the answers of the clouds."""
 
 import logging
-import os
 import subprocess
 import sys
-import textwrap
 import time
 
 import nebulaml as nm
@@ -83,22 +81,6 @@ def test_the_cloud_is_asked_on_though_the_agent_was_killed_and_nothing_is_saved(
         gce(cloud)
         until(lambda: manager.stop_requested)
         assert manager.should_save(2)
-
-
-def test_an_agent_inside_the_trainer_says_that_it_asks_no_cloud(place, cloud):
-    code = """
-        import logging
-        logging.basicConfig()
-        with nm.Manager(sys.argv[1], save_every_steps=1000, evictions="aws") as manager:
-            assert not manager.should_save(1)
-            manager._notices._watch.join(60)
-            assert not manager._notices._watch.is_alive()
-    """
-    environment = {**os.environ, "NEBULA_AGENT": "inline"}
-    command = [sys.executable, "-c", "import sys, nebulaml as nm\n" + textwrap.dedent(code), str(place.storage)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "Nebula notices no eviction" in done.stderr, done.stderr
-    assert cloud.asked == 0
 
 
 def test_only_the_torchrun_that_started_a_worker_counts_as_its_launcher(tmp_path, monkeypatch):

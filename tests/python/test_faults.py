@@ -166,45 +166,6 @@ def test_threads_may_save_at_the_same_time(nm):
     assert (checkpoint.load("3-4.pt") == 3).all()
 
 
-def test_the_agent_may_run_inside_the_trainer(place):
-    code = """
-        os.environ["NEBULA_AGENT"] = "inline"
-        nm.init(sys.argv[1], 0, on_error="raise")
-        with nm.Checkpoint("global_step1") as c:
-            c.save("m.pt", torch.ones(3))
-        c.wait("durable", 30)
-        say(nm.get_latest_checkpoint().load("m.pt").tolist())
-    """
-    assert place.run(code, place.storage).strip() == "[1.0, 1.0, 1.0]"
-    assert place.agents() == []
-
-
-INLINE = """
-    import logging
-    logging.basicConfig(stream=sys.stdout, level=logging.ERROR, format="%(message)s")
-    os.environ["NEBULA_AGENT"] = "inline"
-    nm.init(sys.argv[1], 1000)
-    if sys.argv[3:]:
-        open(sys.argv[1], "w").write(sys.argv[3])
-    nm._session.engine.LEAVE_MS = int(sys.argv[2])
-    for step in (1, 2):
-        with nm.Checkpoint(f"global_step{step}") as c:
-            c.save("m.pt", torch.ones(3))
-    if os.fork() == 0:
-        sys.exit()  # this end is not its parent's
-    os.wait()
-"""
-
-
-def test_an_agent_inside_the_trainer_makes_the_newest_version_durable_at_the_end(place):
-    assert place.run(INLINE, place.storage, 60_000) == ""
-    assert torch.load(place.storage / "global_step2" / "m.pt").sum() == 3
-
-
-def test_an_agent_inside_the_trainer_that_cannot_do_so_says_it_in_time(place):
-    assert place.run(INLINE, place.storage, 500, "in the way").count("and its agent with it, before all its checkpoints are durable") == 1
-
-
 def test_a_wait_can_be_interrupted(place):
     code = """
         nm.init(sys.argv[1], 0)

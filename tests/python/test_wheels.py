@@ -41,7 +41,6 @@ def stage(wheels, tmp_path):
     for version in ("3.11", "3.12"):
         compiled(package / f"_nebula-{version}.so", f"int PyInit__nebula(void) {{ return {version[2:]}; }}")
     compiled(package / "lib/libnebula.so", "int getpid(void); int nebula_one(void) { return getpid(); }")
-    compiled(package / "lib/libnebula-agent.so", "int nebula_agent_inline(void) { return 1; }")
     for name in ("nebulaml/__init__.py", "nebulaml/__pycache__/a.pyc", "torch_nebula/__init__.py", "nebula_rendezvous.py"):
         (package.parent / name).parent.mkdir(exist_ok=True)
         (package.parent / name).write_text("# text\n")
@@ -63,7 +62,7 @@ def test_a_wheel_holds_its_own_version_of_the_module_and_records_every_file(whee
         names = wheel.namelist()
         assert [name for name in names if "_nebula" in name and name.endswith(".so")] == ["nebulaml/_nebula.cpython-312-x86_64-linux-gnu.so"]
         assert not any("__pycache__" in name for name in names)
-        assert {"nebulaml/lib/libnebula.so", "nebulaml/lib/libnebula-agent.so", "torch_nebula/__init__.py", "nebula_rendezvous.py"} <= set(names)
+        assert {"nebulaml/lib/libnebula.so", "torch_nebula/__init__.py", "nebula_rendezvous.py"} <= set(names)
         assert wheel.getinfo(f"nebula_checkpoint-{version}.data/scripts/nebula").external_attr >> 16 & 0o111 == 0o111
         recorded = {row[0]: row[1] for row in csv.reader(wheel.read(about + "RECORD").decode().splitlines())}
         assert set(recorded) == set(names)
@@ -101,8 +100,8 @@ def test_every_library_that_is_linked_in_is_named_with_its_licence(wheels, stage
     [
         ("lib/libnebula.so", "int deflate(void *, int); int nebula_x(void) { return deflate(0, 0); }", ("-Wl,--no-as-needed", "-l:libgcc_s.so.1"), "needs libgcc_s"),
         ("lib/libnebula.so", "int SSL_new(void) { return 1; }", (), "exports SSL_new"),
-        ("lib/libnebula-agent.so", "int x(void) { return 1; }", ("-Wl,-rpath,/opt/lib",), "path for libraries"),
-        ("lib/libnebula-agent.so", f'const char *x(void) {{ return "{ROOT}/build/x"; }}', (), "path of the build"),
+        ("lib/libnebula.so", "int nebula_x(void) { return 1; }", ("-Wl,-rpath,/opt/lib",), "path for libraries"),
+        ("lib/libnebula.so", f'const char *nebula_x(void) {{ return "{ROOT}/build/x"; }}', (), "path of the build"),
     ],
 )  # fmt: skip
 def test_a_library_that_would_not_work_elsewhere_is_refused(wheels, stage, tmp_path, name, source, options, reason):

@@ -260,16 +260,6 @@ class Engine:
             except NebulaError as failure:
                 log.error("nebula: the process ends while it saves: %s", failure)
 
-    def outlive(self) -> None:
-        """Waits until all is durable if the agent is a part of this process (NEBULA_AGENT=inline), which ends with it."""
-        if self._session in (None, self._inherited) or os.environ.get("NEBULA_AGENT") != "inline" or self.settings().persist_path is None:
-            return
-        try:
-            with progress.sending(self, "saving checkpoints before the program ends"):
-                interruptible(self._session.flush, None, LEAVE_MS)
-        except NebulaError as failure:
-            log.error("nebula: the process ends, and its agent with it, before all its checkpoints are durable: %s", failure)
-
     def say_what_is_missing(self) -> None:
         """Waits shortly for the other ranks' commits at the end of the process, and logs a warning if some are missing."""
         if self._last_commit is None or self._session in (None, self._inherited):
@@ -345,8 +335,6 @@ def _before_end() -> None:
     """Runs before the process ends at once, for example by os._exit(), or becomes another program."""
     if not _nebula.await_copies(LEAVE_MS):
         log.error("nebula: the process ends while it saves: copies in memory were not done within %d s", LEAVE_MS // 1000)
-    for engine in list(_engines):
-        engine.outlive()
 
 
 def _leave() -> None:
@@ -363,7 +351,7 @@ def _leave() -> None:
                 part(name)
             part("pickling").capture({})
             locate.agent_path()
-        for step in (Engine.settle, Engine.say_what_is_missing, Engine.outlive):
+        for step in (Engine.settle, Engine.say_what_is_missing):
             for engine in engines:
                 step(engine)
     finally:
@@ -371,7 +359,6 @@ def _leave() -> None:
 
 
 def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str, Any]:
-    locate.point_to_agent_library()
     return {
         "persist_path": chosen.persist_path,
         "job": chosen.job,

@@ -1,4 +1,4 @@
-"""Finds the parts of an installation: the agent's executable and, for ``NEBULA_AGENT=inline``, its library."""
+"""Finds the agent's executable of this installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["agent_path", "point_to_agent_library"]
+__all__ = ["agent_path"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -23,14 +23,3 @@ def agent_path() -> str | None:
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return str(candidate)
     return shutil.which("nebula")
-
-
-def point_to_agent_library() -> None:
-    """Tells the C library where a wheel keeps libnebula-agent.so, unless the user has set NEBULA_AGENT_LIBRARY."""
-    if os.environ.get("NEBULA_AGENT") != "inline" or os.environ.get("NEBULA_AGENT_LIBRARY"):
-        return
-    for folder in (_PACKAGE / "lib", Path(sys.prefix) / "lib"):
-        candidate = folder / "libnebula-agent.so"
-        if candidate.is_file():
-            os.environ["NEBULA_AGENT_LIBRARY"] = str(candidate)
-            return

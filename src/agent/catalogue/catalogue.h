@@ -226,7 +226,7 @@ struct catalogue {
         uint32_t draining; /* so many ask for that: all committed versions must be persisted */
         bool ends_itself; /* the agent has asked its process to end, because no client needed it */
         bool dropping;   /* the agent was told to end at once and to drop the memory tier */
-        bool in_process; /* the agent runs on threads of a trainer: never ends the process */
+        bool in_process; /* it never ends the process: see agent_start */
         bool broken;
         int64_t started_ns, idle_since_ns;
         double started;

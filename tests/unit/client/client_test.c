@@ -1390,19 +1390,6 @@ static void a_missing_checkpoint_or_file_is_not_found(void)
         end();
 }
 
-static void an_inline_agent_that_is_not_there_is_named(void)
-{
-        nebula_session *none = NULL;
-
-        nebula_options_init(&options);
-        setenv("NEBULA_AGENT", "inline", 1);
-        setenv("NEBULA_AGENT_LIBRARY", "/nonexistent/library.so", 1);
-        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_UNAVAILABLE);
-        CHECK(strstr(error.message, "/nonexistent/library.so"));
-        unsetenv("NEBULA_AGENT");
-        unsetenv("NEBULA_AGENT_LIBRARY");
-}
-
 static void nothing_is_freed_twice_or_without_need(void)
 {
         nebula_session_close(NULL);
@@ -1616,7 +1603,6 @@ static const struct tap_test tests[] = {
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
         TEST(an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved),
         TEST(an_agent_that_has_no_image_yet_is_asked_now_and_then), TEST(a_session_ends_while_an_image_is_made_ready),
-        TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */
         TEST(the_agent_hears_how_much_of_a_large_file_is_copied),
