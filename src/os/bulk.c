@@ -26,10 +26,7 @@ static bool ring_works(void)
 
 static void choose_engine(void)
 {
-        const char *wanted = getenv("NEBULA_IO");
-
-        threads_wanted = wanted && !strcmp(wanted, "threads");
-        linux_has_ring = !threads_wanted && ring_works();
+        linux_has_ring = ring_works();
 }
 
 /* Whether the table in use has a ring. A test's table that replaces pread and pwrite but not the ring calls would

@@ -3,7 +3,7 @@
  *
  * A few threads read or write, so a bounded number of requests is in flight. If the table of
  * system calls has rings (os_offer_ring), one thread keeps a ring full and other threads run
- * the checks. NEBULA_IO=threads: never a ring.
+ * the checks.
  *
  * For a file opened with OS_DIRECT, `data` must be page-aligned and a read's chunk size must
  * be whole pages. The bytes after the last whole page go through a bounce buffer, so the file

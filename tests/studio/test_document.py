@@ -87,10 +87,10 @@ def test_a_save_that_waits_for_ranks_is_a_problem_only_when_they_are_late():
 def test_the_configuration_is_the_agents_and_not_the_studios(monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "7")
     agent = {"pid": os.getpid(), "memory_budget": 1, "memory_directory": "/dev/shm/x"}
-    monkeypatch.setattr(snapshot, "_environment", lambda pid: {"NEBULA_IO": "threads"})
+    monkeypatch.setattr(snapshot, "_environment", lambda pid: {"NEBULA_AGENT_LINGER": "60"})
     status = {"running": True, "agent": agent, "storage": {"path": "/scratch", "versions": []}}
     values = {one["name"]: one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"]}
-    assert values["NEBULA_IO"]["value"] == "threads" and "environment of the agent" in values["NEBULA_IO"]["origin"]
+    assert values["NEBULA_AGENT_LINGER"]["value"] == "60" and "environment of the agent" in values["NEBULA_AGENT_LINGER"]["origin"]
     assert values["NEBULA_STORE_MBPS"]["origin"] == "default of the agent"
     monkeypatch.undo()
     assert snapshot._environment(os.getpid()) and snapshot._environment(2**22 + 1) is None

@@ -26,7 +26,6 @@ SETTINGS = {
     "NEBULA_PERSIST_GIVE_UP": "600",
     "NEBULA_AGENT_LINGER": "600",
     "NEBULA_STORE_MBPS": "no bound",
-    "NEBULA_IO": "io_uring if it works",
     "NEBULA_NODE_ID": "the host's name",
 }
 
