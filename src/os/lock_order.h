@@ -39,8 +39,8 @@
         LOCK(LOCK_STORE_COUNTS)  /* store/counts.c: the kinds of stores that are counted */ \
         LOCK(LOCK_STORE_CLOCK)   /* store_file_private.h: the time of a file system; held while a file is made to read it */ \
         LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: the directories known to be durable */ \
-        LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
-        LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
+        LOCK(LOCK_STORE_VOLUMES) /* tests/doubles: the volumes of the driver `mem` */ \
+        LOCK(LOCK_STORE_MEM)     /* tests/doubles: the objects of one volume */ \
         LOCK(LOCK_OBJECT_STORE)  /* azure_private.h, s3_private.h: the credential of a store, found once */ \
         LOCK(LOCK_STORE_PLACES)  /* store/place.c: the signatures of storage paths */ \
         LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the list of tokens */ \

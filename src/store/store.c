@@ -61,8 +61,6 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                                  "give the URL as a text", url);
         if (url[0] == '/' || !strncmp(url, "file://", 7))
                 return store_file.open(url, ret_store, error);
-        if (!strncmp(url, "mem://", 6) && store_mem_is_allowed())
-                return store_mem.open(url, ret_store, error);
         is_web = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
         for (size_t i = 0; i < offer_count; i++)
                 if (offers[i].takes(url))

@@ -248,7 +248,6 @@ struct store {
 };
 
 extern const struct store_ops store_file;
-extern const struct store_ops store_mem; /* the reference driver, for tests (store_mem.h) */
 
 /* Registers a driver that only some programs link (cloud.h): store_open calls its `open` for URLs that `takes` accepts. Call it before
  * threads start. */

@@ -11,8 +11,6 @@
 bool store_key_sound(const char *key);
 /* Whether such a path can begin with the text; "" begins all of them. */
 bool store_prefix_sound(const char *prefix);
-/* store_mem.c: whether store_open may open it. */
-bool store_mem_is_allowed(void);
 /* The beginnings of keys of temporary files: at the top, and below a tag. */
 #define STORE_TEMP_TOP ".nebula-tmp-"
 #define STORE_TEMP_BELOW ".nebula/tmp-"

@@ -12,6 +12,8 @@
 
 #include "store/store.h"
 
+extern const struct store_ops store_mem;
+
 #define STORE_MEM_STALE_MAX 64
 
 /* A call is one request that a real store would get: each object that is published or removed is one. A write is a call that changes
@@ -28,7 +30,7 @@ struct mem_faults {
         size_t page_entries;     /* 0: 3 */
 };
 
-/* Lets store_open open mem:// URLs, which user settings must not name. store_mem.open always works. */
+/* From now on, store_open opens mem:// URLs. */
 void store_mem_allow(void);
 /* Removes all objects of the URL, and its faults. */
 void store_mem_forget(const char *url);

@@ -1,6 +1,5 @@
 /* The contents of the driver `mem`: one volume per URL, which holds objects sorted by key. */
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +9,19 @@
 
 static struct lock volumes_lock = LOCK_INIT(LOCK_STORE_VOLUMES);
 static struct mem_volume *volumes; /* guarded by volumes_lock */
-static atomic_bool is_allowed;
+
+static bool takes(const char *url)
+{
+        return !strncmp(url, "mem://", 6);
+}
 
 void store_mem_allow(void)
 {
-        atomic_store(&is_allowed, true);
-}
+        static bool is_offered;
 
-bool store_mem_is_allowed(void)
-{
-        return atomic_load(&is_allowed);
+        if (!is_offered)
+                store_offer(&store_mem, takes);
+        is_offered = true;
 }
 
 static struct mem_volume *new_volume(const char *url)
