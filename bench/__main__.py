@@ -79,9 +79,9 @@ def main() -> int:
     path = results / ("latest.json" if full else "partial.json")
     path.write_text(json.dumps({"environment": where, "workloads": found}, indent=1) + "\n")
     if full:
-        report.into_document(Path("docs/performance.md"), lines)
+        report.publish("bench", "make bench", "Against other ways to save", lines)
     print("\n".join(lines))
-    print(f"All figures: {path}" + (", docs/performance.md" if full else ""))
+    print(f"All figures: {path}" + (", bench/results/bench.md" if full else ""))
     failed = [peer for entry in found.values() for peer, f in entry["results"].items() if f.get("gate") != "passed"]
     return 1 if "nebula" in failed else 0
 

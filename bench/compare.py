@@ -17,7 +17,6 @@ from . import environment, loops, peers, report, run, workloads
 from .peer import Peer
 from .workload import Workload
 
-BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 SAVING = ("two_gib_huge", "two_gib", "small")  # workloads of single saves
 WORKLOADS = (*SAVING, "row", "train")
 FEW = {
@@ -447,7 +446,7 @@ def main() -> int:
     path.write_text(json.dumps({"environment": where, "workloads": found}, indent=1) + "\n")
     lines = targets(found, args) + tables(found, args) + versions(found) + report.environment(where)
     if full:
-        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+        report.publish("peers", "make bench-peers", "Against every other engine that runs on CPUs", lines)
     print("\n".join(lines))
     ours = [entry["results"]["nebula"] for entry in measured.values() if "nebula" in entry["results"]]
     return 1 if any("failed" in result or result["gate"] for result in ours) else 0

@@ -3,7 +3,7 @@
  *
  *      cow_bench [MiB [rounds]]        default 2048 5
  *
- * Prints one JSON object per kind of page: medians in milliseconds, and the ratios of docs/performance.md. Every round's image is compared
+ * Prints one JSON object per kind of page: medians in milliseconds, and the ratios of bench/results/peers.md. Every round's image is compared
  * with the values at its start.
  */
 #include <pthread.h>

@@ -1,7 +1,7 @@
 """``python -m bench.first_saves``: how long the first three saves of a process block, against the median of its later ones.
 
 Tensors lie in huge pages, in pages of 4 KiB, or were made before nebulaml was imported. Each without and with ``nm.prepare``. The table of
-docs/performance.md is replaced.
+bench/results/first-saves.md is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from statistics import median
 
 from . import environment, peers, report, run
 
-BEGIN, END = "<!-- first-saves:begin -->", "<!-- first-saves:end -->"
 KINDS = {"huge": "huge pages", "small": "pages of 4 KiB", "late": "nebulaml imported late"}
 SAVES, FIRST = 10, 3
 TENSORS = 16
@@ -137,7 +136,7 @@ def main() -> int:
         *report.environment(where),
     ]
     if not args.quick:
-        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+        report.publish("first-saves", "make bench-first", "The first saves of a process", lines)
     print("\n".join(lines))
     return 0
 

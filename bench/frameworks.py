@@ -2,7 +2,7 @@
 
 Both sides take turns in one process of the framework's own environment (`.envs`, made by ``make bench-frameworks``). The state has about
 500 MB, and every element changes after each save, as in training. At the end the files of Nebula's last save, which have the framework's
-own format, must hold the values at the time of that save. The run replaces the tables of docs/performance.md.
+own format, must hold the values at the time of that save. The run replaces the tables of bench/results/frameworks.md.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- frameworks:begin -->", "<!-- frameworks:end -->"
 WIDTH, LAYERS = 2048, 10  # 10 * 2048 * 2048 * 4 bytes * (weights + two moments of Adam) = 503 MB
 WARMING = 3  # saves that are not counted: in them the engines allocate the memory that later saves use again
 PAUSE_S = 3  # after each round: training saves every few minutes, and Nebula prepares memory for seconds between two saves
@@ -294,7 +293,7 @@ def main():
     keys = ("processor", "cores", "kernel", "file system", "commit")
     lines += ["", "Where: " + "; ".join(f"{key} {where[key]}" for key in keys if key in where) + f"; load at the end {os.getloadavg()[0]:.1f}."]
     if not args.names:
-        report.into_document(ROOT / "docs" / "performance.md", lines, BEGIN, END)
+        report.publish("frameworks", "make bench-frameworks", "What a framework's own call blocks", lines)
     return 0
 
 

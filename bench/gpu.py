@@ -27,7 +27,6 @@ from .peers.dcp_async import DistributedCheckpoint
 from .peers.nebula import Nebula
 from .workload import VALUES, Workload
 
-BEGIN, END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
 COUNT = 6  # versions that a process saves; figures come from those after the third
 LOADS = 2
 MARK = "result: "
@@ -336,7 +335,7 @@ def main() -> int:
             args.json.write_text(json.dumps(everything, indent=1) + "\n")
     lines += report.environment(where)
     if not args.only and not args.ways:
-        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+        report.publish("gpu", "make bench-gpu", "Tensors on a GPU", lines)
     print("\n".join(lines))
     ours = [found for what, found in everything.items() if what != "environment"]
     return 1 if any(r.get("gate", "") is not None for f in ours for n, r in f.items() if n in ("nebula", "overlapped")) else 0

@@ -1,6 +1,6 @@
 """``make bench-loads``: loads from memory, from the page cache and from the disk, and training that goes on after SIGKILL.
 
-Nebula's memory tier is gone for the loads from page cache and disk. The tables of docs/performance.md are replaced.
+Nebula's memory tier is gone for the loads from page cache and disk. The tables of bench/results/loads.md are replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 from . import environment, peers, report, run, workloads
 from .resuming import WIDTH
 
-BEGIN, END = "<!-- loads:begin -->", "<!-- loads:end -->"
 LOADERS = ["nebula", "safetensors_file", "torch_save", "torch_save_mmap"]
 RESUMERS = {
     "nebula": "Nebula",
@@ -224,7 +223,7 @@ def main() -> int:
     if not args.quick:
         found = {"environment": where, "loads": loads, "resumes": resumes}
         Path("bench/results/loads.json").write_text(json.dumps(found, indent=1) + "\n")
-        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+        report.publish("loads", "make bench-loads", "Loads, and from SIGKILL to the next training step", lines)
     print("\n".join(lines))
     return 1 if any("failed" in entry for entry in [*loads["nebula"], *resumes["nebula"]]) else 0
 

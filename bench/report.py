@@ -10,7 +10,6 @@ from . import peers
 from .workload import Workload
 
 WARMING = 3  # the first saves of a process, in which engines still allocate the memory that they keep
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
 def steady(rounds: list[dict[str, Any]], key: str) -> float:
@@ -131,11 +130,9 @@ def environment(block: dict[str, str]) -> list[str]:
     return ["### Where", "", "| | |", "|---|---|", *[f"| {key} | {value} |" for key, value in block.items()], ""]
 
 
-def into_document(path: Path, lines: list[str], begin: str = BEGIN, end: str = END) -> None:
-    """Replaces the text between the markers."""
-    text = path.read_text()
-    before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise RuntimeError(f"{path}: the markers {begin} and {end} are not there")
-    path.write_text(before + begin + "\n" + "\n".join(lines).rstrip() + "\n" + end + after)
+def publish(name: str, command: str, title: str, lines: list[str]) -> Path:
+    """Replaces the page of a benchmark's tables: bench/results/<name>.md."""
+    page = Path(__file__).parent / "results" / f"{name}.md"
+    head = [f"# {title}", f"`{command}` makes this page. [README.md](../README.md) says how it measures.", ""]
+    page.write_text("\n".join([*head, *lines]).rstrip() + "\n")
+    return page

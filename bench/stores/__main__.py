@@ -13,7 +13,6 @@ from pathlib import Path
 from .. import environment, report
 from . import jobs, transfers
 
-BEGIN, END = "<!-- stores:begin -->", "<!-- stores:end -->"
 PACKAGES = tuple(client.package for client in transfers.PYTHONS.values() if client.package)
 
 
@@ -86,9 +85,9 @@ def main() -> int:
     path = results / ("stores.json" if full else "stores-partial.json")
     path.write_text(json.dumps({"environment": where, "rows": rows, "transfers": found, "smaller": smaller}, indent=1) + "\n")
     if full:
-        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+        report.publish("stores", "make bench-stores", "To an object store", lines)
     print("\n".join(lines))
-    print(f"All figures: {path}" + (", docs/performance.md" if full else ""))
+    print(f"All figures: {path}" + (", bench/results/stores.md" if full else ""))
     return 0
 
 
