@@ -31,8 +31,8 @@ from ..errors import (
     from_status,
 )
 from ..events import Event
-from . import agree, config, ending, locate, progress, ranks, tags, watching
-from .waits import interruptible, refuse_within_save, run_handlers
+from . import agree, config, ending, locate, ranks, tags, watching
+from .waits import refuse_within_save, run_handlers
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
 
