@@ -6,6 +6,8 @@
 #   make demo-elastic  a job that loses node 0 and regains a node, beside an undisturbed one; out/demo-elastic.png
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
+#   make affected  the tests of what a change touches, in under 4 minutes; BASE=main: since that commit
+#   make nightly  all tests in their long forms
 #   make faults-long  1,000 transfers with faults for each object store
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each. NEBULA_TEST_STORAGE=s3, azure,
 #                          adls or gs: on an object store of this machine
@@ -33,7 +35,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long asan asan-build tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -51,9 +53,9 @@ FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 TORCHES := $(shell ls requirements/frameworks | sed -n 's/^\(torch-.*\)\.txt$$/\1/p' | sort -V)
 OLDEST := $(firstword $(TORCHES))
 NEWEST := $(lastword $(TORCHES))
-SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf $(OLDEST)
-# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools, and each recipe in a short form.
-SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script or short_form
+SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
+# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools, and a recipe's scaling.
+SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script
 
 setup:
 	@scripts/setup.sh
@@ -113,13 +115,12 @@ bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 128 --ranks 8
 	@$(BIN)/python -m bench.nodes --nodes 16 --ranks 8 --replicas 1 --lose 2
 
-bench-frameworks: package $(patsubst %,.envs/%/.ready,$(filter-out $(OLDEST),$(SHORT_FRAMEWORKS)))
+bench-frameworks: package $(patsubst %,.envs/%/.ready,$(SHORT_FRAMEWORKS))
 	@$(BIN)/python -m bench.frameworks $(ARGS)
 
 lint: setup-test
 	@scripts/lint.sh
 	@scripts/build.sh build
-	@CC=clang scripts/build.sh build-clang -Doptimization=0 # its warnings are the same, in half the time
 
 units: setup-test
 	@scripts/build.sh build
@@ -129,9 +130,9 @@ faults-long: setup-test
 	@scripts/build.sh build
 	@meson test -C build --print-errorlogs --no-rebuild --setup long --suite long --verbose
 
-# -Og -g1 compiles in a quarter of the time of -O2 -g. The two other builds show the warnings; -Og causes false ones.
+# The build of clang, and so of its warnings. -O1 -g1 compiles in half the time of -O2 -g.
 asan-build: setup-test
-	@scripts/build.sh build-asan -Db_sanitize=address,undefined -Doptimization=g -Dwerror=false -Dc_args='-w -g1'
+	@CC=clang scripts/build.sh build-asan -Db_sanitize=address,undefined -Doptimization=1 -Dc_args=-g1
 asan: asan-build
 	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
 
@@ -140,8 +141,8 @@ tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
-# In order, so that what is quick to fail comes first. The suites of crashes and faults run once, with the sanitizers. The frameworks are fetched
-# while the C half is built, which the network decides. The tests on emulators wait most of their time, so the sanitizers' tests run beside them.
+# In order, so that what is quick to fail comes first. The C tests run once, with the sanitizers; `make units` runs them without. The frameworks are
+# fetched while the C half is built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -149,13 +150,23 @@ environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
-	$(MAKE) lint units asan-build SUITES="--no-suite stores --no-suite crash --no-suite fault"; \
+	$(MAKE) lint asan-build; \
 	wait $$fetching || { cat $$log; exit 1; }; \
 	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
 	wait $$stores || { cat $$log; exit 1; }; \
 	tail -8 $$log
 	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
+
+# All that a release has to pass, for a night. `make test-frameworks` and those below it add environments of their own.
+nightly:
+	@NEBULA_TEST_NIGHTLY=1 $(MAKE) units test SHORT_TESTS="$(SHORT_TESTS) or short_form"
+	@$(MAKE) tsan faults-long test-oldest test-newest test-frameworks
+
+# The tests of what has changed since BASE (the last commit), the faults, the crashes and one kill.
+affected: setup-test
+	@$(MAKE) lint package
+	@$(BIN)/python scripts/affected.py $(BASE)
 
 # The page of `nebula studio`, in a browser.
 test-studio: package

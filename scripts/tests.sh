@@ -8,9 +8,6 @@ cd "$(dirname "$0")/.."
 chosen=$1
 shift
 log=$(mktemp -d)
-# With the oldest torch: what depends most on torch itself. `make test-oldest` runs the others.
-oldest=.envs/$(basename -s .txt requirements/frameworks/torch-*.txt | sort -V | head -1)/bin/python
-old_tests=(tests/python/test_{dcp_paths,dense,load_into,values}.py)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$log"' EXIT
 
 run() {
@@ -37,7 +34,7 @@ arguments=${*@Q}
 in_background frameworks "run tests/model tests/frameworks -k ${chosen@Q} $arguments" \
         "run tests/integration/test_elastic_nodes.py tests/integration/test_re[ps]*.py $arguments"
 in_background integration "run tests/integration --ignore=tests/integration/test_elastic_nodes.py --ignore-glob='*/test_re[ps]*.py' --ignore-glob='*/test_[s-z]*.py' $arguments"
-in_background python-m-z "run tests/python/test_[m-z]*.py $arguments" "python=$oldest run ${old_tests[*]} $arguments" \
+in_background python-m-z "run tests/python/test_[m-z]*.py $arguments" \
         "run tests/integration/test_[s-z]*.py $arguments" "python=.envs/studio/bin/python run tests/studio $arguments"
 failed=
 part "run tests/python --ignore-glob='*/test_[m-z]*.py' $arguments" | tee "$log/python" || failed=1
