@@ -1,97 +1,79 @@
-/* Writes one version to storage: the order of the steps. */
-#include <string.h>
-
+/* Brings one version to storage. store/writer.c has the steps; this node's memory is the source. */
+#include "agent/log.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
-#include "os/os.h"
 
-/* Writes the files of this node and their record. */
-static enum nebula_status write_share(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version,
-                                      struct plan *plan, struct nebula_error *error)
+static enum nebula_status upload(void *argument, struct nebula_error *error)
 {
-        enum nebula_status status = plan_find_places(store, plan, error);
+        struct plan *plan = argument;
+        enum nebula_status status = persist_upload(plan, error);
 
+        return !status && plan->is_ahead ? plan_await_commit(plan, error) : status;
+}
+
+static enum nebula_status describe(void *argument, struct nebula_error *error)
+{
+        persist_end_try(argument);
+        return persist_describe(argument, error);
+}
+
+static enum nebula_status may_follow(void *argument, const struct manifest *before, struct nebula_error *error)
+{
+        return plan_check_owner(argument, before, error);
+}
+
+static void complain(void *argument, const struct nebula_error *error)
+{
+        log_event(LOG_LEVEL_WARN, "%s is durable, but a program that knows no manifests may read older files there: %s",
+                  ((struct plan *)argument)->writer.manifest.tag, error->message);
+}
+
+const struct writer_source persist_images = { may_follow, upload, describe, persist_publish, complain };
+
+enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        writer_take_found(&plan->writer);
+        status = writer_run(&plan->writer, WRITER_REPEAT, error);
         if (!status)
-                plan_find_sources(catalogue, store, version, plan);
+                persist_conclude(plan, true);
+        return status;
+}
+
+static enum nebula_status persist_alone(struct plan *plan, struct nebula_error *error)
+{
+        bool is_there;
+        enum nebula_status status = plan_begin(plan, &is_there, error);
+
+        if (status)
+                return status;
+        if (is_there)
+                return persist_repeat(plan, error);
+        if (plan->is_ahead && plan->writer.before.manifest.file_count)
+                return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" may carry files over from storage", plan->writer.manifest.tag);
+        status = plan_carry_over(plan, error);
         if (!status)
-                status = persist_upload(catalogue, version, store, plan, error);
-        if (!status && plan->is_ahead)
-                status = plan_await_commit(catalogue, version, plan, error);
+                status = writer_run(&plan->writer, WRITER_ALONE, error);
         if (!status)
-                status = plan_look_again(catalogue, store, version, plan, error);
-        if (!status)
-                persist_end_try(catalogue, version, plan);
-        if (!status)
-                status = persist_write_record(store, job, version, plan, error);
-        if (!status)
-                status = plan_look_again(catalogue, store, version, plan, error);
-        return status ? status : persist_publish(catalogue, version, store, plan, error);
+                persist_conclude(plan, true);
+        return status;
 }
 
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error)
 {
-        struct plan plan = { 0 };
-        struct store *store = NULL;
+        struct plan plan;
+        struct store *store;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
-        if (!status)
-                status = plan_init(catalogue, version, &plan, error);
-        if (!status && persist_only_waits(catalogue, store, version, &plan))
-                status = persist_not_arrived(&plan, error);
-        if (!status)
-                status = plan_load_before(catalogue, store, version, &plan, error);
         if (status)
-                goto done;
-        if (plan.before.generation == plan.generation &&
-            (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == plan.sequence)) {
-                /* An earlier agent, or the last attempt, may have written the manifest and ended before it could report that. */
-                bool is_writer = !plan.spread || persist_is_writer(version, &plan);
-
-                plan.manifest = plan.before;
-                plan.sequence = plan.before.sequence;
-                memset(&plan.before, 0, sizeof plan.before);
-                if (is_writer)
-                        status = persist_repeat_manifest(store, &plan, error);
-                if (!status && is_writer)
-                        status = persist_check(store, &plan, true, error);
-                if (!status)
-                        persist_conclude(catalogue, store, job, version, &plan, is_writer);
-                goto done;
-        }
-        if (plan.is_ahead && plan.before.file_count) {
-                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" may carry files over from storage", plan.tag);
-                goto done;
-        }
-        if (plan.spread && version->persist.recorded_here) {
-                status = persist_gather(catalogue, store, job, version, &plan, error);
-                goto done;
-        }
-        status = plan_carry_over(store, &plan, error);
+                return status;
+        status = plan_init(&plan, catalogue, version, store, error);
         if (!status)
-                status = plan_set_number(store, &plan, error);
-        if (!status && !(plan.spread && version->adopted && persist_is_recorded(store, job, version, &plan)))
-                status = write_share(catalogue, store, job, version, &plan, error);
-        if (status)
-                goto done;
-        if (plan.spread) {
-                catalogue_lock(catalogue);
-                version->persist.recorded_here = true;
-                version->persist.log_number = plan.next_number;
-                version->nodes.waiting_since_ns = os->now_ns();
-                version->nodes.poll_count = 0;
-                catalogue_unlock(catalogue);
-                status = persist_gather(catalogue, store, job, version, &plan, error);
-                goto done;
-        }
-        status = persist_write_manifest(catalogue, store, job, version, &plan, error);
-        if (!status)
-                status = persist_check(store, &plan, false, error);
-        if (!status)
-                persist_conclude(catalogue, store, job, version, &plan, true);
-done:
-        if (status == NEBULA_INVALID && plan.record_text && !plan.record_stays)
-                manifest_forsake(store, plan.tag, plan.writing); /* storage keeps another run's writing of the tag */
-        plan_done(catalogue, &plan, store);
+                status = (plan.spread ? persist_for_nodes : persist_alone)(&plan, error);
+        if (status == NEBULA_INVALID && !plan.writer.has_shared_names) /* else other nodes learn from the record why the version fails */
+                writer_forsake(&plan.writer);
+        plan_done(&plan);
         return status;
 }

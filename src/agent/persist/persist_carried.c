@@ -17,15 +17,17 @@ static void judge(void *argument, const struct manifest_file *file, enum nebula_
 {
         struct check *check = argument;
         struct plan *plan = check->plan;
+        const struct manifest_file *before = plan->writer.before.manifest.files;
 
         for (size_t i = 0; status && i < plan->file_count; i++) {
                 struct plan_file *own = &plan->files[i];
 
-                if (!own->carried || &plan->before.files[own->before_index] != file)
+                if (!own->carried || &before[own->before_index] != file)
                         continue;
                 if ((status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND) && own->image) {
                         own->carried = false;
-                        log_event(LOG_LEVEL_WARN, "file \"%.200s\" of \"%.100s\" is written again from memory: %.250s", own->name, plan->tag, error->message);
+                        log_event(LOG_LEVEL_WARN, "file \"%.200s\" of \"%.100s\" is written again from memory: %.250s", own->name,
+                                  plan->version->tag, error->message);
                 } else if (!check->status) {
                         check->status = status;
                         check->error = *error;
@@ -33,19 +35,21 @@ static void judge(void *argument, const struct manifest_file *file, enum nebula_
         }
 }
 
-enum nebula_status plan_check_carried(struct store *store, struct plan *plan, struct nebula_error *error)
+enum nebula_status plan_check_carried(struct plan *plan, struct nebula_error *error)
 {
+        struct store *store = plan->writer.store;
+        const struct manifest *before = &plan->writer.before.manifest;
         struct check check = { .plan = plan };
-        bool *wanted = calloc(plan->before.file_count + 1, sizeof *wanted), is_any = false;
+        bool *wanted = calloc(before->file_count + 1, sizeof *wanted), is_any = false;
         enum nebula_status status = NEBULA_OK;
 
         if (!wanted)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to check the files of \"%s\"", plan->tag);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to check the files of \"%s\"", plan->version->tag);
         for (size_t i = 0; i < plan->file_count; i++)
                 if (plan->files[i].carried)
                         is_any = wanted[plan->files[i].before_index] = true;
         if (is_any && store->ops->features(store) & STORE_PATHS) {
-                status = manifest_verify(store, &plan->before, wanted, judge, &check, error);
+                status = manifest_verify(store, before, wanted, judge, &check, error);
                 if (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND)
                         status = NEBULA_OK; /* judged, file by file */
         }
@@ -53,5 +57,5 @@ enum nebula_status plan_check_carried(struct store *store, struct plan *plan, st
         if (status || !check.status)
                 return status;
         return error_set(error, check.status, 0, "\"%.150s\" takes a file over that is damaged in storage, and no memory has it: %.300s. Save this "
-                         "file again, or save under another tag", plan->tag, check.error.message);
+                         "file again, or save under another tag", plan->version->tag, check.error.message);
 }

@@ -4,10 +4,8 @@
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/log.h"
 #include "agent/memory/survival_log.h"
 #include "agent/persist/persist_private.h"
-#include "store/index.h"
 
 /* Adds the files of other nodes, which are now in storage. */
 static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
@@ -73,9 +71,13 @@ static void set_base(struct version *version, uint64_t sequence)
                 ancestry_add(version->job, version->run, sequence);
 }
 
-/* Puts the plan's manifest into the job's list. True: it is the job's newest. */
-static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
+/* Puts the manifest into the job's list. True: it is the job's newest. */
+static bool make_known(struct plan *plan)
 {
+        struct catalogue *catalogue = plan->catalogue;
+        struct job *job = plan->job;
+        struct version *version = plan->version;
+        struct manifest *written = &plan->writer.manifest;
         struct manifest_scan *stored = &job->storage.stored;
         const struct manifest *known;
         struct manifest *grown;
@@ -84,11 +86,11 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version_set_generation(version, plan->generation);
-        version->sequence = plan->sequence;
-        version->line = plan->manifest.line;
-        commit_saw_sequence(job, plan->sequence);
-        while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
+        version_set_generation(version, written->generation);
+        version->sequence = written->sequence;
+        version->line = written->line;
+        commit_saw_sequence(job, written->sequence);
+        while (at < stored->count && strcmp(stored->manifests[at].tag, written->tag))
                 at++;
         if (at < stored->count) {
                 manifest_done(&stored->manifests[at]);
@@ -98,43 +100,25 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         grown = realloc(stored->manifests, (stored->count + 1) * sizeof *grown);
         if (grown) {
                 stored->manifests = grown;
-                for (at = stored->count++; at && grown[at - 1].sequence > plan->sequence; at--)
+                for (at = stored->count++; at && grown[at - 1].sequence > written->sequence; at--)
                         grown[at] = grown[at - 1];
-                grown[at] = plan->manifest;
-                memset(&plan->manifest, 0, sizeof plan->manifest);
+                grown[at] = *written;
+                memset(written, 0, sizeof *written);
         }
-        known = grown ? &grown[at] : &plan->manifest;
+        known = grown ? &grown[at] : written;
         set_base(version, known->sequence);
         if (version->nodes.spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
         manifest_scan_mark(stored);
         newest = manifest_scan_newest(stored, job->name);
-        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
+        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, known->tag);
         catalogue_unlock(catalogue);
         return is_newest;
 }
 
-static void publish(struct store *store, const struct plan *plan)
+void persist_conclude(struct plan *plan, bool is_writer)
 {
-        struct nebula_error error = { 0 };
-        enum nebula_status status;
-
-        if (plan->before.generation)
-                index_remove(store, &plan->before, NULL);
-        status = manifest_publish(store, &plan->manifest, &plan->before, &error);
-
-        /* a failure here loses nothing: the version is durable, and readers follow its manifest */
-        if (status && status != NEBULA_BUSY)
-                log_event(LOG_LEVEL_WARN, "%s is durable, but a program that knows no manifests may read older files there: %s", plan->tag,
-                          error.message);
-}
-
-void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan,
-                      bool is_writer)
-{
-        if (is_writer)
-                publish(store, plan);
-        if (make_known(catalogue, job, version, plan) && is_writer)
-                latest_write(store, job, plan->directory);
+        if (make_known(plan) && is_writer)
+                latest_write(plan->writer.store, plan->job, plan->writer.directory);
 }

@@ -1,13 +1,11 @@
-/* This node's record of a version: the files that it has written, as one object. */
+/* Describes the files that this node has written, for its record of the version. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
-#include "os/os.h"
 #include "store/document.h"
-#include "sum/sum.h"
 
 static int by_rank(const void *a, const void *b)
 {
@@ -16,7 +14,7 @@ static int by_rank(const void *a, const void *b)
         return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* A rank of several nodes is covered also if it saved nothing: the writer of the manifest waits for all. */
+/* A rank of several nodes is covered even if it saved nothing: the writer of the manifest waits for all. */
 static void collect_ranks(const struct plan *plan, struct record *record)
 {
         size_t kept = 0;
@@ -61,79 +59,51 @@ static void collect_files(const struct plan *plan, struct record *record)
 }
 
 /* The chunks stay the plan's. */
-static enum nebula_status describe(const struct job *job, const struct version *version, const struct plan *plan, struct record *ret_record,
-                                   struct nebula_error *error)
+static enum nebula_status fill_record(const struct plan *plan, struct record *record, struct nebula_error *error)
 {
-        struct record record = { .number = plan->next_number, .generation = plan->generation, .world = version->world, .persisted = catalogue_now() };
+        const struct manifest *manifest = &plan->writer.manifest;
 
-        record.files = calloc(plan->file_count + 1, sizeof *record.files);
-        record.ranks = calloc(plan->file_count + plan->part_count + 1, sizeof *record.ranks);
-        if (!record.files || !record.ranks) {
-                free(record.files);
-                free(record.ranks);
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the record of \"%s\"", plan->tag);
-        }
-        strcpy(record.tag, plan->tag);
-        strcpy(record.job, job->name);
-        strcpy(record.run, version->run);
-        strcpy(record.writing, plan->writing);
-        collect_ranks(plan, &record);
-        collect_files(plan, &record);
-        *ret_record = record;
+        record->number = manifest->number;
+        record->generation = manifest->generation;
+        record->world = manifest->world;
+        record->persisted = catalogue_now();
+        record->files = calloc(plan->file_count + 1, sizeof *record->files);
+        record->ranks = calloc(plan->file_count + plan->part_count + 1, sizeof *record->ranks);
+        if (!record->files || !record->ranks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the record of \"%s\"", manifest->tag);
+        strcpy(record->tag, manifest->tag);
+        strcpy(record->job, manifest->job);
+        strcpy(record->run, manifest->run);
+        strcpy(record->writing, plan->writing);
+        collect_ranks(plan, record);
+        collect_files(plan, record);
         return NEBULA_OK;
 }
 
-static void done(struct record *record)
+/* One record for the files that this node has written. A node that shares the version writes one even if its ranks saved nothing. */
+enum nebula_status persist_describe(void *argument, struct nebula_error *error)
 {
-        free(record->files);
-        free(record->ranks);
-}
+        struct plan *plan = argument;
+        struct writer *writer = &plan->writer;
+        struct writer_share *share;
+        size_t written = 0;
 
-enum nebula_status persist_write_record(struct store *store, const struct job *job, const struct version *version, struct plan *plan,
-                                        struct nebula_error *error)
-{
-        struct record record;
-        char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = describe(job, version, plan, &record, error);
-
-        if (status)
-                return status;
-        if (!plan->spread && !record.file_count) {
-                done(&record); /* all of it carries over, with the records that describe it */
-                return NEBULA_OK;
+        writer->is_carried = calloc(writer->before.manifest.file_count + 1, sizeof *writer->is_carried);
+        if (!writer->is_carried)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", writer->manifest.tag);
+        for (size_t i = 0; i < plan->file_count; i++) {
+                if (plan->files[i].carried)
+                        writer->is_carried[plan->files[i].before_index] = true;
+                else
+                        written++;
         }
-        plan->first_rank = record.ranks[0].rank;
-        status = record_format(&record, &plan->record_text, &plan->record_size, error);
-        done(&record);
-        if (!status)
-                status = (plan->spread ? claim_key : record_key)(plan->directory, plan->writing, plan->first_rank, key, error);
-        return status ? status : store->ops->put(store, key, plan->record_text, plan->record_size, STORE_IF_ABSENT, NULL, NULL, error);
-}
-
-enum nebula_status persist_show_record(struct store *store, struct plan *plan, struct nebula_error *error)
-{
-        char claim[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
-        enum nebula_status status;
-
-        if (!plan->spread || !plan->record_text)
+        if (!written && !plan->spread)
                 return NEBULA_OK;
-        status = claim_key(plan->directory, plan->writing, plan->first_rank, claim, error);
-        if (!status)
-                status = record_key(plan->directory, plan->writing, plan->first_rank, key, error);
-        if (!status)
-                status = store->ops->put(store, key, plan->record_text, plan->record_size, STORE_IF_ABSENT, NULL, NULL, error);
-        if (!status)
-                store_drop(store, claim);
-        return status;
-}
-
-void persist_describe_record(const struct plan *plan, struct manifest_record *ret_record)
-{
-        *ret_record = (struct manifest_record){
-                .size = plan->record_size, .generation = plan->generation, .rank = plan->first_rank,
-                .crc64 = sum_crc64(0, plan->record_text, plan->record_size),
-        };
-        strcpy(ret_record->writing, plan->writing);
+        share = writer_add_share(writer, error);
+        if (!share)
+                return NEBULA_NO_MEMORY;
+        share->lends_chunks = true;
+        return fill_record(plan, &share->record, error);
 }
 
 static bool same_files(const struct record *own, const struct record *found)
@@ -167,19 +137,19 @@ static bool is_own(struct store *store, const char *key, const struct record *ow
         return same;
 }
 
-bool persist_is_recorded(struct store *store, const struct job *job, const struct version *version, struct plan *plan)
+bool persist_is_recorded(const struct plan *plan)
 {
-        struct record own;
+        const struct version *version = plan->version;
+        struct store *store = plan->writer.store;
+        struct record own = { 0 };
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX], writing[WRITING_MAX], end[32];
         bool result = false;
 
-        if (describe(job, version, plan, &own, NULL))
-                return false;
-        writing_prefix(job->name, version->run, version->nodes.writing, writing);
-        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/%s", plan->directory, writing);
-        snprintf(end, sizeof end, ".record-%05u.json", own.rank_count ? own.ranks[0].rank : 0);
-        if (!store_list_all(store, prefix, false, &list, NULL)) {
+        writing_prefix(version->job->name, version->run, version->nodes.writing, writing);
+        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/%s", plan->writer.directory, writing);
+        if (!fill_record(plan, &own, NULL) && !store_list_all(store, prefix, false, &list, NULL)) {
+                snprintf(end, sizeof end, ".record-%05u.json", own.rank_count ? own.ranks[0].rank : 0);
                 for (size_t i = 0; i < list.count && !result; i++) {
                         const char *at = strstr(list.entries[i].key + strlen(prefix), end);
 
@@ -187,6 +157,7 @@ bool persist_is_recorded(struct store *store, const struct job *job, const struc
                 }
                 store_list_done(&list);
         }
-        done(&own);
+        free(own.files);
+        free(own.ranks);
         return result;
 }

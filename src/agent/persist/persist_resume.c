@@ -17,32 +17,33 @@ uint32_t persist_choose_try(const struct version *version)
 /* The next agent learns of the upload before its first part is sent. */
 static void tell_began(void *argument, const char *key, const char *text, bool is_last)
 {
-        const struct persist_began *began = argument;
-        struct version *version = began->version;
+        const struct plan *plan = argument;
+        struct version *version = plan->version;
 
-        catalogue_lock(began->catalogue);
-        version->persist.unfinished.attempt = began->plan->attempt;
+        catalogue_lock(plan->catalogue);
+        version->persist.unfinished.attempt = plan->attempt;
         unfinished_set(&version->persist.unfinished, key, text);
         if (is_last && version->survival.is_logged)
-                survival_log_write(began->catalogue, version);
-        catalogue_unlock(began->catalogue);
+                survival_log_write(plan->catalogue, version);
+        catalogue_unlock(plan->catalogue);
 }
 
-void persist_set_resume(struct persist_began *began, struct plan_file *file, const char *key)
+void persist_set_resume(struct plan *plan, struct plan_file *file, const char *key)
 {
-        file->resume = (struct store_resume){ unfinished_find(&began->version->persist.unfinished, key), tell_began, began };
+        file->resume = (struct store_resume){ unfinished_find(&plan->version->persist.unfinished, key), tell_began, plan };
 }
 
-void persist_end_try(struct catalogue *catalogue, struct version *version, struct plan *plan)
+void persist_end_try(struct plan *plan)
 {
+        struct version *version = plan->version;
         bool is_any;
 
-        catalogue_lock(catalogue);
+        catalogue_lock(plan->catalogue);
         is_any = version->persist.unfinished.count;
         unfinished_move(&version->persist.unfinished, &plan->unfinished);
         if (is_any && version->survival.is_logged)
-                survival_log_write(catalogue, version);
-        catalogue_unlock(catalogue);
+                survival_log_write(plan->catalogue, version);
+        catalogue_unlock(plan->catalogue);
 }
 
 void persist_forget(struct store *store, const struct unfinished *list, bool only_unused)

@@ -106,7 +106,7 @@ static bool fill_source(struct plan_file *file, const char *directory, struct re
         return true;
 }
 
-static void load_record(struct store *store, struct plan *plan, struct earlier *earlier, size_t at)
+static void load_record(struct plan *plan, struct earlier *earlier, size_t at)
 {
         struct manifest manifest = { .records = &earlier->records[at].record, .record_count = 1 };
         struct record record = { 0 };
@@ -114,7 +114,7 @@ static void load_record(struct store *store, struct plan *plan, struct earlier *
         bool is_loaded;
 
         strcpy(manifest.tag, earlier->records[at].tag);
-        is_loaded = !name_encode(manifest.tag, directory, NULL) && !manifest_load_record(store, &manifest, 0, &record, NULL);
+        is_loaded = !name_encode(manifest.tag, directory, NULL) && !manifest_load_record(plan->writer.store, &manifest, 0, &record, NULL);
         for (size_t i = 0; i < plan->file_count; i++) {
                 struct plan_file *file = &plan->files[i];
 
@@ -149,8 +149,10 @@ void plan_tell_common(struct job *job, const struct plan *plan)
                 persist->source_pause = persist->source_vain > 5 ? PAUSE_MAX : (1u << (persist->source_vain - 1)) - 1;
 }
 
-void plan_find_sources(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan)
+void plan_find_sources(struct plan *plan)
 {
+        struct version *version = plan->version;
+        struct store *store = plan->writer.store;
         struct earlier *earlier;
         bool looks;
 
@@ -159,13 +161,13 @@ void plan_find_sources(struct catalogue *catalogue, struct store *store, struct 
         earlier = calloc(1, sizeof *earlier);
         if (!earlier)
                 return;
-        catalogue_lock(catalogue);
+        catalogue_lock(plan->catalogue);
         looks = version->persist.attempt < ATTEMPTS_MAX && is_to_look(&version->job->persist);
         for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);
-        catalogue_unlock(catalogue);
+        catalogue_unlock(plan->catalogue);
         for (size_t i = 0; i < earlier->count; i++)
-                load_record(store, plan, earlier, i);
+                load_record(plan, earlier, i);
         free(earlier);
 }

@@ -1,4 +1,4 @@
-/* Uploads the files, then writes the record that names them, then publishes the files. */
+/* Uploads the files, and publishes them. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,11 +19,10 @@ struct batch {
         size_t file_count, mapped_count; /* mapped_count: so many of them have been looked at, and are mapped unless they are carried */
         struct store_object *objects;
         size_t object_count;
-        struct persist_began began;
 };
 
 /* Lists the objects to write and their keys. Images are mapped: the writer needs them before they are sealed. */
-static enum nebula_status list_objects(struct catalogue *catalogue, const struct plan *plan, struct batch *batch, struct nebula_error *error)
+static enum nebula_status list_objects(struct plan *plan, struct batch *batch, struct nebula_error *error)
 {
         for (; batch->mapped_count < batch->file_count; batch->mapped_count++) {
                 struct plan_file *file = &batch->files[batch->mapped_count];
@@ -33,15 +32,15 @@ static enum nebula_status list_objects(struct catalogue *catalogue, const struct
 
                 if (file->carried)
                         continue;
-                status = sealing_map(catalogue, file->image, &data, error);
+                status = sealing_map(plan->catalogue, file->image, &data, error);
                 if (status)
                         return status;
-                status = file_key(plan->directory, file->is_apart ? plan->writing : NULL, file->name, key, error);
+                status = file_key(plan->writer.directory, file->is_apart ? plan->writing : NULL, file->name, key, error);
                 if (status) {
                         batch->mapped_count++;
                         return status;
                 }
-                persist_set_resume(&batch->began, file, key);
+                persist_set_resume(plan, file, key);
                 batch->objects[batch->object_count++] = (struct store_object){
                         .key = strdup(key), .data = data, .size = file->size, .feed = &file->feed,
                         .source = file->source ? &file->source->object : NULL, .ret_written = &file->written,
@@ -49,9 +48,9 @@ static enum nebula_status list_objects(struct catalogue *catalogue, const struct
                 };
                 if ((file->source ? bulk_feed_init_pieces : bulk_feed_init)(&file->feed, file->size) || !batch->objects[batch->object_count - 1].key) {
                         batch->mapped_count++;
-                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
                 }
-                file->feed.moved_bytes = &batch->began.version->persist.moved_bytes;
+                file->feed.moved_bytes = &plan->version->persist.moved_bytes;
         }
         return NEBULA_OK;
 }
@@ -67,12 +66,12 @@ static void batch_done(struct catalogue *catalogue, struct batch *batch)
 }
 
 /* Sends each piece to storage as soon as its checksum is known. */
-static enum nebula_status upload_batch(struct catalogue *catalogue, struct version *version, struct store *store, const struct plan *plan,
-                                      struct batch *batch, struct store_upload **ret_upload, struct nebula_error *error)
+static enum nebula_status upload_batch(struct plan *plan, struct batch *batch, struct store_upload **ret_upload, struct nebula_error *error)
 {
-        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = batch->files, .file_count = batch->file_count,
+        struct store *store = plan->writer.store;
+        struct sealing sealing = { .catalogue = plan->catalogue, .version = plan->version, .files = batch->files, .file_count = batch->file_count,
                                    .is_ahead = plan->is_ahead };
-        enum nebula_status status = list_objects(catalogue, plan, batch, error);
+        enum nebula_status status = list_objects(plan, batch, error);
         pthread_t thread;
         bool is_started;
 
@@ -93,29 +92,41 @@ static enum nebula_status upload_batch(struct catalogue *catalogue, struct versi
         return status;
 }
 
-enum nebula_status persist_upload(struct catalogue *catalogue, struct version *version, struct store *store,
-                                 struct plan *plan, struct nebula_error *error)
+static enum nebula_status find_places(struct plan *plan, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
-        atomic_store(&version->persist.moved_bytes, 0);
+        for (size_t i = 0; i < plan->file_count && !status; i++)
+                if (!plan->files[i].carried)
+                        status = writer_is_apart(&plan->writer, plan->files[i].name, &plan->files[i].is_apart, error);
+        return status;
+}
+
+enum nebula_status persist_upload(void *argument, struct nebula_error *error)
+{
+        struct plan *plan = argument;
+        enum nebula_status status = find_places(plan, error);
+
+        if (status)
+                return status;
+        plan_find_sources(plan);
+        atomic_store(&plan->version->persist.moved_bytes, 0);
         plan->uploads = calloc(plan->file_count / PERSIST_BATCH + 1, sizeof *plan->uploads);
         if (!plan->uploads)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
         for (size_t first = 0; first < plan->file_count && !status; first += PERSIST_BATCH) {
                 size_t left = plan->file_count - first;
-                struct batch batch = { .files = plan->files + first, .file_count = left < PERSIST_BATCH ? left : PERSIST_BATCH,
-                                       .began = { catalogue, version, plan } };
+                struct batch batch = { .files = plan->files + first, .file_count = left < PERSIST_BATCH ? left : PERSIST_BATCH };
 
                 batch.objects = calloc(batch.file_count, sizeof *batch.objects);
-                status = batch.objects ? upload_batch(catalogue, version, store, plan, &batch, &plan->uploads[plan->upload_count++], error)
-                                       : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
-                batch_done(catalogue, &batch);
+                status = batch.objects ? upload_batch(plan, &batch, &plan->uploads[plan->upload_count++], error)
+                                       : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
+                batch_done(plan->catalogue, &batch);
         }
         return status;
 }
 
-static void tell_written(struct catalogue *catalogue, struct version *version, const struct plan *plan)
+static void tell_written(const struct plan *plan)
 {
         uint64_t size = 0, written = 0;
 
@@ -125,18 +136,19 @@ static void tell_written(struct catalogue *catalogue, struct version *version, c
                 size += file->carried ? 0 : file->size;
                 written += file->carried ? 0 : file->size - file->written.referred - file->written.resumed;
         }
-        catalogue_lock(catalogue);
-        version->persist.written_bytes = written;
-        plan_tell_common(version->job, plan);
-        catalogue_unlock(catalogue);
+        catalogue_lock(plan->catalogue);
+        plan->version->persist.written_bytes = written;
+        plan_tell_common(plan->job, plan);
+        catalogue_unlock(plan->catalogue);
         if (written < size)
-                log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already", plan->tag,
-                          (written + (1u << 20) - 1) >> 20, (size + (1u << 20) - 1) >> 20);
+                log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already",
+                          plan->writer.manifest.tag, (written + (1u << 20) - 1) >> 20, (size + (1u << 20) - 1) >> 20);
 }
 
-enum nebula_status persist_publish(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
-                                   struct nebula_error *error)
+enum nebula_status persist_publish(void *argument, struct nebula_error *error)
 {
+        struct plan *plan = argument;
+        struct store *store = plan->writer.store;
         struct nebula_error taken = { 0 };
         enum nebula_status status = NEBULA_OK;
 
@@ -148,12 +160,12 @@ enum nebula_status persist_publish(struct catalogue *catalogue, struct version *
         }
         if (status == NEBULA_BUSY) /* the next attempt finds the name taken and writes the file below the writing's own directory */
                 return error_set(error, NEBULA_STORAGE, 0, "another program took the place of a file of \"%.150s\" while it was written: %.250s",
-                                 plan->tag, taken.message);
+                                 plan->writer.manifest.tag, taken.message);
         if (status && error)
                 *error = taken;
         if (status)
                 return status;
         plan->is_published = true;
-        tell_written(catalogue, version, plan);
-        return persist_show_record(store, plan, error);
+        tell_written(plan);
+        return NEBULA_OK;
 }

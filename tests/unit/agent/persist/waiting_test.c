@@ -55,15 +55,16 @@ static void done(void)
 }
 
 /* Whether the node only waits, and how many requests it took to find that out. */
-static bool only_waits(const struct version *version, uint64_t *ret_count)
+static bool only_waits(struct version *version, uint64_t *ret_count)
 {
         struct part part = { .rank = 1 };
-        struct plan plan = { .tag = "t", .directory = "t", .spread = version->nodes.spread, .parts = &part, .part_count = 1 };
+        struct plan plan = { .catalogue = &bench.catalogue, .version = version, .writer = { .store = store, .directory = "t" }, .parts = &part,
+                             .part_count = 1 };
         uint64_t before, after;
         bool result;
 
         requests(STORE_OP_STAT, &before);
-        result = persist_only_waits(&bench.catalogue, store, version, &plan);
+        result = persist_only_waits(&plan);
         requests(STORE_OP_STAT, &after);
         *ret_count = after - before;
         return result;

@@ -1,0 +1,204 @@
+/* The steps by which a version is written: what its index entry and its entry of the log are after a step failed, or another program came first. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/index.h"
+#include "store/store_mem.h"
+#include "store/writer.h"
+#include "tap.h"
+#include "watched.h"
+
+#define URL "mem://writer"
+
+static struct store *store;
+static struct nebula_error error;
+
+/* One file, "f", of rank 0. */
+struct source {
+        struct writer writer;
+        const char *run;
+        bool puts_nothing; /* as if another program had removed the file */
+};
+
+static enum nebula_status describe(void *argument, struct nebula_error *failure)
+{
+        struct source *source = argument;
+        struct writer *writer = &source->writer;
+        struct writer_share *share = writer_add_share(writer, failure);
+        struct record *record = &share->record;
+
+        record->files = calloc(1, sizeof *record->files);
+        record->ranks = calloc(1, sizeof *record->ranks);
+        if (!record->files || !record->ranks)
+                abort();
+        record->file_count = record->rank_count = 1;
+        strcpy(record->tag, "t");
+        strcpy(record->job, "j");
+        strcpy(record->run, source->run);
+        writing_name("j", source->run, 1, 1, record->writing);
+        record->number = writer->manifest.number;
+        record->generation = writer->manifest.generation;
+        record->world = 1;
+        strcpy(record->files[0].name, "f");
+        record->files[0].size = 1;
+        record->files[0].chunk_bytes = 4096;
+        record->files[0].chunk_count = 1;
+        record->files[0].chunks = calloc(1, sizeof *record->files[0].chunks);
+        return writer_is_apart(writer, "f", &record->files[0].is_apart, failure);
+}
+
+static enum nebula_status publish(void *argument, struct nebula_error *failure)
+{
+        struct source *source = argument;
+        const struct record *record = &source->writer.shares[0].record;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = file_key("t", record->files[0].is_apart ? record->writing : NULL, "f", key, failure);
+
+        if (status || source->puts_nothing)
+                return status;
+        return store->ops->put(store, key, "f", 1, STORE_ALWAYS, NULL, NULL, failure);
+}
+
+static const struct writer_source of_one_file = { .describe = describe, .publish = publish };
+
+static void begin(struct source *source, const char *run, uint64_t sequence)
+{
+        struct manifest *manifest = &source->writer.manifest;
+
+        *source = (struct source){ .run = run };
+        if (writer_init(&source->writer, store, &of_one_file, source, "t", &error))
+                abort();
+        strcpy(manifest->tag, "t");
+        strcpy(manifest->job, "j");
+        strcpy(manifest->run, run);
+        manifest->world = 1;
+        manifest->step = -1;
+        if (writer_begin(&source->writer, &error))
+                abort();
+        manifest->generation = source->writer.before.manifest.generation + 1;
+        manifest->sequence = sequence;
+}
+
+static enum nebula_status run(struct source *source)
+{
+        return writer_run(&source->writer, WRITER_COPY, &error);
+}
+
+static void set_up(void)
+{
+        if (store_mem.open(URL, &store, &error))
+                abort();
+        store_mem_forget(URL);
+}
+
+static size_t count(const char *prefix)
+{
+        struct store_list list;
+        size_t result;
+
+        if (store_list_all(store, prefix, true, &list, &error))
+                abort();
+        result = list.count;
+        store_list_done(&list);
+        return result;
+}
+
+static bool is_newest(const char *wanted_run)
+{
+        struct manifest found = { 0 };
+        bool result = !index_newest(store, "j", &found, &error) && !strcmp(found.run, wanted_run);
+
+        manifest_done(&found);
+        return result;
+}
+
+static void a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone(void)
+{
+        struct source source;
+
+        set_up();
+        for (uint64_t sequence = 1; sequence <= 2; sequence++) {
+                begin(&source, sequence == 1 ? "a" : "b", sequence);
+                CHECK(!run(&source) && count(INDEX_PREFIX) == 1 && is_newest(source.run));
+                writer_done(&source.writer);
+        }
+        store_close(store);
+}
+
+static void a_version_whose_files_were_removed_is_taken_back_with_its_index_entry(void)
+{
+        struct source source;
+
+        set_up();
+        begin(&source, "a", 1);
+        source.puts_nothing = true;
+        CHECK(run(&source) == NEBULA_STORAGE && source.writer.is_taken_back && source.writer.is_overtaken);
+        CHECK(!count("t/.nebula/manifest-") && !count(INDEX_PREFIX));
+        writer_done(&source.writer);
+        store_close(store);
+}
+
+/* The request may have succeeded although it seems to have failed: a search must see the version then. */
+static void an_entry_whose_request_fails_keeps_its_index_entry(void)
+{
+        struct source source;
+        uint64_t calls;
+
+        set_up();
+        begin(&source, "a", 1);
+        store_mem_faults(store, &(struct mem_faults){ 0 });
+        CHECK(!run(&source));
+        calls = store_mem_writes(store);
+        writer_done(&source.writer);
+        for (uint64_t at = 1; at <= calls; at++) {
+                store_mem_forget(URL);
+                begin(&source, "a", 1);
+                store_mem_faults(store, &(struct mem_faults){ .lose_at = at });
+                run(&source);
+                store_mem_faults(store, NULL);
+                CHECK(!count("t/.nebula/manifest-") || is_newest("a"));
+                writer_done(&source.writer);
+        }
+        store_close(store);
+}
+
+/* Another program writes between this writer's last look and its entry. */
+static struct source other;
+static bool is_same;
+
+static void write_before_the_entry(struct store *self, enum watched_call call, const char *key)
+{
+        (void)self;
+        if (call != CALL_PUT || !strstr(key, "t/.nebula/manifest-"))
+                return;
+        watched.before = NULL;
+        begin(&other, is_same ? "a" : "b", is_same ? 1 : 2);
+        if (run(&other))
+                abort();
+        writer_done(&other.writer);
+}
+
+static void if_another_program_made_the_entry_first_only_the_index_entry_of_that_one_stays(void)
+{
+        for (int i = 0; i < 2; i++) {
+                struct source source;
+
+                set_up();
+                is_same = i;
+                begin(&source, "a", 1);
+                watched_begin(store);
+                watched.before = write_before_the_entry;
+                CHECK(run(&source) == NEBULA_STORAGE && source.writer.is_overtaken && !source.writer.is_taken_back);
+                watched_end(store);
+                CHECK(count(INDEX_PREFIX) == 1 && is_newest(is_same ? "a" : "b"));
+                writer_done(&source.writer);
+                store_close(store);
+        }
+}
+
+TAP_MAIN(TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
+         TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
+         TEST(an_entry_whose_request_fails_keeps_its_index_entry),
+         TEST(if_another_program_made_the_entry_first_only_the_index_entry_of_that_one_stays))
