@@ -7,6 +7,7 @@
 #include "store/announce.h"
 #include "store/document.h"
 #include "store/manifest.h"
+#include "sum/sum.h"
 
 bool announce_same(const struct announce_of *a, const struct announce_of *b)
 {
@@ -14,27 +15,85 @@ bool announce_same(const struct announce_of *a, const struct announce_of *b)
                !strcmp(a->run, b->run);
 }
 
-void captured_path(uint32_t lowest_rank, uint64_t writing, char ret_path[64])
+static void path_of(const char *kind, const struct announce_of *of, const char *end, char ret_path[ANNOUNCE_PATH_MAX])
 {
-        if (writing <= 1)
-                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/captured-%05" PRIu32 ".json", lowest_rank);
-        else
-                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/captured-%05" PRIu32 ".w%" PRIu64 ".json", lowest_rank, writing);
+        char writing[WRITING_MAX];
+
+        writing_prefix(of->job, of->run, of->writing, writing);
+        writing[strlen(writing) - 1] = 0; /* the last '-' */
+        snprintf(ret_path, ANNOUNCE_PATH_MAX, MANIFEST_DIRECTORY "/%s-%s%s", kind, writing, end);
 }
 
-bool captured_is_of(const char *name, uint64_t writing)
+void captured_path(const struct captured *captured, const char *text, size_t size, char ret_path[ANNOUNCE_PATH_MAX])
 {
-        char end[32];
-        size_t digits;
+        char end[48];
 
-        if (strncmp(name, "captured-", 9))
+        snprintf(end, sizeof end, "-%05" PRIu32 "-%016" PRIx64 ".json", captured->ranks[0].rank, sum_crc64(0, text, size));
+        path_of("captured", &captured->of, end, ret_path);
+}
+
+void committed_path(const struct announce_of *of, char ret_path[ANNOUNCE_PATH_MAX])
+{
+        path_of("committed", of, ".json", ret_path);
+}
+
+void wanted_path(const struct announce_of *of, char ret_path[ANNOUNCE_PATH_MAX])
+{
+        path_of("wanted", of, ".json", ret_path);
+}
+
+void captured_prefix(const struct announce_of *of, char ret_prefix[ANNOUNCE_PATH_MAX])
+{
+        path_of("captured", of, "-", ret_prefix);
+}
+
+void committed_prefix(const struct announce_of *of, char ret_prefix[ANNOUNCE_PATH_MAX])
+{
+        committed_path(of, ret_prefix);
+        strcpy(strrchr(ret_prefix, '-') + 1, ""); /* without the number */
+}
+
+/* Reads the number of a writing and of a rank: decimal digits that end with `end`. */
+static bool take_number(const char **text, uint64_t most, char end, uint64_t *ret_number)
+{
+        size_t digits = strspn(*text, "0123456789");
+
+        if (!digits || digits > 19 || (*text)[digits] != end)
                 return false;
-        digits = strspn(name + 9, "0123456789");
-        if (writing <= 1)
-                snprintf(end, sizeof end, ".json");
+        *ret_number = strtoull(*text, NULL, 10);
+        *text += digits + 1;
+        return *ret_number <= most;
+}
+
+bool announce_name_parse(const char *name, struct announce_name *ret_name)
+{
+        static const char *const kinds[] = { "captured-", "committed-", "wanted-" };
+        const char *hex = "0123456789abcdef", *at = NULL, *writing;
+        struct announce_name parsed = { 0 };
+        uint64_t rank;
+        bool is_captured = !strncmp(name, kinds[0], strlen(kinds[0]));
+
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds && !at; i++)
+                if (!strncmp(name, kinds[i], strlen(kinds[i])))
+                        at = name + strlen(kinds[i]);
+        writing = at;
+        if (!at || *at != 'w' || strspn(at + 1, hex) != WRITING_RUN_CHARS - 1 || at[WRITING_RUN_CHARS] != '-')
+                return false;
+        at += WRITING_RUN_CHARS + 1;
+        if (!take_number(&at, DOCUMENT_GENERATION_MAX, is_captured ? '-' : '.', &parsed.number))
+                return false;
+        snprintf(parsed.writing, sizeof parsed.writing, "%.*s-", (int)(at - writing) - 1, writing);
+        if (!is_captured)
+                at--;
+        else if (!take_number(&at, UINT32_MAX, '-', &rank) || strspn(at, hex) != 16)
+                return false;
         else
-                snprintf(end, sizeof end, ".w%" PRIu64 ".json", writing);
-        return digits && digits < 12 && !strcmp(name + 9 + digits, end);
+                at += 16;
+        parsed.rank = is_captured ? (uint32_t)rank : 0;
+        if (strcmp(at, ".json"))
+                return false;
+        *ret_name = parsed;
+        return true;
 }
 
 static json_t *begin(const char *kind, const struct announce_of *of, uint64_t generation, uint64_t sequence)

@@ -2,10 +2,12 @@
  * announce.h - the node documents of one version that is being saved: small
  * documents of the agents in <tag>/.nebula/ (docs/protocol.md):
  *
- *      captured-00004[.w2].json   an agent: my ranks of this writing have captured
- *      committed.json             one agent: the captured documents cover the version
+ *      captured-<writing>-00004-<sum>.json   an agent: these ranks of mine have captured
+ *      committed-<writing>.json              one agent: the captured documents cover the version
+ *      wanted-<writing>.json                 an agent: a client waits until the version is durable
  *
- * Documents count together only if they are of the same job, run and writing.
+ * <writing> is writing_prefix: job, run and the number of the writing. Each document is created and never replaced. An agent that has more
+ * ranks to announce writes another document, which has the earlier ranks, too. <sum> is a checksum of the document.
  * Reading accepts hostile bytes, as manifest.h does; _done frees and is fine on
  * a zeroed struct. No shared state.
  */
@@ -40,7 +42,7 @@ struct committed {
         struct announce_of of;
         uint64_t generation, sequence;
         struct line line;
-        bool persist;    /* every node must make it durable; can become true later */
+        bool persist;    /* every node must make it durable; else a `wanted` document may follow */
         uint32_t *ranks; /* the ranks whose records make up the version, ascending */
         size_t rank_count;
         size_t node_count; /* nodes that write a record; 0: unknown */
@@ -53,9 +55,23 @@ enum nebula_status committed_format(const struct committed *committed, char **re
 enum nebula_status committed_parse(const char *text, size_t size, struct committed *ret_committed, struct nebula_error *error);
 void committed_done(struct committed *committed);
 bool announce_same(const struct announce_of *a, const struct announce_of *b);
-/* The path after the tag's directory, ".nebula/captured-00004.json". */
-void captured_path(uint32_t lowest_rank, uint64_t writing, char ret_path[64]);
-/* Whether an entry of a .nebula directory is the captured document of that writing. */
-bool captured_is_of(const char *name, uint64_t writing);
+
+#define ANNOUNCE_PATH_MAX 128
+/* Paths after the tag's directory. */
+void captured_path(const struct captured *captured, const char *text, size_t size, char ret_path[ANNOUNCE_PATH_MAX]);
+void committed_path(const struct announce_of *of, char ret_path[ANNOUNCE_PATH_MAX]);
+void wanted_path(const struct announce_of *of, char ret_path[ANNOUNCE_PATH_MAX]);
+/* The beginning of the paths of all captured documents of that writing; of all committed documents of that run. */
+void captured_prefix(const struct announce_of *of, char ret_prefix[ANNOUNCE_PATH_MAX]);
+void committed_prefix(const struct announce_of *of, char ret_prefix[ANNOUNCE_PATH_MAX]);
+
+/* A node document by the end of its key. */
+struct announce_name {
+        char writing[64]; /* the writing_prefix */
+        uint64_t number;  /* of the writing in its run */
+        uint32_t rank;    /* of a captured document: the lowest */
+};
+/* `name`: the key after <tag>/.nebula/. False: no node document has that name. */
+bool announce_name_parse(const char *name, struct announce_name *ret_name);
 
 #endif

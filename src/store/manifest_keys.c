@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/announce.h"
 #include "store/document.h"
 #include "store/manifest_private.h"
 #include "store/store.h"
@@ -67,16 +68,6 @@ static bool number_of(const char *name, uint64_t *ret_number)
         return true;
 }
 
-static bool is_captured(const char *name)
-{
-        uint64_t number;
-        size_t digits = strspn(name, "0123456789");
-
-        if (number_of(name, &number))
-                return true;
-        return digits && digits <= 18 && !strncmp(name + digits, ".w", 2) && number_of(name + digits + 2, &number);
-}
-
 bool manifest_is_format_1(const char *name)
 {
         const char *number = name + (!strncmp(name, "claim-", 6) ? 6 : 5);
@@ -96,6 +87,7 @@ bool manifest_is_format_1(const char *name)
 struct manifest_entry manifest_entry(const char *name)
 {
         struct manifest_entry entry = { ENTRY_FOREIGN, 0, "", 0 };
+        struct announce_name announced;
         size_t length = writing_length(name);
         uint64_t rank, number;
 
@@ -114,8 +106,9 @@ struct manifest_entry manifest_entry(const char *name)
                 }
         } else if (!strncmp(name, "tmp-", 4)) {
                 entry.kind = ENTRY_TEMPORARY;
-        } else if (!strcmp(name, "committed.json") || (!strncmp(name, "captured-", 9) && is_captured(name + 9))) {
+        } else if (announce_name_parse(name, &announced)) {
                 entry.kind = ENTRY_COMMITTING;
+                strcpy(entry.writing, announced.writing);
         } else if (!strncmp(name, "sweep-", 6)) {
                 entry.kind = ENTRY_SWEEP;
         }

@@ -16,13 +16,13 @@ enum manifest_entry_kind {
         ENTRY_CLAIM,      /* <writing>.claim-<rank>.json: a record; not all of its files are in place */
         ENTRY_APART,      /* <writing>/<name> */
         ENTRY_TEMPORARY,  /* of the driver (store_is_temporary) */
-        ENTRY_COMMITTING, /* captured-<rank>[.w<n>].json, committed.json: node documents */
+        ENTRY_COMMITTING, /* node documents (announce.h) */
         ENTRY_SWEEP,      /* sweep-<hex>.json: a sweep is removing debris of this tag */
 };
 struct manifest_entry {
         enum manifest_entry_kind kind;
         uint64_t number;           /* of a manifest */
-        char writing[WRITING_MAX]; /* of a record, a claim, or a file apart */
+        char writing[WRITING_MAX]; /* of a record, a claim, or a file apart; of a node document without the number of a try */
         uint32_t rank;             /* of a record or claim */
 };
 bool writing_is_sound(const char *name);

@@ -93,10 +93,13 @@ static enum nebula_status add_dropped(struct publishing *publishing, struct nebu
         return status;
 }
 
+/* The name of a node document has no number of a try. */
 static bool names_writing(const struct manifest *manifest, const struct manifest_entry *entry)
 {
+        size_t length = entry->kind == ENTRY_COMMITTING ? strlen(entry->writing) : WRITING_MAX;
+
         for (size_t i = 0; i < manifest->record_count; i++)
-                if (!strcmp(manifest->records[i].writing, entry->writing))
+                if (!strncmp(manifest->records[i].writing, entry->writing, length))
                         return true;
         return false;
 }
@@ -114,6 +117,8 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
         entry = manifest_entry(name);
         if (entry.kind == ENTRY_MANIFEST)
                 return entry.number < manifest->number - publishing->kept_count;
+        if (entry.kind == ENTRY_COMMITTING)
+                return before && names_writing(before, &entry) && !names_writing(manifest, &entry);
         if (entry.kind != ENTRY_RECORD && entry.kind != ENTRY_CLAIM && entry.kind != ENTRY_APART)
                 return false;
         if (before && names_writing(before, &entry))

@@ -1,8 +1,9 @@
-"""The documents by which nodes commit together, `captured-*.json` and `committed.json`, explored exhaustively.
+"""The documents by which nodes commit together, `captured-*`, `committed-*` and `wanted-*`, explored exhaustively.
 
 Two nodes, A with rank 0 and B; one tag, two runs of the job that both write it. commit_model.py begins where this ends: with
 the records and the manifest, which are one step each here. An agent decides by the documents that it saw last, and may
-look again at any time. A node may die once. A client may ask for durability on one node at any time.
+look again at any time, and it may be stopped before it writes: then it writes a decision that another has made long before. A
+node may die once. A client may ask for durability on one node at any time.
 
 The promise: if a node calls a version committed, both nodes have captured it in one run. When the only steps left are to
 give up, and both nodes hold the version of the last run, both have committed it, they agree whether it shall be durable, and it
@@ -20,7 +21,8 @@ import search
 
 NODES = (0, 1)
 Runs = frozenset[int]
-Committed = tuple[int, bool] | None  # run, persist
+Decision = bool | None  # whether to persist; None: there is no decision
+Seen = tuple[int, bool] | None  # run, persist
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Rules:
     announce_captured: bool = True  # else: a node speaks for ranks that have only begun
     same_run: bool = True  # else: captured documents of any run complete a version
     decide_once: bool = True  # else: each agent decides by its own clock whether to persist
-    tell_wanted: bool = True  # else: a node that wants durability does not rewrite committed.json
+    tell_wanted: bool = True  # else: a node that wants durability writes no `wanted` document
+    write_once: bool = True  # else: a later decision on a run replaces the first one
     by_document: bool = True  # else: a node that knows that all have captured commits by itself
     give_up: bool = True  # else: a node that has written its records waits for the others without a limit
 
@@ -40,9 +43,10 @@ class State(NamedTuple):  # quicker to make, to compare and to hash than a datac
     held: tuple[Runs, Runs] = (frozenset(), frozenset())  # per node: the runs whose images it holds
     ever: tuple[Runs, Runs] = (frozenset(), frozenset())  # the same without deaths: only for the promise
     captured: tuple[int, int] = (0, 0)  # the run of each node's captured document; 0: none
-    committed: Committed = None
+    decided: tuple[Decision, Decision] = (None, None)  # the `committed` document of each run
+    told: Runs = frozenset()  # the runs that have a `wanted` document
     seen_captured: tuple[int, int] = (0, 0)  # the other's document, as each agent last saw it
-    seen_committed: tuple[Committed, Committed] = (None, None)
+    seen_committed: tuple[Seen, Seen] = (None, None)
     adopted: tuple[Runs, Runs] = (frozenset(), frozenset())
     wanted: tuple[Runs, Runs] = (frozenset(), frozenset())
     recorded: tuple[int, int] = (0, 0)
@@ -68,19 +72,18 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         if open_version and state.seen_captured[node] != state.captured[other]:
             seen = put(state.seen_captured, node, state.captured[other])
             yield f"{name} sees what the other has captured", state._replace(seen_captured=seen)
-        if newest and newest not in state.wanted[node] and state.seen_committed[node] != state.committed:
-            yield (
-                f"{name} reads committed.json",
-                state._replace(seen_committed=put(state.seen_committed, node, state.committed)),
-            )
         seen = state.seen_committed[node]
+        decision = state.decided[newest - 1] if newest else None
+        if open_version and decision is not None and seen != (newest, decision):
+            read = put(state.seen_committed, node, (newest, decision))
+            yield f"{name} reads the decision on run {newest}", state._replace(seen_committed=read)
         covered = state.seen_captured[node] == newest if rules.same_run else state.seen_captured[node] > 0
         if open_version and covered and not (seen and seen[0] == newest):
-            # Two agents that decide at once differ only in `persist`: the later document stays, and both read it.
-            for persist in (False, True):
+            # Two agents that decide at once differ only in `persist`: the first document stays, and both read it.
+            for persist in (False, True) if decision is None or not rules.write_once else ():
                 yield (
                     f"{name} commits run {newest}, persist {persist}",
-                    state._replace(committed=(newest, persist)),
+                    state._replace(decided=put(state.decided, newest - 1, persist)),
                 )
         if open_version and covered and not rules.by_document:
             yield (
@@ -97,12 +100,11 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                         wanted=put(state.wanted, node, wanted),
                     ),
                 )
-        if newest in state.wanted[node] and state.committed == (newest, False) and rules.tell_wanted:
-            yield f"{name} tells that run {newest} is wanted", state._replace(committed=(newest, True))
-        if newest in state.adopted[node] and newest not in state.wanted[node] and seen == (newest, True):
-            if rules.decide_once:
-                wanted = put(state.wanted, node, state.wanted[node] | {newest})
-                yield f"{name} hears that run {newest} is wanted", state._replace(wanted=wanted)
+        if newest in state.wanted[node] - state.told and seen == (newest, False) and rules.tell_wanted:
+            yield f"{name} tells that run {newest} is wanted", state._replace(told=state.told | {newest})
+        if newest in (state.adopted[node] & state.told) - state.wanted[node]:
+            wanted = put(state.wanted, node, state.wanted[node] | {newest})
+            yield f"{name} hears that run {newest} is wanted", state._replace(wanted=wanted)
         if newest in state.wanted[node] and state.recorded[node] < newest:
             yield f"{name} records run {newest}", state._replace(recorded=put(state.recorded, node, newest))
     if state.recorded[0] == state.recorded[1] > state.manifest:

@@ -34,7 +34,7 @@ def test_every_promise_of_the_documents_between_nodes_holds_in_every_reachable_s
 
 
 @pytest.mark.parametrize(
-    "rule", ["announce_captured", "same_run", "decide_once", "tell_wanted", "by_document", "give_up"]
+    "rule", ["announce_captured", "same_run", "decide_once", "write_once", "tell_wanted", "by_document", "give_up"]
 )
 def test_breaking_a_rule_of_the_documents_between_nodes_is_found(rule):
     _, problem, path = announce_model.explore(announce_model.Rules(**{rule: False}))

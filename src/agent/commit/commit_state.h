@@ -55,18 +55,18 @@ struct version_nodes {
         uint64_t writing; /* this is the n-th writing of its tag in this run */
         bool is_counted;  /* `writing` includes the earlier ones in storage */
         bool spread;      /* it has ranks on other nodes: documents in storage are exchanged */
-        bool leads;       /* this node writes committed.json and the manifest */
+        bool leads;       /* this node decides, and writes the manifest */
         bool to_announce, wanted_told, tell_failed;
         bool withdrawn;   /* its documents were removed */
         size_t announced_size;
-        uint32_t announced_rank;  /* the last captured document of this node has the name of this rank */
-        enum { ANNOUNCED_UNKNOWN, ANNOUNCED_ONCE, ANNOUNCED_OFTEN } announced_names; /* whether it has documents under other names */
+        bool announced_more;      /* this node may have written other captured documents before the last one */
+        char announced[128];      /* the path of the last one; "": this agent has written none */
         size_t carried_parts; /* parts that had begun when their files were carried over */
         uint64_t announce_sequence, heard;
         int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;
         uint32_t poll_count;
-        uint32_t *decided; /* the ranks of committed.json when it was adopted; NULL: an earlier agent adopted it */
-        size_t decided_count;
+        uint32_t *decided; /* the ranks of the committed document; NULL: an earlier agent adopted it */
+        size_t decided_count, decided_nodes;
         uint8_t *covered;  /* per rank: its captured document was seen; NULL: not looked */
         struct coverage *coverage; /* the worker's alone; NULL: not looked, or decided */
 };

@@ -11,8 +11,7 @@
 #define CLOCK_SLACK_NS UINT64_C(10000000000) /* the largest accepted difference between the clocks of two nodes */
 
 struct coverage_document {
-        char name[64];
-        struct store_stamp stamp; /* of the bytes that were read */
+        char name[ANNOUNCE_PATH_MAX];
 };
 
 struct coverage *coverage_new(uint32_t world)
@@ -22,7 +21,7 @@ struct coverage *coverage_new(uint32_t world)
         if (!coverage)
                 return NULL;
         coverage->world = world;
-        coverage->ranks = calloc(world, 1);
+        coverage->ranks = calloc(world, sizeof *coverage->ranks);
         if (coverage->ranks)
                 return coverage;
         free(coverage);
@@ -42,7 +41,7 @@ static void forget(struct coverage *coverage)
 {
         struct coverage empty = { .ranks = coverage->ranks, .world = coverage->world };
 
-        memset(coverage->ranks, 0, coverage->world);
+        memset(coverage->ranks, 0, coverage->world * sizeof *coverage->ranks);
         free(coverage->read);
         *coverage = empty;
 }
@@ -63,42 +62,27 @@ static enum nebula_status check_other(const struct captured *own, const struct c
         return NEBULA_OK;
 }
 
+/* A later document of a node has the ranks of its earlier ones, too. */
 static void cover(struct coverage *coverage, const struct captured *captured)
 {
-        bool fresh = false;
+        bool is_known_node = false;
 
         for (size_t i = 0; i < captured->rank_count; i++) {
-                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
+                uint64_t *seen = &coverage->ranks[captured->ranks[i].rank], now = 1 + (uint64_t)captured->ranks[i].files;
 
-                if (*seen)
+                is_known_node = is_known_node || *seen;
+                coverage->count += !*seen;
+                if (now <= *seen)
                         continue;
-                *seen = 1;
-                fresh = true;
-                coverage->count++;
-                coverage->files += captured->ranks[i].files;
+                coverage->files += now - (*seen ? *seen : 1);
+                *seen = now;
         }
-        if (!fresh)
-                return;
-        coverage->documents++;
+        coverage->nodes += !is_known_node;
         if (captured->goes_back && (!coverage->goes_back || captured->after < coverage->after))
                 coverage->after = captured->after;
         coverage->goes_back = coverage->goes_back || captured->goes_back;
         coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
         coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
-}
-
-/* This node's document counts once, so what it said before is forgotten if it says something else now. */
-static void cover_own(struct coverage *coverage, const struct captured *own)
-{
-        uint64_t files = 0;
-
-        for (size_t i = 0; i < own->rank_count; i++)
-                files += own->ranks[i].files;
-        if (own->rank_count != coverage->own_ranks || files != coverage->own_files)
-                forget(coverage);
-        coverage->own_ranks = own->rank_count;
-        coverage->own_files = files;
-        cover(coverage, own);
 }
 
 static int by_name(const void *a, const void *b)
@@ -113,17 +97,15 @@ static const char *name_of(const struct store_entry *entry)
         return strrchr(entry->key, '/') + 1;
 }
 
-/* Whether the bytes that the list shows are among the first `count` documents, those that earlier looks have read. */
+/* Whether it is among the first `count` documents, those that earlier looks have read. */
 static bool is_read(const struct coverage *coverage, size_t count, const struct store_entry *entry)
 {
-        const struct coverage_document *found;
         struct coverage_document wanted;
 
-        if (!count || !*entry->stamp.text || strlen(name_of(entry)) >= sizeof wanted.name)
+        if (!count || strlen(name_of(entry)) >= sizeof wanted.name)
                 return false;
         strcpy(wanted.name, name_of(entry));
-        found = bsearch(&wanted, coverage->read, count, sizeof *found, by_name);
-        return found && !strcmp(found->stamp.text, entry->stamp.text);
+        return bsearch(&wanted, coverage->read, count, sizeof wanted, by_name) != NULL;
 }
 
 static bool shows_all_that_was_read(const struct coverage *coverage, const struct store_list *list)
@@ -136,37 +118,43 @@ static bool shows_all_that_was_read(const struct coverage *coverage, const struc
 }
 
 /* If there is no memory for it, the next look reads the document again. */
-static void note_read(struct coverage *coverage, const struct store_entry *entry, const struct store_stamp *stamp)
+static void note_read(struct coverage *coverage, const struct store_entry *entry)
 {
-        struct coverage_document *grown;
+        struct coverage_document *grown = realloc(coverage->read, (coverage->read_count + 1) * sizeof *grown);
 
-        if (!*stamp->text || strlen(name_of(entry)) >= sizeof grown->name)
-                return;
-        grown = realloc(coverage->read, (coverage->read_count + 1) * sizeof *grown);
         if (!grown)
                 return;
         coverage->read = grown;
-        strcpy(grown[coverage->read_count].name, name_of(entry));
-        grown[coverage->read_count++].stamp = *stamp;
+        strcpy(grown[coverage->read_count++].name, name_of(entry));
+}
+
+/* Whether the document is of this writing, or of another run or job, which may write the same tag. */
+static bool is_to_read(const struct captured *own, const struct store_entry *entry)
+{
+        struct announce_name name;
+        char writing[WRITING_MAX];
+
+        writing_prefix(own->of.job, own->of.run, own->of.writing, writing);
+        return announce_name_parse(name_of(entry), &name) &&
+               (!strcmp(name.writing, writing) || strncmp(name.writing, writing, WRITING_RUN_CHARS));
 }
 
 static enum nebula_status read_one(struct store *store, const struct captured *own, const struct store_entry *entry, struct coverage *coverage,
                                    struct nebula_error *error)
 {
         struct captured captured;
-        struct store_stamp stamp = { 0 };
         char *text;
         size_t size;
         enum nebula_status status = NEBULA_OK;
 
-        if (document_get(store, entry->key, &text, &size, &stamp, NULL))
-                return NEBULA_OK; /* it is being replaced, or the listing was stale */
+        if (document_get(store, entry->key, &text, &size, NULL, NULL))
+                return NEBULA_OK; /* the next look reads it */
         if (!captured_parse(text, size, &captured, NULL)) {
                 status = check_other(own, &captured, error);
                 if (!status && announce_same(&own->of, &captured.of))
                         cover(coverage, &captured);
                 if (!status)
-                        note_read(coverage, entry, &stamp);
+                        note_read(coverage, entry);
                 captured_done(&captured);
         }
         free(text);
@@ -188,10 +176,10 @@ enum nebula_status coverage_look(struct store *store, const struct captured *own
                 return status;
         if (!shows_all_that_was_read(coverage, &list))
                 forget(coverage);
-        cover_own(coverage, own);
+        cover(coverage, own);
         known = coverage->read_count;
         for (size_t i = 0; i < list.count && !status; i++)
-                if (captured_is_of(name_of(&list.entries[i]), own->of.writing) && !is_read(coverage, known, &list.entries[i]))
+                if (is_to_read(own, &list.entries[i]) && !is_read(coverage, known, &list.entries[i]))
                         status = read_one(store, own, &list.entries[i], coverage, error);
         if (coverage->read_count)
                 qsort(coverage->read, coverage->read_count, sizeof *coverage->read, by_name);

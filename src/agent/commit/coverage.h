@@ -1,8 +1,8 @@
 /*
  * coverage.h - which ranks of a version the captured documents of all nodes cover.
  *
- * Only the worker that looks at the documents uses it, without the lock. It remembers each document that it has read by the store's
- * stamp, so a look reads those documents alone that are new. If a document has changed or gone, the next look reads all again.
+ * Only the worker that looks at the documents uses it, without the lock. A document never changes, so a look reads those documents alone
+ * that are new. If one has gone, because its node has withdrawn it, the next look reads all again.
  */
 #ifndef NB_AGENT_COMMIT_COVERAGE_H
 #define NB_AGENT_COMMIT_COVERAGE_H
@@ -13,15 +13,13 @@ struct coverage_document;
 
 /* The sum of the captured documents of one version. */
 struct coverage {
-        uint8_t *ranks; /* of the world: 1 when covered */
+        uint64_t *ranks; /* of the world: 1 + the rank's number of files when covered */
         uint32_t count, world;
-        uint64_t files, generation, sequence, documents;
+        uint64_t files, generation, sequence, nodes;
         bool goes_back; /* the earliest step that one of the documents goes back to */
         int64_t after;
         struct coverage_document *read; /* those that it was made from, ascending */
         size_t read_count;
-        uint64_t own_files; /* of this node's document */
-        size_t own_ranks;
 };
 
 /* NULL: no memory. */

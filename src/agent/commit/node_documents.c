@@ -19,10 +19,25 @@ static enum nebula_status key_of(const char *tag, const char *path, char key[MAN
         return status;
 }
 
-enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
+/* Another agent's document of that name says the same. */
+static enum nebula_status put_once(struct store *store, const char *tag, const char *path, const char *text, size_t size, bool *ret_is_new,
+                                   struct nebula_error *error)
 {
-        char path[64], key[MANIFEST_KEY_MAX], *text;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = key_of(tag, path, key, error);
+
+        if (!status)
+                status = store->ops->put(store, key, text, size, STORE_IF_ABSENT, NULL, NULL, error);
+        *ret_is_new = !status;
+        return status == NEBULA_BUSY ? NEBULA_OK : status;
+}
+
+enum nebula_status world_write_captured(struct store *store, struct captured *captured, char ret_path[ANNOUNCE_PATH_MAX],
+                                        struct nebula_error *error)
+{
+        char *text;
         size_t size;
+        bool is_new;
         enum nebula_status status;
 
         if (os->host_name(captured->host, sizeof captured->host) < 0)
@@ -30,23 +45,18 @@ enum nebula_status world_write_captured(struct store *store, struct captured *ca
         status = captured_format(captured, &text, &size, error);
         if (status)
                 return status;
-        captured_path(captured->ranks[0].rank, captured->of.writing, path);
-        status = key_of(captured->of.tag, path, key, error);
-        if (!status)
-                status = store->ops->put(store, key, text, size, STORE_ALWAYS, NULL, NULL, error);
+        captured_path(captured, text, size, ret_path);
+        status = put_once(store, captured->of.tag, ret_path, text, size, &is_new, error);
         free(text);
         return status;
 }
 
-enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed,
-                                         struct nebula_error *error)
+static enum nebula_status read_committed(struct store *store, const char *key, struct committed *ret_committed, struct nebula_error *error)
 {
-        char key[MANIFEST_KEY_MAX], *text;
+        char *text;
         size_t size;
-        enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+        enum nebula_status status = document_get(store, key, &text, &size, NULL, error);
 
-        if (!status)
-                status = document_get(store, key, &text, &size, NULL, error);
         if (status)
                 return status;
         status = committed_parse(text, size, ret_committed, error);
@@ -54,122 +64,159 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
         return status;
 }
 
-static enum nebula_status put_committed(struct store *store, const struct committed *committed, bool is_first, struct nebula_error *error)
+enum nebula_status world_read_committed(struct store *store, const struct announce_of *of, struct committed *ret_committed,
+                                        struct nebula_error *error)
 {
-        char key[MANIFEST_KEY_MAX], *text;
-        size_t size;
-        enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+        struct committed committed;
+        char path[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
+        enum nebula_status status;
 
+        committed_path(of, path);
+        status = key_of(of->tag, path, key, error);
         if (!status)
-                status = committed_format(committed, &text, &size, error);
+                status = read_committed(store, key, &committed, error);
         if (status)
                 return status;
-        status = store->ops->put(store, key, text, size, is_first ? STORE_IF_ABSENT : STORE_ALWAYS, NULL, NULL, error);
-        free(text);
-        return status;
+        if (!announce_same(of, &committed.of)) {
+                committed_done(&committed);
+                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s is of another version", store->root, key);
+        }
+        *ret_committed = committed;
+        return NEBULA_OK;
 }
 
-static enum nebula_status write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+static bool lists_any(const struct committed *committed, const struct captured *own)
 {
-        return put_committed(store, committed, false, error);
+        for (size_t i = 0, j = 0; i < committed->rank_count && j < own->rank_count;) {
+                if (committed->ranks[i] == own->ranks[j].rank)
+                        return true;
+                if (committed->ranks[i] < own->ranks[j].rank)
+                        i++;
+                else
+                        j++;
+        }
+        return false;
+}
+
+/* The later writings come last, but for the length of their numbers. */
+enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, struct nebula_error *error)
+{
+        char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
+        struct store_list list;
+        enum nebula_status status;
+
+        committed_prefix(&own->of, prefix);
+        status = key_of(own->of.tag, prefix, key, error);
+        if (!status)
+                status = store_list_all(store, key, false, &list, error);
+        if (status)
+                return status;
+        *ret_count = 0;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                struct announce_name name;
+                struct committed committed;
+
+                if (!announce_name_parse(strrchr(list.entries[i].key, '/') + 1, &name) || name.number <= *ret_count)
+                        continue;
+                status = read_committed(store, list.entries[i].key, &committed, error);
+                if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) { /* no node adopts it any more */
+                        status = NEBULA_OK;
+                        continue;
+                }
+                if (status)
+                        break;
+                if (!strcmp(committed.of.job, own->of.job) && !strcmp(committed.of.run, own->of.run) && lists_any(&committed, own))
+                        *ret_count = name.number;
+                committed_done(&committed);
+        }
+        store_list_done(&list);
+        return status;
 }
 
 void world_describe_committed(const struct version *version, struct committed *ret_committed)
 {
+        const struct version_nodes *nodes = &version->nodes;
+
         memset(ret_committed, 0, sizeof *ret_committed);
         world_fill_of(version, &ret_committed->of);
         ret_committed->generation = version->generation;
         ret_committed->sequence = version->sequence;
         ret_committed->line = version->line;
         ret_committed->persist = version->persist.wanted;
-        ret_committed->ranks = version->nodes.decided ? calloc(version->nodes.decided_count, sizeof *version->nodes.decided) : NULL;
+        ret_committed->node_count = nodes->decided_nodes;
+        ret_committed->ranks = nodes->decided ? calloc(nodes->decided_count, sizeof *nodes->decided) : NULL;
         if (!ret_committed->ranks)
                 return;
-        memcpy(ret_committed->ranks, version->nodes.decided, version->nodes.decided_count * sizeof *version->nodes.decided);
-        ret_committed->rank_count = version->nodes.decided_count;
+        memcpy(ret_committed->ranks, nodes->decided, nodes->decided_count * sizeof *nodes->decided);
+        ret_committed->rank_count = nodes->decided_count;
 }
 
-/* Writings of one run are counted; of two runs the later sequence decides. */
-static bool is_later(const struct committed *found, const struct committed *own)
+static enum nebula_status put_committed(struct store *store, const struct committed *committed, bool *ret_is_new, struct nebula_error *error)
 {
-        if (strcmp(found->of.job, own->of.job))
-                return true; /* not ours to replace */
-        if (!strcmp(found->of.run, own->of.run))
-                return found->of.writing > own->of.writing;
-        return found->sequence > own->sequence;
-}
+        char path[ANNOUNCE_PATH_MAX], *text;
+        size_t size;
+        enum nebula_status status = committed_format(committed, &text, &size, error);
 
-enum nebula_status world_repair_committed(struct store *store, const struct committed *own, bool *ret_told, struct nebula_error *error)
-{
-        struct committed found = { 0 };
-        enum nebula_status status = world_read_committed(store, own->of.tag, &found, error);
-
-        *ret_told = false;
         if (status)
                 return status;
-        if (announce_same(&own->of, &found.of)) {
-                *ret_told = found.persist;
-                if (own->persist && !found.persist) {
-                        found.persist = true;
-                        status = write_committed(store, &found, error);
-                        *ret_told = !status;
-                }
-        } else if (own->rank_count && !is_later(&found, own)) {
-                status = write_committed(store, own, error);
-                *ret_told = !status && own->persist;
-        } else {
-                *ret_told = own->persist; /* a later writing has replaced it */
-        }
-        committed_done(&found);
+        committed_path(&committed->of, path);
+        status = put_once(store, committed->of.tag, path, text, size, ret_is_new, error);
+        free(text);
         return status;
 }
 
-void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version)
+enum nebula_status world_tell_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error)
+{
+        char path[ANNOUNCE_PATH_MAX];
+        bool is_new;
+
+        wanted_path(of, path);
+        return put_once(store, of->tag, path, "\n", 1, &is_new, error);
+}
+
+enum nebula_status world_is_wanted(struct store *store, const struct announce_of *of, bool *ret_is_wanted, struct nebula_error *error)
+{
+        char path[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
+        struct store_entry entry;
+        enum nebula_status status;
+
+        wanted_path(of, path);
+        status = key_of(of->tag, path, key, error);
+        if (!status)
+                status = store->ops->stat(store, key, &entry, error);
+        *ret_is_wanted = !status;
+        if (!status)
+                store_entry_done(&entry);
+        return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+}
+
+void world_tell_again(struct catalogue *catalogue, struct store *store, struct version *version)
 {
         struct nebula_error error = { 0 };
         struct committed own;
-        bool told;
-        enum nebula_status status;
+        bool is_new;
+        enum nebula_status status = NEBULA_OK;
 
         catalogue_lock(catalogue);
         world_describe_committed(version, &own);
         catalogue_unlock(catalogue);
-        status = world_repair_committed(store, &own, &told, &error);
-        if (own.rank_count && (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)) /* a program that removed the tag has removed it */
-                status = put_committed(store, &own, status == NEBULA_NOT_FOUND, &error);
-        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY)
+        if (own.rank_count)
+                status = put_committed(store, &own, &is_new, &error);
+        if (!status && own.persist)
+                status = world_tell_wanted(store, &own.of, &error);
+        if (status)
                 log_event(LOG_LEVEL_WARN, "%s: the agent could not check whether storage still tells other nodes to persist it: %s", own.of.tag, error.message);
         committed_done(&own);
-}
-
-/* If another node has decided meanwhile, its decision stays: others may have read it. */
-static enum nebula_status write_first(struct store *store, struct committed *committed, struct committed *ret_committed, struct nebula_error *error)
-{
-        struct committed found = { 0 };
-        enum nebula_status status = world_read_committed(store, committed->of.tag, &found, error);
-
-        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
-                return status; /* another node's decision may be there */
-        if (!status && announce_same(&found.of, &committed->of)) {
-                committed_done(committed);
-                *ret_committed = found;
-                return NEBULA_OK;
-        }
-        if (!status)
-                committed_done(&found);
-        status = put_committed(store, committed, status == NEBULA_NOT_FOUND, error);
-        if (!status)
-                *ret_committed = *committed;
-        return status;
 }
 
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
                                           const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
-                                       .line = *line, .persist = persist, .node_count = coverage->documents };
+                                       .line = *line, .persist = persist, .node_count = coverage->nodes };
         struct manifest before = { 0 };
         struct nebula_error failure = { 0 };
+        bool is_new = false;
         enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
 
         if (!status) {
@@ -189,25 +236,47 @@ enum nebula_status world_commit_document(struct store *store, const struct captu
         for (uint32_t rank = 0; rank < own->of.world; rank++)
                 if (coverage->ranks[rank])
                         committed.ranks[committed.rank_count++] = rank;
-        status = write_first(store, &committed, ret_committed, error);
-        if (status)
-                committed_done(&committed);
-        return status;
+        status = put_committed(store, &committed, &is_new, error);
+        if (!status && is_new) {
+                *ret_committed = committed;
+                return NEBULA_OK;
+        }
+        committed_done(&committed);
+        return status ? status : world_read_committed(store, &own->of, ret_committed, error); /* another node has decided */
 }
 
-void world_remove_captured(struct store *store, const struct captured *own, uint32_t rank)
+static bool has_rank(const struct captured *own, uint32_t rank)
 {
-        struct captured captured;
-        char path[64], key[MANIFEST_KEY_MAX], *text;
-        size_t size;
+        for (size_t i = 0; i < own->rank_count; i++)
+                if (own->ranks[i].rank == rank)
+                        return true;
+        return false;
+}
 
-        captured_path(rank, own->of.writing, path);
-        if (key_of(own->of.tag, path, key, NULL) || document_get(store, key, &text, &size, NULL, NULL))
-                return;
-        if (!captured_parse(text, size, &captured, NULL)) {
-                if (announce_same(&own->of, &captured.of))
+void world_remove_captured(struct store *store, const struct captured *own, const char *path)
+{
+        char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
+        struct store_victim *victims;
+        struct store_list list;
+        size_t count = 0;
+
+        if (*path) {
+                if (!key_of(own->of.tag, path, key, NULL))
                         store_remove_one(store, key, NULL);
-                captured_done(&captured);
+                return;
         }
-        free(text);
+        captured_prefix(&own->of, prefix);
+        if (key_of(own->of.tag, prefix, key, NULL) || store_list_all(store, key, false, &list, NULL))
+                return;
+        victims = calloc(list.count + 1, sizeof *victims);
+        for (size_t i = 0; victims && i < list.count; i++) {
+                struct announce_name name;
+
+                if (announce_name_parse(strrchr(list.entries[i].key, '/') + 1, &name) && has_rank(own, name.rank))
+                        victims[count++].key = list.entries[i].key;
+        }
+        if (count)
+                store->ops->remove(store, victims, count, NULL);
+        free(victims);
+        store_list_done(&list);
 }

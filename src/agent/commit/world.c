@@ -37,7 +37,7 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
 }
 
 /* Some launchers tell every rank that it is alone on its node, so the agent also counts the ranks that are here. A version that was
- * announced stays announced, even if all ranks turn out to be here: agents that have read the announcement wait for committed.json,
+ * announced stays announced, even if all ranks turn out to be here: agents that have read the announcement wait for the decision,
  * and so does the persist worker. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
@@ -194,14 +194,17 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
         return false;
 }
 
-/* If the allocation fails, this node cannot restore the document after another writer has replaced it. */
-static void keep_decision(struct version *version, const struct committed *committed)
+void world_keep_decision(struct version *version, const struct committed *committed)
 {
-        version->nodes.decided = calloc(committed->rank_count, sizeof *version->nodes.decided);
-        if (!version->nodes.decided)
+        struct version_nodes *nodes = &version->nodes;
+
+        free(nodes->decided);
+        nodes->decided = calloc(committed->rank_count, sizeof *nodes->decided);
+        if (!nodes->decided)
                 return;
-        memcpy(version->nodes.decided, committed->ranks, committed->rank_count * sizeof *version->nodes.decided);
-        version->nodes.decided_count = committed->rank_count;
+        memcpy(nodes->decided, committed->ranks, committed->rank_count * sizeof *nodes->decided);
+        nodes->decided_count = committed->rank_count;
+        nodes->decided_nodes = committed->node_count;
 }
 
 /* Lock held. */
@@ -214,7 +217,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         version_set_generation(version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
-        keep_decision(version, committed);
+        world_keep_decision(version, committed);
         commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 worker_want(version);
@@ -277,82 +280,85 @@ static void storage_trouble(struct catalogue *catalogue, struct version *version
         look_again(version, os->now_ns());
 }
 
-/* A commit with ranks of this node that is older than this version's announcement is of an earlier writing. This agent may not know
- * that writing if an agent before it made it. Other nodes count it, too. */
-static bool is_earlier(const struct version *version, const struct committed *committed)
+/*
+ * Before the first announcement. A commit with ranks of this node, of which this version has not been announced, is of an earlier writing. This
+ * agent may not know that writing if an agent before it made it. Other nodes count it, too. Lock held; released meanwhile.
+ */
+static enum nebula_status count_writings(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
 {
-        if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->nodes.writing)
-                return false;
-        for (size_t i = 0; i < committed->rank_count; i++)
-                if (version_part((struct version *)version, committed->ranks[i]))
-                        return true;
-        return false;
-}
-
-/* Before the first announcement. */
-static void count_writings(struct catalogue *catalogue, struct version *version)
-{
-        struct committed committed = { 0 };
-        uint64_t before = version->nodes.writing;
+        struct captured own;
         struct store *store;
-        char tag[IPC_NAME_MAX];
+        uint64_t before = version->nodes.writing, count = 0;
         enum nebula_status status;
 
         if (version->nodes.is_counted || version->adopted)
-                return;
-        strcpy(tag, version->tag);
+                return NEBULA_OK;
+        world_describe(version, &own);
         version->pins++;
         catalogue_unlock(catalogue);
-        status = storage_open(catalogue, version->job, &store, NULL);
+        status = storage_open(catalogue, version->job, &store, error);
         if (!status)
-                status = world_read_committed(store, tag, &committed, NULL);
+                status = world_count_writings(store, &own, &count, error);
+        captured_done(&own);
         catalogue_lock(catalogue);
         version->pins--;
-        version->nodes.is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
-        if (!status && is_earlier(version, &committed))
-                version->nodes.writing = committed.of.writing + 1;
+        if (status)
+                return status;
+        version->nodes.is_counted = true;
+        if (count >= version->nodes.writing)
+                version->nodes.writing = count + 1;
         for (const struct version *older = version->next; older; older = older->next)
                 if (older->nodes.writing >= version->nodes.writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
                         version->nodes.writing = older->nodes.writing + 1;
         if (version->nodes.writing != before)
                 survival_log_write(catalogue, version);
-        committed_done(&committed);
+        return NEBULA_OK;
 }
 
-/* Call before the document is written: a write that fails may have written it. */
-static void note_name(struct version *version, uint32_t rank)
+/* A write that fails may have written the document. */
+static void note_announced(struct version *version, const char *path)
 {
-        bool is_other = version->nodes.announced_names != ANNOUNCED_UNKNOWN && version->nodes.announced_rank != rank;
+        struct version_nodes *nodes = &version->nodes;
 
-        if (version->nodes.announced_names != ANNOUNCED_OFTEN)
-                version->nodes.announced_names = is_other || version->adopted ? ANNOUNCED_OFTEN : ANNOUNCED_ONCE;
-        version->nodes.announced_rank = rank;
+        nodes->announced_more = nodes->announced_more || version->adopted || (*nodes->announced && strcmp(nodes->announced, path));
+        snprintf(nodes->announced, sizeof nodes->announced, "%s", path);
+}
+
+static enum nebula_status write_captured(struct catalogue *catalogue, struct version *version, struct captured *captured, struct nebula_error *error)
+{
+        char path[ANNOUNCE_PATH_MAX] = "";
+        struct store *store;
+        enum nebula_status status;
+
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, error);
+        if (!status)
+                status = world_write_captured(store, captured, path, error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        if (*path)
+                note_announced(version, path);
+        return status;
 }
 
 static void announce(struct catalogue *catalogue, struct version *version)
 {
         struct nebula_error error = { 0 };
         struct captured captured;
-        struct store *store;
         enum nebula_status status;
+        bool is_described;
 
         version->nodes.to_announce = false;
-        count_writings(catalogue, version);
+        status = count_writings(catalogue, version, &error);
         if (!commit_open(version))
                 return;
-        if (!world_describe(version, &captured)) {
-                captured_done(&captured);
-                return;
-        }
-        note_name(version, captured.ranks[0].rank);
-        version->pins++;
-        catalogue_unlock(catalogue);
-        status = storage_open(catalogue, version->job, &store, &error);
-        if (!status)
-                status = world_write_captured(store, &captured, &error);
-        catalogue_lock(catalogue);
-        version->pins--;
+        is_described = world_describe(version, &captured);
+        if (!status && is_described)
+                status = write_captured(catalogue, version, &captured, &error);
         captured_done(&captured);
+        if (!is_described)
+                return;
         if (status) {
                 version->nodes.to_announce = true;
                 storage_trouble(catalogue, version, &error);
@@ -411,8 +417,8 @@ static void show_covered(struct version *version, const struct coverage *coverag
 {
         if (!version->nodes.covered)
                 version->nodes.covered = calloc(version->world, 1);
-        if (version->nodes.covered && coverage->count)
-                memcpy(version->nodes.covered, coverage->ranks, version->world);
+        for (uint32_t rank = 0; version->nodes.covered && coverage->count && rank < version->world; rank++)
+                version->nodes.covered[rank] = coverage->ranks[rank] != 0;
 }
 
 static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
@@ -422,7 +428,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         struct coverage *coverage = version->nodes.coverage ? version->nodes.coverage : coverage_new(version->world);
         struct captured own;
         struct store *store;
-        bool found = false, superseded = false, is_read, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
+        bool found, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
         int64_t waited = now - version->nodes.waiting_since_ns;
         enum nebula_status status;
 
@@ -437,17 +443,12 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, &error);
         if (!status)
-                status = world_read_committed(store, own.of.tag, &committed, &error);
-        is_read = !status;
-        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)
+                status = world_read_committed(store, &own.of, &committed, &error);
+        found = !status;
+        if (status == NEBULA_NOT_FOUND)
                 status = NEBULA_OK;
-        if (is_read) {
-                found = announce_same(&own.of, &committed.of);
-                superseded = !found && !strcmp(own.of.job, committed.of.job) && !strcmp(own.of.run, committed.of.run) &&
-                             committed.of.writing > own.of.writing;
-                if (!found)
-                        committed_done(&committed);
-        }
+        else if (status == NEBULA_CORRUPT) /* no node replaces it, so the version cannot become complete */
+                status = error.status = NEBULA_INVALID;
         if (!status && !found && (decide || waited > LIST_AFTER_NS))
                 status = coverage_look(store, &own, coverage, &error);
         if (!status && !found && decide && goal_met(catalogue, version, coverage, now)) {
@@ -456,8 +457,8 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         }
         catalogue_lock(catalogue);
         version->pins--;
-        if (coverage->documents > version->nodes.heard) {
-                version->nodes.heard = coverage->documents;
+        if (coverage->nodes > version->nodes.heard) {
+                version->nodes.heard = coverage->nodes;
                 version->nodes.heard_ns = now;
         }
         show_covered(version, coverage);
@@ -470,9 +471,6 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
                 storage_trouble(catalogue, version, &error);
         else if (found)
                 adopt(catalogue, version, &committed);
-        else if (superseded)
-                version_fail(catalogue, version, NEBULA_FAILED, "checkpoint \"%.150s\" was written again before it was complete",
-                             version->tag);
         else if (!world_is_hopeless(catalogue, version, now))
                 look_again(version, now);
         committed_done(&committed);

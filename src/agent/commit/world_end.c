@@ -56,22 +56,44 @@ static int64_t wanted_delay(const struct version *version, int64_t now)
         return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
 }
 
-/* Nodes tell each other in committed.json. */
+/* Whether all nodes are told that the version must become durable. Tells them if `wanted`. A decision that an earlier agent adopted is read again. */
+static enum nebula_status exchange(struct store *store, const struct announce_of *of, bool wanted, struct committed *decision, bool *ret_told,
+                                   struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        if (!decision->rank_count)
+                status = world_read_committed(store, of, decision, error);
+        *ret_told = !status && decision->persist;
+        if (*ret_told || (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT))
+                return status;
+        if (!wanted)
+                return world_is_wanted(store, of, ret_told, error);
+        status = world_tell_wanted(store, of, error);
+        *ret_told = !status;
+        return status;
+}
+
 void world_exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
-        struct committed own;
+        struct committed decision;
+        struct announce_of of;
         struct store *store;
         bool wanted = version->persist.wanted, told = false;
 
-        world_describe_committed(version, &own);
+        world_describe_committed(version, &decision);
+        decision.persist = false; /* as far as this node knows: adopt looks at the document */
+        of = decision.of;
         version->pins++;
         catalogue_unlock(catalogue);
         if (!storage_open(catalogue, version->job, &store, &error))
-                world_repair_committed(store, &own, &told, &error);
+                exchange(store, &of, wanted, &decision, &told, &error);
         catalogue_lock(catalogue);
         version->pins--;
-        committed_done(&own);
+        if (!version->nodes.decided && decision.rank_count)
+                world_keep_decision(version, &decision);
+        committed_done(&decision);
         version->nodes.wanted_told = told;
         version->nodes.tell_failed = wanted && !told;
         if (told)
@@ -81,30 +103,27 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
 }
 
 /*
- * Removes the documents of this node's share, under each rank that was its lowest when one was written. An agent that did not write them
- * all looks under each rank. It leaves documents
- * that other nodes may still work on. `late`: the version was committed, and no node makes it durable; its objects are removed
- * when all of them are old enough.
+ * Removes the captured documents of this node. An agent that may not have written them all looks for those of its ranks. `late`: the version was
+ * committed, and no node makes it durable; its objects are removed when all of them are old enough and no node works on the tag.
  */
 static void clean(struct catalogue *catalogue, struct version *version, bool late)
 {
         int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
         struct captured own;
         struct store *store;
-        bool in_use = false, described = world_describe(version, &own), has_one_name = version->nodes.announced_names == ANNOUNCED_ONCE;
-        uint32_t rank = version->nodes.announced_rank;
+        bool in_use = false, described = world_describe(version, &own);
+        char path[ANNOUNCE_PATH_MAX];
         size_t removed = 0;
 
+        snprintf(path, sizeof path, "%s", version->nodes.announced_more ? "" : version->nodes.announced);
         for (const struct version *other = version->job->versions; other; other = other->next)
                 in_use = in_use || (other != version && !other->copies.is_remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
         version->pins++;
         catalogue_unlock(catalogue);
-        if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
-                if (has_one_name && !late)
-                        world_remove_captured(store, &own, rank);
-                for (size_t i = 0; i < own.rank_count && !late && !has_one_name; i++)
-                        world_remove_captured(store, &own, own.ranks[i].rank);
-                if (late)
+        if (described && !storage_open(catalogue, version->job, &store, NULL)) {
+                if (!late)
+                        world_remove_captured(store, &own, path);
+                else if (!in_use)
                         manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);
         }
         captured_done(&own);

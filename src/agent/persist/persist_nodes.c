@@ -36,32 +36,39 @@ static void forget_record(struct plan *plan)
         catalogue_unlock(plan->catalogue);
 }
 
-/* Call while other nodes have not written their records. A suspended agent may have replaced the document that tells them to, and a
- * program that removed the tag may have removed this node's record: this function writes both again. */
+/* Call while other nodes have not written their records. A program that removed the tag may have removed the decision that tells them to, and
+ * this node's record: this function writes both again. */
 static void keep_others_going(struct plan *plan)
 {
         struct version *version = plan->version;
         bool is_due = !(version->nodes.poll_count & (version->nodes.poll_count - 1)); /* less and less often */
 
-        world_keep_committed(plan->catalogue, plan->writer.store, version);
-        if (!is_due || plan_take_share(plan, NULL) || writer_number(&plan->writer, NULL) || persist_is_recorded(plan))
+        if (!is_due)
+                return;
+        world_tell_again(plan->catalogue, plan->writer.store, version);
+        if (plan_take_share(plan, NULL) || writer_number(&plan->writer, NULL) || persist_is_recorded(plan))
                 return;
         log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, or is about to: the node writes its share again",
                   version->tag);
         forget_record(plan);
 }
 
-static enum nebula_status read_committed(const struct plan *plan, struct committed *ret_committed, struct nebula_error *error)
+/* Storage has the decision if an earlier agent of this node adopted it. */
+static enum nebula_status find_decision(const struct plan *plan, struct committed *ret_committed, struct nebula_error *error)
 {
-        const struct manifest *own = &plan->writer.manifest;
-        enum nebula_status status = world_read_committed(plan->writer.store, own->tag, ret_committed, error);
+        struct announce_of of;
+        enum nebula_status status;
 
-        if (status)
-                return status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT ? status :
-                               error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" no longer exists", own->tag);
-        if (strcmp(ret_committed->of.run, own->run) || ret_committed->of.world != own->world || ret_committed->generation != own->generation)
-                return error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" belongs to a later writing", own->tag); /* when that version is complete, this one fails */
-        return NEBULA_OK;
+        catalogue_lock(plan->catalogue);
+        world_describe_committed(plan->version, ret_committed);
+        catalogue_unlock(plan->catalogue);
+        if (ret_committed->rank_count)
+                return NEBULA_OK;
+        of = ret_committed->of;
+        status = world_read_committed(plan->writer.store, &of, ret_committed, error);
+        if (status == NEBULA_NOT_FOUND)
+                return error_set(error, NEBULA_BUSY, 0, "storage no longer says which ranks \"%.200s\" has", of.tag);
+        return status;
 }
 
 static enum nebula_status write_manifest(struct plan *plan, const struct committed *committed, struct nebula_error *error)
@@ -125,7 +132,7 @@ static enum nebula_status await_manifest(struct plan *plan, struct nebula_error 
                 keep_others_going(plan);
         if (!writes)
                 return not_arrived(plan, error);
-        status = read_committed(plan, &committed, error);
+        status = find_decision(plan, &committed, error);
         if (!status)
                 status = write_manifest(plan, &committed, error);
         committed_done(&committed);

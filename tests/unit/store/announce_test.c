@@ -132,13 +132,21 @@ static void ranks_of_a_committed_document_that_do_not_add_up_are_refused(void)
 
 static void a_documents_name_says_its_writing(void)
 {
-        char path[64];
+        struct captured captured = { .of = { .job = "j", .run = "r", .writing = 12 }, .ranks = &(struct captured_rank){ .rank = 4 }, .rank_count = 1 };
+        char path[ANNOUNCE_PATH_MAX], prefix[ANNOUNCE_PATH_MAX];
+        struct announce_name name;
 
-        captured_path(4, 1, path);
-        CHECK(!strcmp(path, ".nebula/captured-00004.json") && captured_is_of(path + 8, 1) && !captured_is_of(path + 8, 2));
-        captured_path(4, 12, path);
-        CHECK(!strcmp(path, ".nebula/captured-00004.w12.json") && captured_is_of(path + 8, 12) && !captured_is_of(path + 8, 1));
-        CHECK(!captured_is_of("captured-.json", 1) && !captured_is_of("rank-00004.json", 1));
+        captured_path(&captured, "text", 4, path);
+        captured_prefix(&captured.of, prefix);
+        CHECK(!strncmp(path, ".nebula/captured-w", 18) && strstr(path, "-12-00004-") && !strncmp(path, prefix, strlen(prefix)));
+        CHECK(announce_name_parse(path + 8, &name) && name.number == 12 && name.rank == 4 && strstr(prefix, name.writing));
+        captured_path(&captured, "next", 4, prefix);
+        CHECK(strcmp(path, prefix)); /* another document has another name */
+        committed_path(&captured.of, path);
+        committed_prefix(&captured.of, prefix);
+        CHECK(announce_name_parse(path + 8, &name) && name.number == 12 && !strncmp(path, prefix, strlen(prefix)) && !strcmp(path + strlen(prefix), "12.json"));
+        wanted_path(&captured.of, path);
+        CHECK(announce_name_parse(path + 8, &name) && name.number == 12);
 }
 
 /* The version's manifest would hold it, and readers refuse such a manifest. */

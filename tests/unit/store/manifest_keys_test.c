@@ -66,7 +66,10 @@ static void objects_of_other_programs_are_foreign(void)
                 "manifest.json.bak", "rank-.json", "rank-1.g.json", "rank-1.gx.json", "rank-00000.json/x", "claim-x.json",
                 WRITING, WRITING "x", WRITING "/a/b", WRITING ".record-.json", WRITING ".record-4294967296.json",
                 WRITING ".record-00001.json.bak", WRITING ".records-00001.json", WRITING ".claim--1.json", "w0123456789abcdef-12-0badcafX/x",
-                "captured-.json", "captured-1.w.json", "captured-x.json", "committed.jsonx", "latest",
+                "captured-.json", "captured-w0123456789abcdef-1.json", "captured-w0123456789abcdef-1-2.json", "captured-w0123456789abcdef-1-2-0123456789abcde.json",
+                "captured-w0123456789abcdef-1-4294967296-0123456789abcdef.json", "captured-w0123456789abcdef-1-2-0123456789abcdef.jsonx",
+                "committed.json", "committed-w0123456789abcdef.json", "committed-w0123456789abcdef-1.jsonx", "committed-w0123456789abcdef-.json",
+                "wanted-w0123456789abcde-1.json", "wanted-w0123456789abcdef-1-.json", "latest",
         };
 
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -77,8 +80,9 @@ static void objects_of_other_programs_are_foreign(void)
                         printf("# %s is taken for one of ours\n", names[i]);
         }
         CHECK(kind_of("manifest-281474976710656.json") == ENTRY_MANIFEST);
-        CHECK(kind_of("captured-00004.json") == ENTRY_COMMITTING && kind_of("captured-00004.w12.json") == ENTRY_COMMITTING);
-        CHECK(kind_of("committed.json") == ENTRY_COMMITTING && kind_of("tmp-1-2") == ENTRY_TEMPORARY && kind_of("sweep-00.json") == ENTRY_SWEEP);
+        CHECK(kind_of("captured-w0123456789abcdef-12-00004-fedcba9876543210.json") == ENTRY_COMMITTING);
+        CHECK(kind_of("committed-w0123456789abcdef-12.json") == ENTRY_COMMITTING && kind_of("wanted-w0123456789abcdef-12.json") == ENTRY_COMMITTING);
+        CHECK(kind_of("tmp-1-2") == ENTRY_TEMPORARY && kind_of("sweep-00.json") == ENTRY_SWEEP);
 }
 
 static void a_key_that_is_too_long_is_refused(void)

@@ -27,8 +27,8 @@ ON_EACH_STORE(a_removal_takes_all_that_is_nebulas_and_nothing_else)
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
         write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x" } });
         write_torn((struct writer){ .tag = "t", .run = "c", .after = "b", .names = { "z" } }); /* a writing that never ended */
-        have("t/.nebula/committed.json", "{}");
-        have("t/.nebula/captured-00000.json", "{}");
+        have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
+        have("t/.nebula/captured-w0123456789abcdef-1-00000-fedcba9876543210.json", "{}");
         have("t/.nebula/sweep-0000000000000001.json", "{}");
         have("t/.nebula/w0123456789abcdef-1-00000000.claim-00003.json", "{}");
         have("t/.nebula/w0123456789abcdef-1-00000000/x", "1");
@@ -138,14 +138,14 @@ ON_EACH_STORE(what_cannot_be_looked_at_is_not_removed)
 
 ON_EACH_STORE(objects_of_another_user_stay)
 {
-        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed.json" };
+        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed-w0123456789abcdef-1.json" };
 
         for (size_t i = 0; i < 2; i++) {
                 struct manifest manifest;
 
                 begin_anew();
                 write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
-                have("t/.nebula/committed.json", "{}");
+                have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
                 load("t", &manifest);
                 watched_begin(store);
                 watched.foreign = keys_of_all[i];
@@ -180,14 +180,14 @@ static void replace_meanwhile(struct store *one, enum watched_call call, const c
 
 ON_EACH_STORE(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_entry)
 {
-        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed.json", "t/.nebula/wdb274cd68a4c31cc-97-00000000.record-00000.json" };
+        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed-w0123456789abcdef-1.json", "t/.nebula/wdb274cd68a4c31cc-97-00000000.record-00000.json" };
 
         for (size_t i = 0; i < 3; i++) {
                 struct manifest manifest;
 
                 begin_anew();
                 write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
-                have("t/.nebula/committed.json", "{}");
+                have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
                 load("t", &manifest);
                 REQUIRE(has(keys_of_all[i]));
                 watched_begin(store);

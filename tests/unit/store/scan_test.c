@@ -109,7 +109,7 @@ ON_EACH_STORE(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_no
         CHECK(!manifest_is_bare(store, "absent", &bare));
         write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(manifest_is_bare(store, "t", &bare) && strstr(bare.reason, "no manifest"));
-        have("t/.nebula/captured-00000.json", "{}");
+        have("t/.nebula/captured-w0123456789abcdef-1-00000-fedcba9876543210.json", "{}");
         CHECK(!manifest_is_bare(store, "t", &bare));
         have("u/.nebula/w0123456789abcdef-1-00000000.claim-00000.json", "{}");
         have("u/x", "x");

@@ -61,7 +61,7 @@ ON_EACH_STORE(each_kind_of_debris_goes)
 {
         static const char *const debris[] = {
                 "t/.nebula/w0123456789abcdef-1-00000000.record-00000.json", "t/.nebula/w0123456789abcdef-1-00000000.claim-00000.json",
-                "t/.nebula/w0123456789abcdef-1-00000000/x", "t/.nebula/committed.json", "t/.nebula/captured-00003.w2.json", "t/.nebula/tmp-1-1",
+                "t/.nebula/w0123456789abcdef-1-00000000/x", "t/.nebula/committed-w0123456789abcdef-1.json", "t/.nebula/captured-w0123456789abcdef-2-00003-fedcba9876543210.json", "t/.nebula/wanted-w0123456789abcdef-1.json", "t/.nebula/tmp-1-1",
                 "t/.nebula/sweep-0123456789abcdef.json", /* of a sweep that died */
         };
 
@@ -82,8 +82,8 @@ ON_EACH_STORE(what_the_version_names_stays_whichever_writing_it_is_of)
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y", "z" } });
         write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "y" } });
         write_version((struct writer){ .tag = "t", .run = "c", .after = "b", .carries = true, .names = { "z" } });
-        have("t/.nebula/committed.json", "{}");
-        CHECK(sweep(ANY_AGE) == 1 && !has("t/.nebula/committed.json"));
+        have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
+        CHECK(sweep(ANY_AGE) == 1 && !has("t/.nebula/committed-w0123456789abcdef-1.json"));
         CHECK(holds("t", "c") && shows("t", "x", "a") && shows("t", "y", "b") && shows("t", "z", "c"));
 }
 
@@ -104,15 +104,15 @@ ON_EACH_STORE(nothing_goes_beside_what_is_young_or_another_users)
         char record[MANIFEST_KEY_MAX];
 
         write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x" } });
-        have("t/.nebula/committed.json", "{}");
+        have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         watched_begin(store);
-        watched.foreign = "t/.nebula/committed.json";
+        watched.foreign = "t/.nebula/committed-w0123456789abcdef-1.json";
         CHECK(sweep(ANY_AGE) == 0);
         watched_end(store);
         CHECK(has("t/x") && has(key_of_record("b", 0, record)));
         if (features & STORE_PATHS) { /* the times of mem's clock are whole seconds */
                 os->sleep_ms(60);
-                have("t/.nebula/committed.json", "{}");
+                have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
                 CHECK(sweep(30 * INT64_C(1000000)) == 0 && has("t/x"));
                 os->sleep_ms(60);
                 CHECK(sweep(30 * INT64_C(1000000)) == 1 && !has("t/x"));
@@ -126,7 +126,7 @@ ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
 
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
-        have("t/.nebula/committed.json", "{}");
+        have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         flip("t/.nebula/manifest-2.json", 30);
         count = count_objects("");
         CHECK(sweep(ANY_AGE) == 0 && count_objects("") == count);
@@ -143,7 +143,7 @@ ON_EACH_STORE(the_versions_before_the_newest_entry_stay_until_its_writer_removes
 
         write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
         writer_run_to(&writer, AT_CHECK);
-        have("t/.nebula/committed.json", "{}");
+        have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !tag_log_take_back(store, "t", 2, &error));
         CHECK(holds("t", "a") && shows("t", "y", "a"));
         writer_done(&writer);
@@ -218,7 +218,7 @@ ON_EACH_STORE(debris_beside_a_removal_goes_with_it)
         if (features & STORE_PATHS)
                 os->sleep_ms(30);
         else
-                have("t/.nebula/committed.json", "{}"); /* if both have one time, the record alone looks like a version's */
+                have("t/.nebula/committed-w0123456789abcdef-1.json", "{}"); /* if both have one time, the record alone looks like a version's */
         write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(sweep(ANY_AGE) == 1 && !count_objects("t/"));
 }

@@ -1,4 +1,5 @@
 /* manifest_publish after a commit: <tag>/<name> gets the committed bytes, and objects that only the version before had are removed. */
+#include "store/announce.h"
 #include "versions.h"
 #include "watched.h"
 
@@ -92,6 +93,21 @@ ON_EACH_STORE(tries_of_the_same_writing_that_failed_go_and_other_writings_stay)
         write_version((struct writer){ .tag = "t", .run = "a", .attempt = 1, .names = { "x" } });
         CHECK(holds("t", "a") && shows("t", "x", "a") && !has(failed_record) && !has(claim));
         CHECK(has(other_record) && shows("t", "y", "b"));
+}
+
+ON_EACH_STORE(the_node_documents_of_the_version_before_go_and_those_of_other_writings_stay)
+{
+        struct announce_of before = { .run = "a", .writing = 'a' }, own = { .run = "b", .writing = 'b' }, open = { .run = "b", .writing = 'c' };
+        const struct announce_of *all[] = { &before, &own, &open };
+        char paths[3][ANNOUNCE_PATH_MAX + 2] = { "t/", "t/", "t/" };
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        for (size_t i = 0; i < 3; i++) {
+                committed_path(all[i], paths[i] + 2);
+                have(paths[i], "{}");
+        }
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        CHECK(!has(paths[0]) && has(paths[1]) && has(paths[2]) && holds("t", "b"));
 }
 
 ON_EACH_STORE(nothing_is_done_for_a_version_that_another_entry_has_followed)
@@ -204,7 +220,8 @@ ON_EACH_STORE(a_publish_that_fails_harms_nothing_and_a_second_ends_well)
         }
 }
 
-TAP_MAIN(TEST(a_file_that_lies_apart_is_shown_at_its_name), TEST(a_file_that_carries_over_keeps_its_view), TEST(what_only_the_version_before_named_goes),
+TAP_MAIN(TEST(the_node_documents_of_the_version_before_go_and_those_of_other_writings_stay),
+         TEST(a_file_that_lies_apart_is_shown_at_its_name), TEST(a_file_that_carries_over_keeps_its_view), TEST(what_only_the_version_before_named_goes),
          TEST(the_view_of_a_file_that_is_no_more_goes), TEST(tries_of_the_same_writing_that_failed_go_and_other_writings_stay),
          TEST(nothing_is_done_for_a_version_that_another_entry_has_followed), TEST(views_are_those_of_the_newest_entry_whoever_slept),
          TEST(a_store_that_cannot_copy_keeps_the_older_view), TEST(where_lists_are_stale_one_entry_before_the_newest_stays), TEST(a_publish_that_fails_harms_nothing_and_a_second_ends_well))

@@ -487,7 +487,7 @@ static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the
         struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .generation = 1, .sequence = 5,
                                        .ranks = (uint32_t[]){ 0, 1 }, .rank_count = 2 };
         struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "late" };
-        char storage[256], *text;
+        char storage[256], path[ANNOUNCE_PATH_MAX], key[300], *text;
         struct version *version;
         struct image_loan *loan;
         struct bench bench;
@@ -512,7 +512,9 @@ static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the
         REQUIRE(version->id == id && version->loans);
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!committed_format(&committed, &text, &size, &bench.error));
-        storage_write(storage, "t/.nebula/committed.json", text, size);
+        committed_path(&committed.of, path);
+        snprintf(key, sizeof key, "t/%s", path);
+        storage_write(storage, key, text, size);
         free(text);
         catalogue_lock(&bench.catalogue);
         for (int i = 0; i < 5 && commit_open(version); i++) {

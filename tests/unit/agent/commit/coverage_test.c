@@ -18,7 +18,7 @@ static void captures(uint32_t first, uint32_t count, const char *run)
 {
         struct captured_rank ranks[WORLD];
         struct captured captured = own;
-        char key[300], *text;
+        char path[ANNOUNCE_PATH_MAX], key[300], *text;
         size_t size;
 
         snprintf(captured.of.run, sizeof captured.of.run, "%s", run);
@@ -26,9 +26,11 @@ static void captures(uint32_t first, uint32_t count, const char *run)
         captured.rank_count = count;
         for (uint32_t i = 0; i < count; i++)
                 ranks[i] = (struct captured_rank){ first + i, 1 };
-        snprintf(key, sizeof key, "t/");
-        captured_path(first, captured.of.writing, key + strlen(key));
-        if (captured_format(&captured, &text, &size, &error) || put(key, text, STORE_ALWAYS))
+        if (captured_format(&captured, &text, &size, &error))
+                abort();
+        captured_path(&captured, text, size, path);
+        snprintf(key, sizeof key, "t/%s", path);
+        if (put(key, text, STORE_IF_ABSENT))
                 abort();
         free(text);
 }
@@ -52,16 +54,30 @@ ON_EACH_STORE(a_look_reads_only_documents_that_are_new)
         captures(2, 2, "r");
         captures(4, 1, "before"); /* counts for nothing */
         CHECK(covers(coverage, 3, 3));
-        CHECK(coverage->documents == 2 && coverage->files == 3);
+        CHECK(coverage->nodes == 2 && coverage->files == 3);
         CHECK(covers(coverage, 3, 0));
         captures(6, 1, "r");
         CHECK(covers(coverage, 4, 1));
-        CHECK(coverage->documents == 3 && coverage->files == 4);
+        CHECK(coverage->nodes == 3 && coverage->files == 4);
         watched_end(store);
         coverage_free(coverage);
 }
 
-ON_EACH_STORE(a_document_that_has_changed_or_gone_is_not_counted_as_it_was)
+static void withdraw(uint32_t first)
+{
+        char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
+        struct store_list list;
+
+        captured_prefix(&own.of, prefix);
+        snprintf(key, sizeof key, "t/%s%05u-", prefix, first);
+        if (store_list_all(store, key, false, &list, &error))
+                abort();
+        for (size_t i = 0; i < list.count; i++)
+                drop(list.entries[i].key);
+        store_list_done(&list);
+}
+
+ON_EACH_STORE(a_later_document_of_a_node_adds_ranks_and_no_node)
 {
         struct coverage *coverage = coverage_new(WORLD);
 
@@ -70,15 +86,33 @@ ON_EACH_STORE(a_document_that_has_changed_or_gone_is_not_counted_as_it_was)
         watched_begin(store);
         captures(2, 1, "r");
         captures(4, 1, "r");
-        CHECK(covers(coverage, 3, 2) && coverage->documents == 3);
+        CHECK(covers(coverage, 3, 2) && coverage->nodes == 3);
         captures(2, 2, "r"); /* a rank more */
-        CHECK(covers(coverage, 4, 2) && coverage->documents == 3 && coverage->files == 4);
+        CHECK(covers(coverage, 4, 1) && coverage->nodes == 3 && coverage->files == 4);
         own.rank_count = 2; /* of this node, too */
-        CHECK(covers(coverage, 5, 2) && coverage->documents == 3 && coverage->files == 5);
-        CHECK(!store_remove_one(store, "t/.nebula/captured-00004.json", &error));
-        CHECK(covers(coverage, 4, 1) && coverage->documents == 2);
-        captures(2, 2, "before");
-        CHECK(covers(coverage, 2, 1) && coverage->documents == 1);
+        own_ranks[0].files = 3;
+        CHECK(covers(coverage, 5, 0) && coverage->nodes == 3 && coverage->files == 7);
+        watched_end(store);
+        own_ranks[0].files = 1;
+        coverage_free(coverage);
+        coverage = coverage_new(WORLD); /* in whatever order they are read */
+        REQUIRE(coverage && !coverage_look(store, &own, coverage, &error));
+        CHECK(coverage->count == 5 && coverage->nodes == 3 && coverage->files == 5);
+        coverage_free(coverage);
+}
+
+ON_EACH_STORE(a_document_that_its_node_has_withdrawn_does_not_count_any_more)
+{
+        struct coverage *coverage = coverage_new(WORLD);
+
+        REQUIRE(coverage);
+        own.rank_count = 1;
+        captures(2, 1, "r");
+        captures(4, 1, "r");
+        watched_begin(store);
+        CHECK(covers(coverage, 3, 2) && coverage->nodes == 3);
+        withdraw(4);
+        CHECK(covers(coverage, 2, 1) && coverage->nodes == 2);
         watched_end(store);
         coverage_free(coverage);
 }
@@ -109,11 +143,11 @@ ON_EACH_STORE(a_decision_that_cannot_be_read_is_not_replaced)
                         committed_done(&committed);
                 }
                 store_mem_faults(store, NULL);
-                CHECK(!world_read_committed(store, "t", &committed, &error) && committed.persist);
+                CHECK(!world_read_committed(store, &own.of, &committed, &error) && committed.persist);
                 committed_done(&committed);
         }
         coverage_free(coverage);
 }
 
-TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_document_that_has_changed_or_gone_is_not_counted_as_it_was),
-         TEST(a_decision_that_cannot_be_read_is_not_replaced))
+TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_later_document_of_a_node_adds_ranks_and_no_node),
+         TEST(a_document_that_its_node_has_withdrawn_does_not_count_any_more), TEST(a_decision_that_cannot_be_read_is_not_replaced))

@@ -146,8 +146,8 @@ static size_t captured_count(void)
         return count;
 }
 
-/* Three ranks of this node save in this order. The node then removes its documents. Returns how many requests it made for that. */
-static uint64_t requests_to_tidy(const uint32_t order[3], size_t documents)
+/* So many of three ranks of this node save in this order. The node then removes its documents. Returns how many requests it made for that. */
+static uint64_t requests_to_tidy(const uint32_t order[3], int ranks, size_t documents)
 {
         struct version *version = NULL;
         int64_t due = INT64_MAX;
@@ -158,7 +158,7 @@ static uint64_t requests_to_tidy(const uint32_t order[3], size_t documents)
         bench_init(&bench, NULL, path);
         bench.catalogue.takeover_s = 30;
         bench.job->settings.world = bench.session.world = 4;
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < ranks; i++)
                 version = share(order[i]);
         if (!version || captured_count() != documents)
                 return 0;
@@ -173,12 +173,12 @@ static uint64_t requests_to_tidy(const uint32_t order[3], size_t documents)
         return after - before;
 }
 
-static void a_node_removes_its_captured_documents_and_looks_only_where_it_may_have_written_one(void)
+static void a_node_removes_its_captured_documents_and_asks_for_none_that_it_has_not_written(void)
 {
-        CHECK(requests_to_tidy((const uint32_t[]){ 1, 2, 3 }, 1) == 2); /* it reads one document, and removes it */
-        CHECK(requests_to_tidy((const uint32_t[]){ 3, 2, 1 }, 3) == 6);
-        CHECK(requests_to_tidy((const uint32_t[]){ 2, 3, 1 }, 2) == 5);
+        CHECK(requests_to_tidy((const uint32_t[]){ 1, 2, 3 }, 1, 1) == 1); /* it knows the only one */
+        CHECK(requests_to_tidy((const uint32_t[]){ 1, 2, 3 }, 3, 3) <= 4); /* it lists them, by pages, and removes them at once */
+        CHECK(requests_to_tidy((const uint32_t[]){ 3, 2, 1 }, 3, 3) <= 4);
 }
 
 TAP_MAIN(TEST(a_node_that_waits_for_the_manifest_asks_for_its_key_alone), TEST(a_node_that_has_more_to_do_than_to_wait_looks_thoroughly),
-         TEST(a_node_removes_its_captured_documents_and_looks_only_where_it_may_have_written_one))
+         TEST(a_node_removes_its_captured_documents_and_asks_for_none_that_it_has_not_written))
