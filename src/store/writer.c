@@ -388,21 +388,29 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         return NEBULA_OK;
 }
 
+static step *const ways[][16] = {
+        [WRITER_ALONE] = { writer_number, list_names, upload, look_again, describe, put_records, look_again, publish,
+                           writer_compile, look_again, put_index, enter, check_own, show_files },
+        [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
+        [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, enter, check_common, show_files },
+        [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },
+        [WRITER_COPY] = { writer_number, list_names, describe, claim_or_adopt, publish, show,
+                          writer_compile, look_again, put_index, enter, check_own, show_files },
+};
+
+bool writer_step(struct writer *writer, enum writer_way way, size_t at, enum nebula_status *ret_status, struct nebula_error *error)
+{
+        if (ways[way][at])
+                *ret_status = ways[way][at](writer, error);
+        return ways[way][at] != NULL;
+}
+
 enum nebula_status writer_run(struct writer *writer, enum writer_way way, struct nebula_error *error)
 {
-        static step *const ways[][16] = {
-                [WRITER_ALONE] = { writer_number, list_names, upload, look_again, describe, put_records, look_again, publish,
-                                   writer_compile, look_again, put_index, enter, check_own, show_files },
-                [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
-                [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, enter, check_common, show_files },
-                [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },
-                [WRITER_COPY] = { writer_number, list_names, describe, claim_or_adopt, publish, show,
-                                  writer_compile, look_again, put_index, enter, check_own, show_files },
-        };
         enum nebula_status status = NEBULA_OK;
 
-        for (step *const *next = ways[way]; *next && !status; next++)
-                status = (*next)(writer, error);
+        for (size_t at = 0; !status && writer_step(writer, way, at, &status, error); at++)
+                ;
         return status;
 }
 

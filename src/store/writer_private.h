@@ -1,8 +1,11 @@
-/* writer_private.h - declarations that the files of the writer share. Only they include it. */
+/* writer_private.h - declarations that the files of the writer share. Only they and tests include it. */
 #ifndef NB_STORE_WRITER_PRIVATE_H
 #define NB_STORE_WRITER_PRIVATE_H
 
 #include "store/writer.h"
+
+/* writer.c: takes the step with that index. False: the list has no more. Tests stop between two steps. */
+bool writer_step(struct writer *writer, enum writer_way way, size_t at, enum nebula_status *ret_status, struct nebula_error *error);
 
 /* writer_manifest.c: the lists of the new manifest */
 /* From the writer's own shares. */

@@ -15,7 +15,7 @@ static enum nebula_status read_file(const struct manifest *manifest, const char 
 
 static bool reads_back(const struct manifest *manifest, const char *name, const char *run)
 {
-        struct writer writer = { .run = run };
+        struct author writer = { .run = run };
         char data[FILE_BYTES], expected[FILE_BYTES];
 
         fill(expected, sizeof expected, &writer, name);
@@ -25,8 +25,8 @@ static bool reads_back(const struct manifest *manifest, const char *name, const 
 /* Version 1 has x and y. Version 2, of a later run, has a new x, z, and the carried-over y. */
 static void write_two(struct manifest *ret_manifest)
 {
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "z" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "z" } });
         load("t", ret_manifest);
 }
 
@@ -48,19 +48,19 @@ ON_EACH_STORE(a_version_is_loaded_as_it_was_committed)
 /* Nothing is replaced: each reader gets one complete version, even while the other is written. */
 ON_EACH_STORE(readers_have_one_of_two_versions_whole_while_the_second_is_written)
 {
-        struct writer writer = { .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "z" } };
+        struct author writer = { .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "z" } };
         struct manifest one;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
         load("t", &one);
         while (writer.at < AT_CHECK) {
-                writer_step(&writer);
+                author_step(&writer);
                 CHECK(holds("t", writer.at < AT_CHECK ? "a" : "b") && !manifest_verify(store, &one, NULL, NULL, NULL, &error));
         }
         CHECK(manifest_is_gone(store, &one));
-        writer_run(&writer);
+        author_run(&writer);
         CHECK(holds("t", "b"));
-        writer_done(&writer);
+        author_done(&writer);
         manifest_done(&one);
 }
 
@@ -79,7 +79,7 @@ ON_EACH_STORE(an_open_file_has_the_same_bytes)
 {
         struct manifest manifest;
         struct record_file recorded;
-        struct writer writer = { .run = "b" };
+        struct author writer = { .run = "b" };
         char data[FILE_BYTES], expected[FILE_BYTES], key[MANIFEST_KEY_MAX];
         bool is_direct;
         int fd;
@@ -225,12 +225,12 @@ ON_EACH_STORE(verify_goes_on_after_a_bad_file_and_a_bad_record)
 
 ON_EACH_STORE(a_record_is_the_one_that_the_manifest_was_made_from)
 {
-        struct writer other = { .tag = "t", .run = "b", .names = { "x" } };
+        struct author other = { .tag = "t", .run = "b", .names = { "x" } };
         struct manifest manifest;
         struct record record;
         char key[MANIFEST_KEY_MAX], other_key[MANIFEST_KEY_MAX];
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
         REQUIRE(!record_key("t", manifest.records[0].writing, 0, key, &error));
         REQUIRE(!manifest_load_record(store, &manifest, 0, &record, &error));
@@ -257,7 +257,7 @@ ON_EACH_STORE(a_record_at_a_place_that_is_not_its_own_is_refused)
         struct record record;
         char key[MANIFEST_KEY_MAX], other_key[MANIFEST_KEY_MAX];
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
         entry = &manifest.records[0];
         REQUIRE(!record_key("t", entry->writing, 0, key, &error));
@@ -288,7 +288,7 @@ ON_EACH_STORE(a_record_gives_each_file_once_in_any_order_and_only_as_the_manifes
         struct record_file taken;
         struct record record;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "c", "a", "b" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "c", "a", "b" } });
         load("t", &manifest);
         REQUIRE(!manifest_load_record(store, &manifest, 0, &record, &error));
         for (int i = 0; i < 3; i++) {
@@ -316,10 +316,10 @@ ON_EACH_STORE(a_version_is_gone_if_its_tag_holds_another_or_none)
 {
         struct manifest one, two;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &one);
         CHECK(!manifest_is_gone(store, &one));
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
         load("t", &two);
         CHECK(manifest_is_gone(store, &one) && !manifest_is_gone(store, &two));
         watched_begin(store);
@@ -401,7 +401,7 @@ ON_EACH_STORE(a_version_that_is_not_the_newest_entry_is_not_durable)
 {
         struct manifest one;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &one);
         have("t/.nebula/manifest-2.json", "any"); /* sound or not */
         CHECK(!manifest_check_present(store, &one, &error) && manifest_check_all(store, &one, &error) == NEBULA_NOT_FOUND);
@@ -419,7 +419,7 @@ ON_EACH_STORE(a_sweep_that_may_have_listed_the_records_is_waited_for)
                 have("t/.nebula/sweep-0000000000000001.json", "{}"); /* begun before the records, so its listing does not contain them */
                 os->sleep_ms(30);
         }
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
         CHECK(!manifest_check_all(store, &manifest, &error));
         have("t/.nebula/sweep-0000000000000002.json", "{}");

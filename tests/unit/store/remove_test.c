@@ -24,9 +24,9 @@ static bool is_all_gone(const char *directory)
 
 ON_EACH_STORE(a_removal_takes_all_that_is_nebulas_and_nothing_else)
 {
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x" } });
-        write_torn((struct writer){ .tag = "t", .run = "c", .after = "b", .names = { "z" } }); /* a writing that never ended */
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "c", .after = "b", .names = { "z" } }); /* a writing that never ended */
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         have("t/.nebula/captured-w0123456789abcdef-1-00000-fedcba9876543210.json", "{}");
         have("t/.nebula/sweep-0000000000000001.json", "{}");
@@ -47,19 +47,19 @@ ON_EACH_STORE(a_removal_takes_the_manifest_of_format_1_too)
         have("t/.nebula/rank-00000.json", "{}");
         have("t/.nebula/rank-00000.g2.json", "{}");
         have("t/.nebula/notes.json", "of a user");
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(holds("t", "a") && !remove_version("t") && holds_nothing("t"));
         CHECK(has("t/.nebula/notes.json") && count_objects("t/") == 1);
 }
 
 ON_EACH_STORE(of_a_writing_in_place_that_never_ended_the_files_go_too)
 {
-        struct writer torn = { .tag = "t", .run = "b", .names = { "y", "z" } };
+        struct author torn = { .tag = "t", .run = "b", .names = { "y", "z" } };
 
         write_torn(torn);
         drop("t/z");
         have("t/z", "of another length: a user's");
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(has("t/y") && !remove_version("t") && !has("t/y") && has("t/z") && count_objects("t/") == 1);
 }
 
@@ -68,7 +68,7 @@ ON_EACH_STORE(the_numbers_of_the_log_go_on_after_a_removal)
         struct manifest manifest;
 
         for (uint64_t round = 0; round < 3; round++) {
-                write_version((struct writer){ .tag = "t/u", .run = "a", .sequence = 50 + round, .names = { "x" } });
+                write_version((struct author){ .tag = "t/u", .run = "a", .sequence = 50 + round, .names = { "x" } });
                 load("t/u", &manifest);
                 CHECK(manifest.number == 1 + 2 * round && holds("t/u", "a") && shows("t%2Fu", "x", "a"));
                 manifest_done(&manifest);
@@ -82,9 +82,9 @@ ON_EACH_STORE(after_a_removal_no_file_of_a_manifest_lies_in_place)
 {
         struct manifest manifest;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(!remove_version("t") && !has("t/x"));
-        write_version((struct writer){ .tag = "t", .run = "a", .sequence = 100, .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .sequence = 100, .names = { "x" } });
         load("t", &manifest);
         CHECK(manifest.files[0].is_apart && shows("t", "x", "a"));
         have("t/x", "an old view");
@@ -96,11 +96,11 @@ ON_EACH_STORE(a_removal_again_is_fine_and_takes_nothing_of_other_programs)
 {
         struct manifest manifest;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
         CHECK(!manifest_remove(store, &manifest, &error) && !manifest_remove(store, &manifest, &error) && is_all_gone("t"));
         have("t/x", "of a user");
-        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "y" } });
+        write_torn((struct author){ .tag = "t", .run = "b", .names = { "y" } });
         CHECK(!manifest_remove(store, &manifest, &error) && !manifest_end_removal(store, "t", &error));
         CHECK(has("t/x") && count_objects("t/") == 3 && holds_nothing("t"));
         manifest_done(&manifest);
@@ -111,9 +111,9 @@ ON_EACH_STORE(a_version_that_was_written_again_is_not_removed_in_the_name_of_the
         struct manifest old;
         size_t count;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &old);
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
         count = count_objects("");
         CHECK(manifest_remove(store, &old, &error) == NEBULA_BUSY && strstr(error.message, "\"t\"") && count_objects("") == count && holds("t", "b"));
         CHECK(!manifest_end_removal(store, "t", &error) && holds("t", "b")); /* there is none */
@@ -127,7 +127,7 @@ ON_EACH_STORE(what_cannot_be_looked_at_is_not_removed)
         struct manifest manifest;
         size_t count;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
         have("t/.nebula/manifest-2.json", "damaged");
         count = count_objects("");
@@ -144,7 +144,7 @@ ON_EACH_STORE(objects_of_another_user_stay)
                 struct manifest manifest;
 
                 begin_anew();
-                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
                 have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
                 load("t", &manifest);
                 watched_begin(store);
@@ -161,7 +161,7 @@ ON_EACH_STORE(a_young_temporary_object_stays_until_a_sweep)
 {
         size_t swept;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         have("t/.nebula/tmp-9-1", "x");
         CHECK(!remove_version("t") && has("t/.nebula/tmp-9-1") && count_objects("t/") == 1);
         CHECK(!manifest_sweep(store, ANY_AGE, &swept, &error) && is_all_gone("t"));
@@ -186,7 +186,7 @@ ON_EACH_STORE(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_
                 struct manifest manifest;
 
                 begin_anew();
-                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
                 have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
                 load("t", &manifest);
                 REQUIRE(has(keys_of_all[i]));
@@ -203,17 +203,17 @@ ON_EACH_STORE(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_
 /* The writer sleeps between its files and its manifest. It finds the removal, finished or not, and writes all files again. */
 ON_EACH_STORE(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_finds_out)
 {
-        for (enum writer_at at = AT_PLACE; at <= AT_CHECK; at++) {
-                struct writer writer = { .tag = "t", .run = "b", .after = "a", .names = { "x", "y" } };
+        for (enum author_at at = AT_PLACE; at <= AT_CHECK; at++) {
+                struct author writer = { .tag = "t", .run = "b", .after = "a", .names = { "x", "y" } };
 
                 begin_anew();
-                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
-                writer_run_to(&writer, at);
+                write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
+                author_run_to(&writer, at);
                 CHECK(!remove_version("t") && holds_nothing("t") && is_all_gone("t"));
-                writer_run(&writer);
+                author_run(&writer);
                 CHECK(writer.is_durable && holds("t", "b") && shows("t", "x", "b") && shows("t", "y", "b"));
                 CHECK(!remove_version("t") && is_all_gone("t"));
-                writer_done(&writer);
+                author_done(&writer);
         }
 }
 
@@ -235,7 +235,7 @@ static void act_meanwhile(struct store *one, enum watched_call call, const char 
 
 static void write_again(void)
 {
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "y" } });
 }
 
 static void end_and_write_again(void)
@@ -253,7 +253,7 @@ static void a_tag_that_is_written_again_stays_whole(void)
                 enum nebula_status status;
 
                 begin_anew();
-                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "keep" } });
+                write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "keep" } });
                 load("t", &manifest);
                 watched_begin(store);
                 watched.before = act_meanwhile;
@@ -298,7 +298,7 @@ static void end_it(enum ending ending, const struct manifest *manifest)
                 CHECK(!manifest_end_removal(store, "t", &error));
                 break;
         default:
-                write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
                 CHECK(holds("t", "b") && shows("t", "x", "b") && !remove_version("t"));
         }
 }
@@ -310,8 +310,8 @@ static bool interrupt(enum watched_failure how, uint64_t k, enum ending ending)
         bool has_failed;
 
         begin_anew();
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
-        write_version((struct writer){ .tag = "t", .run = "a", .sequence = 100, .carries = true, .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "a", .sequence = 100, .carries = true, .names = { "x" } });
         have("t/foreign", "x");
         load("t", &manifest);
         watched_begin(store);
@@ -326,7 +326,7 @@ static bool interrupt(enum watched_failure how, uint64_t k, enum ending ending)
                 end_it(ending, &manifest);
                 CHECK(holds_nothing("t") && has("t/foreign") && count_objects("t/") == 1);
                 CHECK(!status || last_removal("t") >= 3);
-                write_version((struct writer){ .tag = "t", .run = "c", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "c", .names = { "x" } });
                 CHECK(holds("t", "c"));
         }
         manifest_done(&manifest);
@@ -346,7 +346,7 @@ ON_EACH_STORE(a_removal_that_is_ended_by_another_takes_no_users_file_in_the_vers
 {
         struct manifest manifest;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
         load("t", &manifest);
         for (uint64_t k = 1; !holds_nothing("t"); k++) { /* the removal is interrupted after its entry */
                 watched_begin(store);
@@ -378,12 +378,12 @@ static void end_another(struct store *one, enum watched_call call, const char *k
 ON_EACH_STORE(a_removal_whose_number_another_has_used_removes_nothing)
 {
         struct manifest manifest;
-        struct writer later = { .tag = "t", .run = "b", .after = "a", .names = { "z" } };
+        struct author later = { .tag = "t", .run = "b", .after = "a", .names = { "z" } };
         char key[MANIFEST_KEY_MAX];
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         load("t", &manifest);
-        writer_run_to(&later, AT_COMMIT);
+        author_run_to(&later, AT_COMMIT);
         REQUIRE(!file_key("t", later.writing, "z", key, &error) && has(key));
         watched_begin(store);
         watched.before = end_another;
@@ -391,7 +391,7 @@ ON_EACH_STORE(a_removal_whose_number_another_has_used_removes_nothing)
         CHECK(!manifest_remove(store, &manifest, &error) && has_ended);
         watched_end(store);
         CHECK(has(key) && !has("t/.nebula/manifest-2.json") && holds_nothing("t") && last_removal("t") == 2);
-        writer_done(&later);
+        author_done(&later);
         manifest_done(&manifest);
 }
 
@@ -399,11 +399,11 @@ ON_EACH_STORE(a_removal_whose_number_another_has_used_removes_nothing)
 
 static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
 {
-        struct writer failed = { .tag = "t", .run = "b", .after = "a", .names = { "y", "z" } };
+        struct author failed = { .tag = "t", .run = "b", .after = "a", .names = { "y", "z" } };
 
         begin_anew();
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
-        writer_run_to(&failed, AT_COMMIT);
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
+        author_run_to(&failed, AT_COMMIT);
         have("t/foreign", "x");
         watched_begin(store);
         watched_fail(how, k);
@@ -414,7 +414,7 @@ static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
         manifest_forsake(store, "t", failed.writing);
         CHECK(holds("t", "a") && shows("t", "x", "a") && has("t/foreign"));
         CHECK(count_objects("t/") == 4); /* a manifest, a record, x, and the foreign object */
-        writer_done(&failed);
+        author_done(&failed);
 }
 
 ON_EACH_STORE(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else)
@@ -429,28 +429,28 @@ ON_EACH_STORE(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else)
 
 ON_EACH_STORE(a_try_in_place_that_is_given_up_leaves_the_names_free_but_for_those_of_the_version)
 {
-        struct writer failed = { .tag = "t", .run = "b", .names = { "x", "y", "z" } };
+        struct author failed = { .tag = "t", .run = "b", .names = { "x", "y", "z" } };
 
-        writer_run_to(&failed, AT_COMMIT);
+        author_run_to(&failed, AT_COMMIT);
         drop("t/z");
         have("t/z", "of a user");
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         manifest_forsake(store, "t", failed.writing);
         CHECK(holds("t", "a") && shows("t", "x", "a") && !has("t/y") && has("t/z"));
-        writer_done(&failed);
+        author_done(&failed);
 }
 
 ON_EACH_STORE(nothing_is_taken_from_a_tag_whose_log_cannot_be_read)
 {
-        struct writer failed = { .tag = "t", .run = "b", .names = { "x" } };
+        struct author failed = { .tag = "t", .run = "b", .names = { "x" } };
         size_t count;
 
-        writer_run_to(&failed, AT_COMMIT);
+        author_run_to(&failed, AT_COMMIT);
         have("t/.nebula/manifest-1.json", "damaged");
         count = count_objects("");
         manifest_forsake(store, "t", failed.writing);
         CHECK(count_objects("") == count);
-        writer_done(&failed);
+        author_done(&failed);
 }
 
 TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(a_removal_takes_the_manifest_of_format_1_too), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),

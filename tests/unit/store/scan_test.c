@@ -8,7 +8,7 @@
 
 static void save(const char *tag, uint64_t sequence)
 {
-        write_version((struct writer){ .tag = tag, .run = "a", .sequence = sequence, .names = { "x" } });
+        write_version((struct author){ .tag = tag, .run = "a", .sequence = sequence, .names = { "x" } });
 }
 
 /* Sequence of the newest version; 0: none. */
@@ -34,7 +34,7 @@ ON_EACH_STORE(a_scan_lists_the_sound_oldest_first_and_counts_the_broken)
         save("global_step20", 30);
         save("global_step100", 20);
         save("removed", 25);
-        write_torn((struct writer){ .tag = "torn", .run = "a", .sequence = 40, .names = { "x" } });
+        write_torn((struct author){ .tag = "torn", .run = "a", .sequence = 40, .names = { "x" } });
         save("broken", 50);
         flip("broken/.nebula/manifest-1.json", 30);
         CHECK(!remove_version("removed"));
@@ -107,7 +107,7 @@ ON_EACH_STORE(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_no
         struct manifest_broken bare;
 
         CHECK(!manifest_is_bare(store, "absent", &bare));
-        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(manifest_is_bare(store, "t", &bare) && strstr(bare.reason, "no manifest"));
         have("t/.nebula/captured-w0123456789abcdef-1-00000-fedcba9876543210.json", "{}");
         CHECK(!manifest_is_bare(store, "t", &bare));
@@ -239,7 +239,7 @@ static void complete_a(void)
 /* Both directories exist all the time. */
 ON_EACH_STORE(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed)
 {
-        write_torn((struct writer){ .tag = "a", .run = "b", .names = { "x" } });
+        write_torn((struct author){ .tag = "a", .run = "b", .names = { "x" } });
         save("b", 10);
         begin_meanwhile(complete_a); /* when b is read, after a */
         CHECK(newest_sequence() == 20);
@@ -303,7 +303,7 @@ ON_EACH_STORE(a_scan_again_reads_only_the_entries_that_are_new)
         REQUIRE(!manifest_scan_again(store, &brief, &scan, &error));
         CHECK(scan.count == 6 && !atomic_load(&watched.of_kind[CALL_GET]) && manifest_size(&scan.manifests[5]) == FILE_BYTES);
         watched_end(store);
-        write_version((struct writer){ .tag = "global_step3", .run = "a", .sequence = 30, .names = { "x", "y" } }); /* a second entry of its log */
+        write_version((struct author){ .tag = "global_step3", .run = "a", .sequence = 30, .names = { "x", "y" } }); /* a second entry of its log */
         save("global_step7", 31);
         CHECK(!remove_version("global_step1"));
         begin_meanwhile(NULL);

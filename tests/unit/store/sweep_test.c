@@ -27,8 +27,8 @@ ON_EACH_STORE(debris_goes_when_it_is_old_and_stays_while_it_is_young)
 {
         char record[MANIFEST_KEY_MAX];
 
-        write_version((struct writer){ .tag = "whole", .run = "a", .names = { "x" } });
-        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "whole", .run = "a", .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "b", .names = { "x", "y" } });
         have("t/mine", "x");
         have("whole/.nebula/w0123456789abcdef-1-00000000/x", "1");
         have("whole/.nebula/tmp-1-1", "x");
@@ -69,7 +69,7 @@ ON_EACH_STORE(each_kind_of_debris_goes)
                 for (size_t i = 0; i < sizeof debris / sizeof *debris; i++) {
                         begin_anew();
                         if (with_version)
-                                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                                write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
                         have(debris[i], "x");
                         CHECK(sweep(ANY_AGE) == 1 && !has(debris[i]));
                         CHECK(with_version ? holds("t", "a") && count_objects("t/") == 3 : !count_objects("t/"));
@@ -79,9 +79,9 @@ ON_EACH_STORE(each_kind_of_debris_goes)
 
 ON_EACH_STORE(what_the_version_names_stays_whichever_writing_it_is_of)
 {
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y", "z" } });
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "y" } });
-        write_version((struct writer){ .tag = "t", .run = "c", .after = "b", .carries = true, .names = { "z" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y", "z" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "y" } });
+        write_version((struct author){ .tag = "t", .run = "c", .after = "b", .carries = true, .names = { "z" } });
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         CHECK(sweep(ANY_AGE) == 1 && !has("t/.nebula/committed-w0123456789abcdef-1.json"));
         CHECK(holds("t", "c") && shows("t", "x", "a") && shows("t", "y", "b") && shows("t", "z", "c"));
@@ -90,10 +90,10 @@ ON_EACH_STORE(what_the_version_names_stays_whichever_writing_it_is_of)
 /* A file in place is removed only if a removed record names it, its size fits, and no version names it. */
 ON_EACH_STORE(a_file_in_place_that_is_not_known_to_be_debris_stays)
 {
-        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x", "y", "z" } });
+        write_torn((struct author){ .tag = "t", .run = "b", .names = { "x", "y", "z" } });
         drop("t/z");
         have("t/z", "of another length");
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         have("t/w", "of a user");
         CHECK(sweep(ANY_AGE) == 1 && !has("t/y") && has("t/z") && has("t/w") && holds("t", "a") && shows("t", "x", "a"));
 }
@@ -103,7 +103,7 @@ ON_EACH_STORE(nothing_goes_beside_what_is_young_or_another_users)
 {
         char record[MANIFEST_KEY_MAX];
 
-        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "b", .names = { "x" } });
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         watched_begin(store);
         watched.foreign = "t/.nebula/committed-w0123456789abcdef-1.json";
@@ -124,8 +124,8 @@ ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
 {
         size_t count;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         flip("t/.nebula/manifest-2.json", 30);
         count = count_objects("");
@@ -139,14 +139,14 @@ ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
 /* The writer of the newest entry may still take it back. */
 ON_EACH_STORE(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them)
 {
-        struct writer writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
+        struct author writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
-        writer_run_to(&writer, AT_CHECK);
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        author_run_to(&writer, AT_CHECK);
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
         CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !tag_log_take_back(store, "t", 2, &error));
         CHECK(holds("t", "a") && shows("t", "y", "a"));
-        writer_done(&writer);
+        author_done(&writer);
 }
 
 /* Interrupts a removal after its entry. */
@@ -163,17 +163,17 @@ static void enter_removal_of(const struct manifest *manifest)
 /* Versions before a removal will be removed, even while both entries exist. */
 ON_EACH_STORE(the_versions_before_a_removal_do_not_stay_behind_a_later_one)
 {
-        struct writer later = { .tag = "t", .run = "b", .names = { "x" } };
+        struct author later = { .tag = "t", .run = "b", .names = { "x" } };
         struct manifest manifest;
         char record[MANIFEST_KEY_MAX];
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
         load("t", &manifest);
         enter_removal_of(&manifest);
-        writer_run_to(&later, AT_SHOW); /* and dies */
+        author_run_to(&later, AT_SHOW); /* and dies */
         REQUIRE(has("t/y") && has("t/.nebula/manifest-1.json") && has("t/.nebula/manifest-2.json") && has(key_of_record("a", 0, record)));
         CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !has("t/y") && !has(record));
-        writer_done(&later);
+        author_done(&later);
         manifest_done(&manifest);
 }
 
@@ -183,7 +183,7 @@ ON_EACH_STORE(a_removal_that_was_interrupted_is_ended)
         char *text;
         size_t size;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         have("t/foreign", "x");
         if (removal_format(&removal, &text, &size, NULL) || tag_log_create(store, "t", 2, text, size, NULL))
                 abort();
@@ -219,7 +219,7 @@ ON_EACH_STORE(debris_beside_a_removal_goes_with_it)
                 os->sleep_ms(30);
         else
                 have("t/.nebula/committed-w0123456789abcdef-1.json", "{}"); /* if both have one time, the record alone looks like a version's */
-        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(sweep(ANY_AGE) == 1 && !count_objects("t/"));
 }
 
@@ -227,8 +227,8 @@ ON_EACH_STORE(one_tag_is_swept_without_the_others)
 {
         size_t removed = 99;
 
-        write_torn((struct writer){ .tag = "t/u", .run = "a", .names = { "x" } });
-        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_torn((struct author){ .tag = "t/u", .run = "a", .names = { "x" } });
+        write_torn((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         have(".nebula-tmp-1-1", "x");
         CHECK(!manifest_sweep_tag(store, "t/u", HOUR_NS, &removed, &error) && removed == 0);
         CHECK(!manifest_sweep_tag(store, "t/u", ANY_AGE, &removed, &error) && removed == 1 && !count_objects("t%2Fu/"));
@@ -238,7 +238,7 @@ ON_EACH_STORE(one_tag_is_swept_without_the_others)
 
 /* ---- a writer at work ---- */
 
-static struct writer sleeper;
+static struct author sleeper;
 static bool has_marked;
 static void (*on_mark)(void);
 
@@ -255,15 +255,15 @@ static void at_mark(struct store *one, enum watched_call call, const char *key)
 
 static void commit(void)
 {
-        writer_step(&sleeper);
+        author_step(&sleeper);
         CHECK(sleeper.at == AT_CHECK);
 }
 
 ON_EACH_STORE(a_sweep_that_finds_a_new_entry_removes_nothing)
 {
         begin_anew();
-        sleeper = (struct writer){ .tag = "t", .run = "a", .names = { "x" } };
-        writer_run_to(&sleeper, AT_COMMIT); /* and sleeps until all objects are old */
+        sleeper = (struct author){ .tag = "t", .run = "a", .names = { "x" } };
+        author_run_to(&sleeper, AT_COMMIT); /* and sleeps until all objects are old */
         watched_begin(store);
         watched.before = at_mark;
         on_mark = commit;
@@ -271,9 +271,9 @@ ON_EACH_STORE(a_sweep_that_finds_a_new_entry_removes_nothing)
         CHECK(sweep(ANY_AGE) <= 1 && has_marked);
         watched_end(store);
         CHECK(holds("t", "a") && !count_objects("t/.nebula/sweep-"));
-        writer_run(&sleeper);
+        author_run(&sleeper);
         CHECK(sleeper.is_durable && !sleeper.attempt && holds("t", "a"));
-        writer_done(&sleeper);
+        author_done(&sleeper);
 }
 
 static uint64_t removals_until;
@@ -284,9 +284,9 @@ static void before_a_removal(struct store *one, enum watched_call call, const ch
         if (call != CALL_REMOVE || strstr(key, "/.nebula/sweep-") || !removals_until || --removals_until)
                 return;
         one->ops = watched.real;
-        writer_step(&sleeper);
+        author_step(&sleeper);
         CHECK(sleeper.at == AT_CHECK);
-        writer_step(&sleeper);
+        author_step(&sleeper);
         CHECK(!sleeper.is_durable);
         one->ops = &watched.ops;
 }
@@ -295,16 +295,16 @@ ON_EACH_STORE(a_writer_that_finds_a_sweep_at_work_writes_again)
 {
         for (uint64_t k = 1; k <= 3; k++) {
                 begin_anew();
-                sleeper = (struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } };
-                writer_run_to(&sleeper, AT_COMMIT);
+                sleeper = (struct author){ .tag = "t", .run = "a", .names = { "x", "y" } };
+                author_run_to(&sleeper, AT_COMMIT);
                 watched_begin(store);
                 watched.before = before_a_removal;
                 removals_until = k;
                 CHECK(sweep(ANY_AGE) == 1 && !removals_until);
                 watched_end(store);
-                writer_run(&sleeper);
+                author_run(&sleeper);
                 CHECK(sleeper.is_durable && holds("t", "a") && shows("t", "x", "a") && shows("t", "y", "a"));
-                writer_done(&sleeper);
+                author_done(&sleeper);
         }
 }
 
@@ -316,9 +316,9 @@ static bool fail_once(enum watched_failure how, uint64_t k)
         bool has_failed;
 
         begin_anew();
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
-        write_torn((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x", "z" } });
-        write_torn((struct writer){ .tag = "u", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_torn((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x", "z" } });
+        write_torn((struct author){ .tag = "u", .run = "a", .names = { "x", "y" } });
         have("u/foreign", "x");
         watched_begin(store);
         watched_fail(how, k);
@@ -328,7 +328,7 @@ static bool fail_once(enum watched_failure how, uint64_t k)
         CHECK(holds("t", "a") && shows("t", "x", "a") && has("u/foreign"));
         sweep(ANY_AGE);
         CHECK(holds("t", "a") && shows("t", "y", "a") && count_objects("t/") == 4 && count_objects("u/") == 1);
-        write_version((struct writer){ .tag = "t", .run = "c", .after = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "c", .after = "a", .names = { "x" } });
         CHECK(holds("t", "c"));
         return has_failed;
 }
@@ -348,7 +348,7 @@ static void a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them(void)
         store = begin_mem_with(&(struct mem_faults){ .page_entries = 1000 });
         for (unsigned i = 0; i < 100; i++) {
                 snprintf(tag, sizeof tag, "global_step%u", i);
-                write_version((struct writer){ .tag = tag, .run = "a", .names = { "x" } });
+                write_version((struct author){ .tag = tag, .run = "a", .names = { "x" } });
         }
         before = store_mem_calls(store);
         CHECK(sweep(ANY_AGE) == 0 && store_mem_calls(store) - before < 20);

@@ -78,7 +78,7 @@ ON_EACH_STORE(the_largest_number_decides)
 {
         struct tag_log log;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         REQUIRE(!tag_log_head(store, "t", &log, &error));
         CHECK(log.number == 1 && !log.is_removal && !log.is_unsound && !strcmp(log.manifest.run, "a") && log.manifest.number == 1);
         tag_log_done(&log);
@@ -98,30 +98,29 @@ ON_EACH_STORE(the_largest_number_decides)
 
 ON_EACH_STORE(what_only_looks_like_an_entry_is_none)
 {
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         have("t/.nebula/manifest-02.json", "x");
         have("t/.nebula/manifest-999999999999999999.json", "x"); /* no log gets there, and there would be no next number */
         have("t/.nebula/manifest-3.json.bak", "x");
         have("t/.nebula/manifest-4.json/x", "x");
         have("t/.nebula/manifest-.json", "x");
         CHECK(newest("t") == 1 && holds("t", "a"));
-        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
         CHECK(newest("t") == 2 && holds("t", "b") && has("t/.nebula/manifest-999999999999999999.json"));
 }
 
 /* A writer's error names the problem and the place. */
 ON_EACH_STORE(behind_the_last_number_there_is_no_entry)
 {
-        struct writer writer = { .tag = "t", .run = "a", .names = { "x" } };
+        struct author writer = { .tag = "t", .run = "a", .names = { "x" } };
         char *text;
         size_t size;
 
         have("t/.nebula/manifest-281474976710656.json", "x");
         CHECK(newest("t") == DOCUMENT_GENERATION_MAX);
-        writer_run_to(&writer, AT_COMMIT);
-        writer.manifest.number = writer.next;
-        CHECK(manifest_format(&writer.manifest, &text, &size, &error) == NEBULA_INVALID && strstr(error.message, "impossible number"));
-        writer_done(&writer);
+        author_run_to(&writer, AT_COMMIT);
+        CHECK(manifest_format(&writer.real.manifest, &text, &size, &error) == NEBULA_INVALID && strstr(error.message, "impossible number"));
+        author_done(&writer);
 }
 
 /* A completed removal leaves only this number of the tag. */
@@ -147,24 +146,24 @@ ON_EACH_STORE(the_numbers_of_an_empty_log_go_on_behind_the_last_removal)
 
 ON_EACH_STORE(an_entry_at_or_below_the_last_removal_is_dead)
 {
-        struct writer writer = { .tag = "t", .run = "a", .names = { "x" } };
+        struct author writer = { .tag = "t", .run = "a", .names = { "x" } };
 
-        writer_run_to(&writer, AT_COMMIT);
-        CHECK(writer.next == 1 && !tag_log_set_removed(store, "t", 2, &error)); /* another version was written and removed */
-        writer_step(&writer);
-        CHECK(writer.at == AT_CHECK && writer.manifest.number == 1);
-        writer_step(&writer);
+        author_run_to(&writer, AT_COMMIT);
+        CHECK(writer.real.manifest.number == 1 && !tag_log_set_removed(store, "t", 2, &error)); /* another version was written and removed */
+        author_step(&writer);
+        CHECK(writer.at == AT_CHECK && writer.real.manifest.number == 1);
+        author_step(&writer);
         CHECK(!writer.is_durable && newest("t") == 0); /* taken back */
-        writer_run(&writer);
-        CHECK(writer.is_durable && writer.manifest.number == 3 && holds("t", "a"));
-        writer_done(&writer);
+        author_run(&writer);
+        CHECK(writer.is_durable && writer.real.manifest.number == 3 && holds("t", "a"));
+        author_done(&writer);
 }
 
 ON_EACH_STORE(an_entry_that_is_damaged_is_told_with_its_place)
 {
         char *text = calloc(1, DOCUMENT_TEXT_MAX + 2);
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         flip("t/.nebula/manifest-1.json", 30);
         CHECK(is_unsound("t", "t/.nebula/manifest-1.json", "damaged"));
         have("cut/.nebula/manifest-3.json", "{\"nebula\"");
@@ -175,13 +174,13 @@ ON_EACH_STORE(an_entry_that_is_damaged_is_told_with_its_place)
         have("long/.nebula/manifest-1.json", text);
         CHECK(is_unsound("long", "long/.nebula/manifest-1.json", ""));
         free(text);
-        write_version((struct writer){ .tag = "t", .run = "b", .names = { "x" } }); /* the next save writes the tag anew */
+        write_version((struct author){ .tag = "t", .run = "b", .names = { "x" } }); /* the next save writes the tag anew */
         CHECK(holds("t", "b") && newest("t") == 2);
 }
 
 ON_EACH_STORE(an_entry_of_another_place_is_refused_and_says_why)
 {
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         copy_object("t/.nebula/manifest-1.json", "copy/.nebula/manifest-1.json");
         CHECK(is_unsound("copy", "belongs to \"t\"", "renamed or copied"));
         copy_object("t/.nebula/manifest-1.json", "t/.nebula/manifest-2.json");
@@ -216,7 +215,7 @@ ON_EACH_STORE(a_directory_of_format_1_is_told_with_what_to_do)
         have("t/.nebula/manifest.json", "{}");
         CHECK(newest("t") == 0 && is_unsound("t", "t/.nebula/manifest.json", "format 1") && is_unsound("t", "torch.load", "remove its directory .nebula"));
         CHECK(!manifest_sweep(store, ANY_AGE, &swept, &error) && swept == 0 && has("t/.nebula/rank-00000.json") && has("t/x"));
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         CHECK(holds("t", "a") && shows("t", "x", "a"));
 }
 
@@ -273,7 +272,7 @@ ON_EACH_STORE(a_failure_of_storage_is_told_and_is_no_state_of_the_log)
         struct tag_log log;
         uint64_t number;
 
-        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
         for (uint64_t k = 1;; k++) {
                 bool has_failed;
 
@@ -305,10 +304,10 @@ static void a_list_that_is_old_hides_no_entry(void)
 
                 store = begin_mem_with(&(struct mem_faults){ .stale_writes = stale });
                 features = store->ops->features(store);
-                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "a", .names = { "x" } });
                 CHECK(!tag_log_head(store, "t", &log, &error) && log.number == 1 && !strcmp(log.manifest.run, "a"));
                 tag_log_done(&log);
-                write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+                write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
                 CHECK(!tag_log_head(store, "t", &log, &error) && log.number == 2 && !strcmp(log.manifest.run, "b"));
                 tag_log_done(&log);
                 store_close(store);

@@ -1,10 +1,10 @@
 /*
- * versions.h - versions for tests of stores. A writer writes one step at a time, in the order of docs/formats.md, as one node's agent does.
+ * versions.h - versions for tests of stores. An author writes them with store/writer.h, a stage at a time.
  *
  *      ON_EACH_STORE(promise) { ... }          a test that runs on files and on mem, each time with an empty `store` (kinds.h)
- *      struct writer writer = { .tag = "t", .run = "a", .names = { "x", "y" } };
- *      while (writer_goes_on(&writer)) writer_step(&writer);
- *      writer_done(&writer);
+ *      struct author writer = { .tag = "t", .run = "a", .names = { "x", "y" } };
+ *      while (author_goes_on(&writer)) author_step(&writer);
+ *      author_done(&writer);
  */
 #ifndef NB_TESTS_UNIT_STORE_VERSIONS_H
 #define NB_TESTS_UNIT_STORE_VERSIONS_H
@@ -15,6 +15,7 @@
 #include "kinds.h"
 #include "store/manifest.h"
 #include "store/tag_log.h"
+#include "store/writer_private.h"
 #include "sum/sum.h"
 
 #define HOUR_NS (INT64_C(3600) * 1000000000)
@@ -122,36 +123,34 @@ static inline size_t count_objects(const char *prefix)
         return count;
 }
 
-/* ---- a writer ---- */
+/* ---- an author: a program that writes versions of one file per name, by the steps of store/writer.h ---- */
 
-/* A rule that the writer breaks, to show that the test finds it. */
-enum writer_mistake { NO_MISTAKE, WRITES_IN_PLACE, TRUSTS_ITS_FILES, GIVES_NO_WAY };
-enum writer_at { AT_BEGIN, AT_PLACE, AT_RECORD, AT_FILES, AT_COMMIT, AT_CHECK, AT_SHOW, AT_END, AT_GAVE_WAY, AT_GAVE_UP };
-#define WRITER_TRIES 4
+/* A rule that the author breaks, to show that the test finds it. */
+enum author_mistake { NO_MISTAKE, WRITES_IN_PLACE, TRUSTS_ITS_FILES, GIVES_NO_WAY };
+enum author_at { AT_BEGIN, AT_PLACE, AT_RECORD, AT_FILES, AT_COMMIT, AT_CHECK, AT_SHOW, AT_END, AT_GAVE_WAY, AT_GAVE_UP };
+#define AUTHOR_TRIES 4
 
 /* The test sets the fields before `attempt`. */
-struct writer {
+struct author {
         const char *tag, *run;
         const char *after;            /* the run before its own; NULL: none */
         const char *names[NAMES_MAX]; /* of its files */
         uint64_t sequence;            /* 0: the run's first letter */
         bool carries;                 /* carries over the other files of the version before */
-        enum writer_mistake mistake;
-        enum writer_at at;
+        enum author_mistake mistake;
+        enum author_at at;
         uint32_t attempt;
-        uint64_t base; /* the newest entry that it has seen */
-        uint64_t next; /* the number of its own entry */
-        bool is_made;    /* this try has made its entry */
         bool is_durable; /* it says so */
-        char directory[256], writing[WRITING_MAX], *record_text;
-        size_t record_size;
-        bool is_apart[NAMES_MAX];
-        struct manifest before, manifest;
+        char writing[WRITING_MAX];
+        struct writer real;
+        bool is_begun;   /* `real` is in use */
+        enum writer_way way;
+        size_t steps;    /* that were taken of the way */
         struct nebula_error error; /* of the last step that failed */
 };
 
 /* The file's content, which is different for each run. */
-static inline void fill(char *data, size_t size, const struct writer *writer, const char *name)
+static inline void fill(char *data, size_t size, const struct author *writer, const char *name)
 {
         unsigned seed = (unsigned)sum_crc64(sum_crc64(0, writer->run, strlen(writer->run)), name, strlen(name));
 
@@ -159,7 +158,7 @@ static inline void fill(char *data, size_t size, const struct writer *writer, co
                 data[i] = (char)(i * 31 + seed + i / 251);
 }
 
-static inline size_t writer_file_count(const struct writer *writer)
+static inline size_t author_file_count(const struct author *writer)
 {
         size_t count = 0;
 
@@ -168,283 +167,217 @@ static inline size_t writer_file_count(const struct writer *writer)
         return count;
 }
 
-static inline void writer_forget(struct writer *writer)
+static inline void author_done(struct author *writer)
 {
-        free(writer->record_text);
-        writer->record_text = NULL;
-        manifest_done(&writer->before);
-        manifest_done(&writer->manifest);
-        writer->before = writer->manifest = (struct manifest){ 0 };
+        if (writer->is_begun)
+                writer_done(&writer->real);
+        writer->is_begun = false;
 }
 
-static inline void writer_done(struct writer *writer)
-{
-        writer_forget(writer);
-}
-
-static inline bool writer_may_follow(const struct writer *writer, const char *run)
+static inline bool author_may_follow(const struct author *writer, const char *run)
 {
         return !strcmp(run, writer->run) || (writer->after && !strcmp(run, writer->after)) || writer->mistake == GIVES_NO_WAY;
 }
 
-static inline void writer_begin_manifest(struct writer *writer)
+static inline enum nebula_status author_judge(void *argument, const struct manifest *before, struct nebula_error *failure)
 {
-        struct manifest *manifest = &writer->manifest;
+        if (!before->generation || author_may_follow(argument, before->run))
+                return NEBULA_OK;
+        return error_set(failure, NEBULA_INVALID, 0, "another run has written \"%s\"", before->tag);
+}
 
-        strcpy(manifest->tag, writer->tag);
+static inline enum nebula_status author_upload(void *argument, struct nebula_error *failure)
+{
+        (void)argument;
+        (void)failure;
+        return NEBULA_OK;
+}
+
+static inline enum nebula_status author_place(struct author *writer, struct record_file *file, struct nebula_error *failure)
+{
+        struct store_entry entry;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status;
+
+        if (writer->mistake != WRITES_IN_PLACE)
+                return writer_is_apart(&writer->real, file->name, &file->is_apart, failure);
+        status = file_key(writer->real.directory, NULL, file->name, key, failure);
+        if (!status)
+                status = store->ops->stat(store, key, &entry, failure);
+        file->is_apart = !status;
+        if (!status)
+                store_entry_done(&entry);
+        return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+}
+
+static inline enum nebula_status author_describe(void *argument, struct nebula_error *failure)
+{
+        struct author *writer = argument;
+        const struct manifest *manifest = &writer->real.manifest, *before = &writer->real.before.manifest;
+        struct writer_share *share = writer_add_share(&writer->real, NULL);
+        struct record *record = share ? &share->record : NULL;
+        enum nebula_status status = NEBULA_OK;
+
+        if (!record || !(record->files = calloc(NAMES_MAX, sizeof *record->files)) || !(record->ranks = calloc(1, sizeof *record->ranks)) ||
+            !(writer->real.is_carried = calloc(before->file_count + 1, sizeof *writer->real.is_carried)))
+                abort();
+        strcpy(record->tag, writer->tag);
+        strcpy(record->run, writer->run);
+        strcpy(record->writing, writer->writing);
+        record->number = manifest->number;
+        record->generation = manifest->generation;
+        record->world = 1;
+        record->ranks[0] = (struct record_rank){ 0, 1, 2 };
+        record->rank_count = 1;
+        for (size_t i = 0; i < author_file_count(writer) && !status; i++) {
+                struct record_file *file = &record->files[record->file_count++];
+                char data[FILE_BYTES];
+
+                fill(data, sizeof data, writer, writer->names[i]);
+                *file = (struct record_file){ .size = FILE_BYTES, .chunk_bytes = CHUNK_BYTES, .chunks = malloc(sizeof *file->chunks), .chunk_count = 1 };
+                if (!file->chunks)
+                        abort();
+                file->chunks[0] = sum_crc64(0, data, sizeof data);
+                strcpy(file->name, writer->names[i]);
+                status = author_place(writer, file, failure);
+        }
+        for (size_t i = 0; i < before->file_count; i++) {
+                bool is_new = false;
+
+                for (size_t j = 0; j < author_file_count(writer); j++)
+                        is_new = is_new || !strcmp(before->files[i].name, writer->names[j]);
+                writer->real.is_carried[i] = writer->carries && !is_new;
+        }
+        return status;
+}
+
+static inline enum nebula_status author_publish(void *argument, struct nebula_error *failure)
+{
+        struct author *writer = argument;
+        const struct record *record = &writer->real.shares[0].record;
+        struct store_upload *upload;
+        char key[MANIFEST_KEY_MAX], data[FILE_BYTES];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < record->file_count && !status; i++) {
+                struct store_object object = { key, data, sizeof data, NULL };
+
+                fill(data, sizeof data, writer, record->files[i].name);
+                if (file_key(writer->real.directory, record->files[i].is_apart ? writer->writing : NULL, record->files[i].name, key, NULL))
+                        abort();
+                status = store->ops->upload(store, &object, 1, &upload, failure);
+                if (!status)
+                        status = store->ops->publish(store, upload, failure);
+        }
+        return status;
+}
+
+static inline void author_fill_head(struct author *writer)
+{
+        struct manifest *manifest = &writer->real.manifest;
+        const struct manifest *before = &writer->real.before.manifest;
+
         strcpy(manifest->run, writer->run);
-        manifest->generation = writer->before.generation + 1;
-        manifest->sequence = writer->sequence;
-        if (manifest->sequence <= writer->before.sequence)
-                manifest->sequence = writer->before.sequence + 1;
+        manifest->generation = before->generation + 1;
+        manifest->sequence = writer->sequence <= before->sequence ? before->sequence + 1 : writer->sequence;
         manifest->step = name_step(writer->tag);
         manifest->world = 1;
 }
 
-static inline enum nebula_status writer_read_log(struct writer *writer)
+static inline enum nebula_status author_begin(struct author *writer)
 {
-        struct tag_log log;
+        static const struct writer_source source = { author_judge, author_upload, author_describe, author_publish, NULL };
+        const struct manifest *before = &writer->real.before.manifest;
         enum nebula_status status;
 
-        writer_forget(writer);
+        author_done(writer);
         if (!writer->sequence)
                 writer->sequence = (unsigned char)writer->run[0];
-        if (name_encode(writer->tag, writer->directory, NULL))
-                abort();
         writing_name("", writer->run, writer->sequence, writer->attempt, writer->writing);
-        status = tag_log_head(store, writer->tag, &log, &writer->error);
+        if (writer_init(&writer->real, store, &source, writer, writer->tag, NULL))
+                abort();
+        writer->is_begun = true;
+        writer->steps = 0;
+        strcpy(writer->real.manifest.tag, writer->tag);
+        status = writer_begin(&writer->real, &writer->error);
         if (status)
                 return status;
-        writer->is_made = false;
-        writer->base = log.number;
-        writer->before = log.manifest;
-        status = tag_log_next(store, writer->tag, writer->base, &writer->next, &writer->error);
-        if (status)
-                return status;
-        writer_begin_manifest(writer);
-        writer->at = AT_PLACE;
-        if (!strcmp(writer->before.run, writer->run) && writer->before.sequence == writer->sequence) {
-                manifest_done(&writer->manifest);
-                writer->manifest = writer->before;
-                writer->before = (struct manifest){ 0 };
+        if (!strcmp(before->run, writer->run) && before->sequence == writer->sequence) {
+                writer_take_found(&writer->real);
+                writer->way = WRITER_REPEAT;
                 writer->at = AT_CHECK;
-        } else if (writer->before.generation && !writer_may_follow(writer, writer->before.run)) {
-                writer->at = AT_GAVE_WAY;
+                return NEBULA_OK;
         }
-        return NEBULA_OK;
-}
-
-static inline enum nebula_status writer_find_places(struct writer *writer)
-{
-        struct store_entry entry;
-        char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = NEBULA_OK;
-
-        for (size_t i = 0; i < writer_file_count(writer) && !status; i++) {
-                if (file_key(writer->directory, NULL, writer->names[i], key, NULL))
-                        abort();
-                status = store->ops->stat(store, key, &entry, &writer->error);
-                writer->is_apart[i] = !status || (writer->next > 1 && writer->mistake != WRITES_IN_PLACE);
-                if (!status)
-                        store_entry_done(&entry);
-                if (status == NEBULA_NOT_FOUND)
-                        status = NEBULA_OK;
-        }
-        writer->at = AT_RECORD;
+        status = author_judge(writer, before, &writer->error);
+        author_fill_head(writer);
+        writer->way = WRITER_ALONE;
+        writer->at = AT_PLACE;
+        if (!status) /* the number comes with the look at the log, as for the tests of sleepers */
+                writer_step(&writer->real, writer->way, writer->steps++, &status, &writer->error);
         return status;
 }
 
-/* A newer entry than the one that the writer has read ends the try. */
-static inline enum nebula_status writer_look_again(struct writer *writer)
-{
-        uint64_t newest;
-        enum nebula_status status = tag_log_number(store, writer->tag, &newest, &writer->error);
-
-        if (!status && newest != writer->base)
-                status = error_set(&writer->error, NEBULA_BUSY, 0, "the log has gone on");
-        return status;
-}
-
-static inline enum nebula_status writer_put_record(struct writer *writer)
-{
-        struct record_file files[NAMES_MAX] = { 0 };
-        uint64_t sums[NAMES_MAX];
-        struct record_rank rank = { 0, 1, 2 };
-        struct record record = { .number = writer->next, .generation = writer->manifest.generation, .world = 1, .ranks = &rank, .rank_count = 1, .files = files,
-                                 .file_count = writer_file_count(writer) };
-        char key[MANIFEST_KEY_MAX], data[FILE_BYTES];
-        enum nebula_status status = writer_look_again(writer);
-
-        if (status)
-                return status;
-        strcpy(record.tag, writer->tag);
-        strcpy(record.run, writer->run);
-        strcpy(record.writing, writer->writing);
-        for (size_t i = 0; i < record.file_count; i++) {
-                fill(data, sizeof data, writer, writer->names[i]);
-                sums[i] = sum_crc64(0, data, sizeof data);
-                files[i] = (struct record_file){ .size = FILE_BYTES, .chunk_bytes = CHUNK_BYTES, .is_apart = writer->is_apart[i], .chunks = &sums[i],
-                                                 .chunk_count = 1 };
-                strcpy(files[i].name, writer->names[i]);
-        }
-        if (record_format(&record, &writer->record_text, &writer->record_size, NULL) || record_key(writer->directory, writer->writing, 0, key, NULL))
-                abort();
-        writer->at = AT_FILES;
-        return store->ops->put(store, key, writer->record_text, writer->record_size, STORE_IF_ABSENT, NULL, NULL, &writer->error);
-}
-
-static inline enum nebula_status writer_put_files(struct writer *writer)
-{
-        enum nebula_status status = writer_look_again(writer);
-        struct store_upload *upload;
-        char key[MANIFEST_KEY_MAX], data[FILE_BYTES];
-
-        for (size_t i = 0; i < writer_file_count(writer) && !status; i++) {
-                struct store_object object = { key, data, sizeof data, NULL };
-
-                fill(data, sizeof data, writer, writer->names[i]);
-                if (file_key(writer->directory, writer->is_apart[i] ? writer->writing : NULL, writer->names[i], key, NULL))
-                        abort();
-                status = store->ops->upload(store, &object, 1, &upload, &writer->error);
-                if (!status)
-                        status = store->ops->publish(store, upload, &writer->error);
-        }
-        writer->at = AT_COMMIT;
-        return status;
-}
-
-static inline void writer_name_files(struct writer *writer)
-{
-        struct manifest *manifest = &writer->manifest;
-        const struct manifest *before = &writer->before;
-        struct manifest_record *record;
-
-        if (manifest_reserve(manifest, writer_file_count(writer) + before->file_count, 1 + before->record_count, NULL))
-                abort();
-        record = &manifest->records[manifest->record_count++];
-        *record = (struct manifest_record){ .size = writer->record_size, .crc64 = sum_crc64(0, writer->record_text, writer->record_size),
-                                            .generation = manifest->generation };
-        strcpy(record->writing, writer->writing);
-        for (size_t i = 0; i < writer_file_count(writer); i++) {
-                struct manifest_file file = { .name = writer->names[i], .size = FILE_BYTES, .generation = manifest->generation,
-                                              .is_apart = writer->is_apart[i] };
-
-                manifest_add_file(manifest, &file, NULL);
-        }
-        for (size_t i = 0; writer->carries && i < before->file_count; i++) {
-                struct manifest_file file = before->files[i];
-
-                if (manifest_find_file(manifest, file.name))
-                        continue;
-                record = &manifest->records[manifest->record_count];
-                *record = before->records[file.record];
-                for (file.record = 0; strcmp(manifest->records[file.record].writing, record->writing); file.record++)
-                        continue;
-                manifest->record_count += file.record == manifest->record_count;
-                manifest_add_file(manifest, &file, NULL);
-        }
-}
-
-static inline enum nebula_status writer_commit(struct writer *writer)
-{
-        char *text;
-        size_t size;
-        enum nebula_status status = writer_look_again(writer);
-
-        if (status)
-                return status;
-        writer->manifest.number = writer->next;
-        writer_name_files(writer);
-        if (manifest_format(&writer->manifest, &text, &size, NULL))
-                abort();
-        status = tag_log_create(store, writer->tag, writer->manifest.number, text, size, &writer->error);
-        free(text);
-        writer->is_made = !status;
-        writer->at = AT_CHECK;
-        return status;
-}
-
-static inline enum nebula_status writer_check(struct writer *writer)
-{
-        enum nebula_status status = writer->mistake == TRUSTS_ITS_FILES ? NEBULA_OK : manifest_check_all(store, &writer->manifest, &writer->error);
-
-        if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT || (status == NEBULA_BUSY && writer->is_made)) && !manifest_is_gone(store, &writer->manifest))
-                tag_log_take_back(store, writer->tag, writer->manifest.number, NULL);
-        writer->is_durable = writer->is_durable || !status;
-        writer->at = AT_SHOW;
-        return status;
-}
-
-static inline bool writer_goes_on(const struct writer *writer)
+static inline bool author_goes_on(const struct author *writer)
 {
         return writer->at < AT_END;
 }
 
-/* A failed step ends the try. */
-static inline void writer_step(struct writer *writer)
+/* Takes the steps of the writer up to the next stage. A failed step ends the try. */
+static inline void author_step(struct author *writer)
 {
+        /* so many steps of the way are taken when the stage is over */
+        static const size_t alone[] = { [AT_PLACE] = 2, [AT_RECORD] = 6, [AT_FILES] = 8, [AT_COMMIT] = 12, [AT_CHECK] = 13, [AT_SHOW] = 14 };
+        static const size_t repeat[] = { [AT_CHECK] = 3, [AT_SHOW] = 4 };
         enum nebula_status status = NEBULA_OK;
+        size_t end;
 
-        switch (writer->at) {
-        case AT_BEGIN:
-                status = writer_read_log(writer);
-                break;
-        case AT_PLACE:
-                status = writer_find_places(writer);
-                break;
-        case AT_RECORD:
-                status = writer_put_record(writer);
-                break;
-        case AT_FILES:
-                status = writer_put_files(writer);
-                break;
-        case AT_COMMIT:
-                status = writer_commit(writer);
-                break;
-        case AT_CHECK:
-                status = writer_check(writer);
-                break;
-        case AT_SHOW: /* the version is durable, even if this fails */
-                manifest_publish(store, &writer->manifest, &writer->before, &writer->error);
-                writer->at = AT_END;
-                break;
-        default:
-                break;
+        if (writer->at == AT_BEGIN) {
+                status = author_begin(writer);
+        } else {
+                end = (writer->way == WRITER_REPEAT ? repeat : alone)[writer->at];
+                if (writer->at == AT_CHECK && writer->mistake == TRUSTS_ITS_FILES)
+                        writer->steps = end;
+                while (writer->steps < end && !status && writer_step(&writer->real, writer->way, writer->steps, &status, &writer->error))
+                        writer->steps++;
+                writer->is_durable = writer->is_durable || (writer->at == AT_CHECK && !status);
+                writer->at++;
         }
-        if (status)
-                writer->at = ++writer->attempt < WRITER_TRIES ? AT_BEGIN : AT_GAVE_UP;
+        if (status == NEBULA_INVALID)
+                writer->at = AT_GAVE_WAY;
+        else if (status)
+                writer->at = ++writer->attempt < AUTHOR_TRIES ? AT_BEGIN : AT_GAVE_UP;
 }
 
-static inline void writer_run(struct writer *writer)
+static inline void author_run(struct author *writer)
 {
-        while (writer_goes_on(writer))
-                writer_step(writer);
+        while (author_goes_on(writer))
+                author_step(writer);
 }
 
 /* Runs its first try up to a step, without that step. */
-static inline void writer_run_to(struct writer *writer, enum writer_at at)
+static inline void author_run_to(struct author *writer, enum author_at at)
 {
         while (writer->at < at && !writer->attempt)
-                writer_step(writer);
+                author_step(writer);
         if (writer->attempt)
                 abort();
 }
 
 /* Writes a version to its end; it must succeed. */
-static inline void write_version(struct writer writer)
+static inline void write_version(struct author writer)
 {
-        writer_run(&writer);
+        author_run(&writer);
         CHECK(writer.at == AT_END && writer.is_durable);
         if (writer.at != AT_END)
                 printf("# writer of \"%s\": %s\n", writer.tag, writer.error.message);
-        writer_done(&writer);
+        author_done(&writer);
 }
 
 /* Leaves the objects of a writer that died after its files and before its manifest. */
-static inline void write_torn(struct writer writer)
+static inline void write_torn(struct author writer)
 {
-        writer_run_to(&writer, AT_COMMIT);
-        writer_done(&writer);
+        author_run_to(&writer, AT_COMMIT);
+        author_done(&writer);
 }
 
 /* ---- the stored versions ---- */
@@ -495,7 +428,7 @@ static inline enum nebula_status remove_version(const char *tag)
 /* Whether <tag>/<name> has the bytes of that run's file. */
 static inline bool shows(const char *tag, const char *name, const char *run)
 {
-        struct writer writer = { .run = run };
+        struct author writer = { .run = run };
         char key[MANIFEST_KEY_MAX], expected[FILE_BYTES], *found;
         size_t size;
         bool result;
