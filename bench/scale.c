@@ -123,7 +123,7 @@ static void add_node(const struct shape *shape, uint32_t first, struct manifest 
                 for (uint32_t i = 0; i < shape->files; i++) {
                         char name[MANIFEST_NAME_MAX];
                         struct manifest_file file = {
-                                .name = name, .size = shape->bytes, .generation = 1, .rank = rank, .record = (uint32_t)manifest->record_count - 1,
+                                .name = name, .size = shape->bytes, .rank = rank, .record = (uint32_t)manifest->record_count - 1,
                         };
 
                         file_name(name, sizeof name, rank, i);

@@ -45,7 +45,7 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
 
         manifest_file_path(manifest, file, path, NULL);
         result = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", path, "size", (json_int_t)file->size, "rank",
-                           (json_int_t)file->rank, "generation", (json_int_t)file->generation);
+                           (json_int_t)file->rank, "generation", (json_int_t)manifest_file_generation(manifest, file));
 
         for (size_t i = 0; i < record->file_count; i++) {
                 const struct record_file *one = &record->files[i];

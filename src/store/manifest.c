@@ -82,13 +82,18 @@ void manifest_done(struct manifest *manifest)
         manifest->is_brief = false;
 }
 
+uint64_t manifest_file_generation(const struct manifest *manifest, const struct manifest_file *file)
+{
+        return file->record < manifest->record_count ? manifest->records[file->record].generation : 0;
+}
+
 /* The bytes of the files that this writing made. */
 static uint64_t own_bytes(const struct manifest *manifest)
 {
         uint64_t bytes = 0;
 
         for (size_t i = 0; i < manifest->file_count; i++)
-                if (manifest->files[i].generation == manifest->generation)
+                if (manifest_file_generation(manifest, &manifest->files[i]) == manifest->generation)
                         bytes += manifest->files[i].size;
         return bytes;
 }
@@ -175,7 +180,6 @@ static void parse_files(struct document_reader *reader, const json_t *files, str
                 document_text(reader, object, "name", 0, name, sizeof name);
                 file.size = document_size(reader, object);
                 file.rank = document_rank(reader, object);
-                file.generation = document_generation(reader, object, manifest->generation);
                 file.record = (uint32_t)document_u64(reader, object, "record", DOCUMENT_WORLD_MAX);
                 file.is_apart = json_is_true(json_object_get(object, "apart"));
                 if (!reader->status && name_encode(name, encoded, NULL))
@@ -208,13 +212,11 @@ static void parse_records(struct document_reader *reader, const json_t *records,
         }
 }
 
-/* Of lists that were read before the manifest's own generation. */
+/* For records that were read before the manifest's own generation. */
 static void check_generations(struct document_reader *reader, const struct manifest *manifest)
 {
         bool is_sound = true;
 
-        for (size_t i = 0; i < manifest->file_count; i++)
-                is_sound = is_sound && manifest->files[i].generation <= manifest->generation;
         for (size_t i = 0; i < manifest->record_count; i++)
                 is_sound = is_sound && manifest->records[i].generation <= manifest->generation;
         if (!is_sound)
@@ -263,7 +265,7 @@ static void check_files(struct document_reader *reader, const struct manifest *m
 
                 if (i && !strcmp(manifest->files[manifest->by_name[i - 1]].name, file->name))
                         document_wrong(reader, "files", "names one file twice");
-                if (file->record >= manifest->record_count || manifest->records[file->record].generation != file->generation)
+                if (file->record >= manifest->record_count)
                         document_wrong(reader, "files", "names a file of a record that is not listed");
         }
 }
@@ -331,14 +333,14 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         line_parse(&reader, body, &manifest.line);
         if (!reader.status && line_began(&manifest.line) > manifest.sequence)
                 document_wrong(&reader, "line", "began after this version");
-        if (has_lists)
+        if (has_lists) {
                 check_generations(&reader, &manifest);
-        else
+        } else {
                 parse_files(&reader, document_array(&reader, body, "files"), &manifest);
+                parse_records(&reader, document_array(&reader, body, "records"), &manifest);
+        }
         if (json_object_get(body, "referred"))
                 manifest.referred = document_u64(&reader, body, "referred", own_bytes(&manifest));
-        if (!has_lists)
-                parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         json_decref(body);
         if (!reader.status)
                 check_links(&reader, &manifest);

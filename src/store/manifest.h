@@ -60,7 +60,7 @@ struct record {
 };
 struct manifest_file {
         const char *name;     /* the manifest's */
-        uint64_t size, generation; /* generation: of the version that wrote it */
+        uint64_t size;
         uint32_t rank;
         uint32_t record;      /* index of the record that describes it */
         bool is_apart;
@@ -68,7 +68,7 @@ struct manifest_file {
 struct manifest_record {
         char writing[WRITING_MAX];
         uint64_t size, crc64; /* of the record's text */
-        uint64_t generation;
+        uint64_t generation;  /* of the version that wrote it and its files */
         uint32_t rank;        /* the lowest rank that it covers */
 };
 struct manifest_names; /* owns the memory of the names */
@@ -149,6 +149,8 @@ enum nebula_status manifest_load_file(struct store *store, const struct manifest
                                       struct record_file *ret_file, struct nebula_error *error);
 /* Indices of the files, in the order of their records; the caller frees it. NULL: no memory. */
 uint32_t *manifest_files_by_record(const struct manifest *manifest);
+/* The generation of the version that wrote the file. */
+uint64_t manifest_file_generation(const struct manifest *manifest, const struct manifest_file *file);
 /* The file of that name, or NULL; the manifest owns it. */
 const struct manifest_file *manifest_find_file(const struct manifest *manifest, const char *name);
 /* Moves the description of `file` out of a loaded record. This works once per file. It serves a reader of many files of one record. */

@@ -52,8 +52,8 @@ static bool add_file(struct buf *to, const struct manifest_file *file)
         buf_add_text(to, "{\"name\":");
         if (!add_string(to, file->name))
                 return false;
-        snprintf(numbers, sizeof numbers, ",\"size\":%" PRIu64 ",\"rank\":%" PRIu32 ",\"generation\":%" PRIu64 ",\"record\":%" PRIu32 "%s}",
-                 file->size, file->rank, file->generation, file->record, file->is_apart ? ",\"apart\":true" : "");
+        snprintf(numbers, sizeof numbers, ",\"size\":%" PRIu64 ",\"rank\":%" PRIu32 ",\"record\":%" PRIu32 "%s}",
+                 file->size, file->rank, file->record, file->is_apart ? ",\"apart\":true" : "");
         buf_add_text(to, numbers);
         return true;
 }
@@ -155,7 +155,6 @@ static void read_file(struct reading *reading, char name[MANIFEST_NAME_MAX], str
         string(reading, "{\"name\":", name, MANIFEST_NAME_MAX);
         ret_file->size = number(reading, ",\"size\":", 0, DOCUMENT_SIZE_MAX);
         ret_file->rank = (uint32_t)number(reading, ",\"rank\":", 0, DOCUMENT_WORLD_MAX - 1);
-        ret_file->generation = number(reading, ",\"generation\":", 1, DOCUMENT_GENERATION_MAX);
         ret_file->record = (uint32_t)number(reading, ",\"record\":", 0, DOCUMENT_WORLD_MAX);
         ret_file->is_apart = has(reading, ",\"apart\":true");
         expect(reading, "}");

@@ -156,7 +156,7 @@ enum nebula_status record_take_file(struct record *record, const struct manifest
 
         if (!found || !found->chunk_bytes) /* absent, or taken by record_take_file */
                 return error_set(error, NEBULA_CORRUPT, 0, "the record of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\" does not hold \"%s\"",
-                                 file->rank, file->generation, record->tag, file->name);
+                                 file->rank, record->generation, record->tag, file->name);
         if (found->size != file->size || found->is_apart != file->is_apart || found->rank != file->rank)
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "\"%s\" has %" PRIu64 " bytes in the record of rank %" PRIu32 " and %" PRIu64 " in the manifest",

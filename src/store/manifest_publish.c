@@ -41,7 +41,7 @@ static enum nebula_status refresh_views(const struct publishing *publishing, con
         for (size_t i = 0; i < manifest->file_count && !status; i++) {
                 const struct manifest_file *file = &manifest->files[i];
 
-                if (!file->is_apart || (!all && file->generation != manifest->generation))
+                if (!file->is_apart || (!all && manifest_file_generation(manifest, file) != manifest->generation))
                         continue;
                 status = manifest_file_key(manifest, file, from, error);
                 if (!status)

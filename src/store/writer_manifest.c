@@ -30,8 +30,8 @@ static enum nebula_status add_record(struct writer *writer, const struct record 
         manifest->record_count++;
         for (size_t i = 0; i < record->file_count && !status; i++) {
                 const struct record_file *own = &record->files[i];
-                const struct manifest_file file = { .name = own->name, .size = own->size, .generation = record->generation, .rank = own->rank,
-                                                    .record = index, .is_apart = own->is_apart };
+                const struct manifest_file file = { .name = own->name, .size = own->size, .rank = own->rank, .record = index,
+                                                    .is_apart = own->is_apart };
 
                 status = manifest_add_file(manifest, &file, error);
                 manifest->referred += own->referred;

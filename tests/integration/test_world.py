@@ -82,7 +82,7 @@ def test_a_tag_written_twice_is_two_generations_on_all_nodes(world):
             rank.ask("save", "last", ALL_RANKS, 1 if turn == "first" or rank.rank else 0, 10_000, turn)
         together(ranks, "wait", "last", "durable", 30)
     manifest = world.manifest("last")
-    assert {file["name"]: file["generation"] for file in manifest["files"]} == {
+    assert {file["name"]: manifest["records"][file["record"]]["generation"] for file in manifest["files"]} == {
         "r0-0.bin": 1,
         "r1-0.bin": 2,
         "r2-0.bin": 2,

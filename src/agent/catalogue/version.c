@@ -314,7 +314,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 }
                 file->rank = manifest->files[i].rank;
                 file->size = manifest->files[i].size;
-                file->generation = manifest->files[i].generation;
+                file->generation = manifest_file_generation(manifest, &manifest->files[i]);
                 file->stored = true;
         }
         return version;

@@ -133,7 +133,7 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
                 json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", manifest->files[i].name, "size",
                                                        (json_int_t)manifest->files[i].size, "rank",
                                                        (json_int_t)manifest->files[i].rank, "generation",
-                                                       (json_int_t)manifest->files[i].generation));
+                                                       (json_int_t)manifest_file_generation(manifest, &manifest->files[i])));
         }
         sort_files(files);
         body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",

@@ -56,7 +56,7 @@ static void carry_over_manifest(struct version *version, const struct manifest *
 {
         for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *old = &manifest->files[i];
-                struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, old->generation);
+                struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, manifest_file_generation(manifest, old));
 
                 if (file)
                         file->stored = true;

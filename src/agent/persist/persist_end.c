@@ -44,7 +44,7 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
 
                 if (!file)
                         continue;
-                file->generation = manifest->files[i].generation;
+                file->generation = manifest_file_generation(manifest, &manifest->files[i]);
                 file->stored = true;
         }
         for (struct version *later = version->job->versions; later; later = later->next) {

@@ -222,7 +222,7 @@ static enum nebula_status find_carried(struct plan *plan, struct nebula_error *e
                 const struct manifest_file *stored = manifest_find_file(before, file->name);
 
                 file->carried = file->stored && file->generation != plan->writer.manifest.generation && stored &&
-                                stored->generation == file->generation && stored->rank == file->rank && stored->size == file->size;
+                                manifest_file_generation(before, stored) == file->generation && stored->rank == file->rank && stored->size == file->size;
                 file->before_index = file->carried ? (size_t)(stored - before->files) : 0;
         }
         return plan_check_carried(plan, error);

@@ -179,7 +179,7 @@ static struct version *loadable_version_of(struct catalogue *catalogue, struct v
                 return manifest ? version : NULL;
         carried = *name ? manifest_find_file(manifest, name) : NULL;
         /* Another run may have used the same generation. */
-        if (!carried || carried->generation != file->generation || manifest->generation <= version->generation ||
+        if (!carried || manifest_file_generation(manifest, carried) != file->generation || manifest->generation <= version->generation ||
             strcmp(manifest->run, version->run))
                 return NULL;
         return catalogue_stored(catalogue, version->job, manifest);

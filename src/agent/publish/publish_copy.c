@@ -43,7 +43,7 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         file = manifest_find_file(&ret_stored->manifest, name);
         /* A later generation of the tag may have replaced the file or carried it over. */
         if (!file || strcmp(ret_stored->manifest.job, job->name) ||
-            (ret_stored->manifest.generation != publish->generation && file->generation > publish->generation) ||
+            (ret_stored->manifest.generation != publish->generation && manifest_file_generation(&ret_stored->manifest, file) > publish->generation) ||
             manifest_file_key(&ret_stored->manifest, file, ret_stored->key, &error))
                 return;
         snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, ret_stored->key);

@@ -97,7 +97,7 @@ static bool same_writing(const struct manifest *manifest, const struct wanted *w
 {
         const struct manifest_file *file = manifest_find_file(manifest, wanted->name);
 
-        return file && file->generation == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
+        return file && manifest_file_generation(manifest, file) == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
 }
 
 enum nebula_status restore_gone(const char *tag, struct nebula_error *error)

@@ -135,7 +135,7 @@ static void fill_manifest(struct maker *maker, struct manifest *manifest, const 
         for (size_t i = 0; i < maker->record.file_count; i++) {
                 const struct record_file *own = &maker->files[i];
                 const struct manifest_file file = {
-                        .name = own->name, .size = own->size, .rank = own->rank, .generation = maker->generation, .is_apart = own->is_apart,
+                        .name = own->name, .size = own->size, .rank = own->rank, .is_apart = own->is_apart,
                 };
 
                 demand(manifest_add_file(manifest, &file, &error), &error);

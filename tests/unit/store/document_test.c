@@ -64,7 +64,7 @@ static void a_manifest_comes_back_as_it_was_written(void)
 {
         struct manifest written = { .tag = "global_step7", .job = "j", .run = "r", .host = "h", .number = 5, .generation = 4, .sequence = 9,
                                     .step = 7, .world = 2, .line = { 1, { { 8, 3 } } } }, read;
-        struct manifest_file file = { "x", 10, 4, 1, 0, true };
+        struct manifest_file file = { "x", 10, 1, 0, true };
         char *text;
         size_t size;
 
@@ -76,7 +76,7 @@ static void a_manifest_comes_back_as_it_was_written(void)
         CHECK(read.number == 5 && read.generation == 4 && read.sequence == 9 && read.step == 7 && read.world == 2);
         CHECK(read.line.count == 1 && read.line.forks[0].began == 8 && read.line.forks[0].after == 3 && !read.is_damaged && !read.is_abandoned);
         REQUIRE(read.file_count == 1 && read.record_count == 1);
-        CHECK(!strcmp(read.files[0].name, "x") && read.files[0].size == 10 && read.files[0].generation == 4 && read.files[0].rank == 1);
+        CHECK(!strcmp(read.files[0].name, "x") && read.files[0].size == 10 && manifest_file_generation(&read, &read.files[0]) == 4 && read.files[0].rank == 1);
         CHECK(read.files[0].is_apart && read.files[0].record == 0);
         CHECK(!strcmp(read.records[0].writing, WRITING) && read.records[0].size == 100 && read.records[0].crc64 == 0xf1 && read.records[0].rank == 1);
         manifest_done(&read);
@@ -119,7 +119,7 @@ static void the_golden_manifest_of_version_2_0_is_read(void)
         CHECK(!strcmp(manifest.job, "gpt") && manifest.number == 4 && manifest.generation == 2 && manifest.step == 500);
         CHECK(manifest.sequence == 1766312345160000000 && !strcmp(manifest.host, "node-b") && manifest.line.count == 1);
         REQUIRE(manifest.file_count == 3 && manifest.record_count == 2);
-        CHECK(manifest.files[2].generation == 1 && manifest.files[2].size == 77 && manifest.files[2].record == 1 && manifest.files[0].rank == 3);
+        CHECK(manifest_file_generation(&manifest, &manifest.files[2]) == 1 && manifest.files[2].size == 77 && manifest.files[2].record == 1 && manifest.files[0].rank == 3);
         CHECK(manifest.records[1].crc64 == 0x00f1e2d3c4b5a697 && manifest.records[1].size == 1234 && manifest.records[0].rank == 2);
         CHECK(!manifest_file_key(&manifest, &manifest.files[0], key, NULL) && !strcmp(key, "global_step500/model%2Frank3 \xc3\xa9.pt"));
         CHECK(!manifest_file_key(&manifest, &manifest.files[1], key, NULL) &&
@@ -184,8 +184,7 @@ static void no_document_is_taken_for_one_of_another_kind(void)
 #define MANIFEST(version, extra, files, records) \
         "{\"nebula\":\"manifest\",\"version\":\"" version "\"," extra "\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"number\":1,\"generation\":2," \
         "\"step\":-1,\"world\":1,\"sequence\":5,\"files\":[" files "],\"records\":[" records "]"
-#define FILE_OF(name, generation, record) \
-        "{\"name\":\"" name "\",\"size\":1,\"rank\":0,\"generation\":" #generation ",\"record\":" #record "}"
+#define FILE_OF(name, record) "{\"name\":\"" name "\",\"size\":1,\"rank\":0,\"record\":" #record "}"
 #define RECORD_OF(writing, rank, generation) \
         "{\"rank\":" #rank ",\"generation\":" #generation ",\"writing\":\"" writing "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}"
 #define RECORD_0 RECORD_OF(WRITING, 0, 1)
@@ -193,7 +192,7 @@ static void no_document_is_taken_for_one_of_another_kind(void)
 static void unknown_fields_and_minor_versions_are_accepted(void)
 {
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", "")) == NEBULA_OK);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.7", "\"future\":{\"x\":[1]},", FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.7", "\"future\":{\"x\":[1]},", FILE_OF("a", 0), RECORD_0)) == NEBULA_OK);
         CHECK(parse_sealed(parse_removal, "{\"nebula\":\"removal\",\"version\":\"2.1\",\"why\":\"old\",\"tag\":\"t\",\"number\":1") == NEBULA_OK);
 }
 
@@ -230,15 +229,14 @@ static void a_manifest_of_version_1_0_is_refused_by_its_version(void)
 
 static void a_sealed_lie_is_refused(void)
 {
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_OK);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0), "")) == NEBULA_CORRUPT); /* no record */
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 1), RECORD_0)) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 4294967296), RECORD_0)) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, -1), RECORD_0)) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 2, 0), RECORD_0)) == NEBULA_CORRUPT); /* of another generation */
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 3, 0), RECORD_OF(WRITING, 0, 3))) == NEBULA_CORRUPT); /* the future's */
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0) "," FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("", 1, 0), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0), "")) == NEBULA_CORRUPT); /* no record */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 4294967296), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", -1), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 3))) == NEBULA_CORRUPT); /* the future's */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0) "," FILE_OF("a", 0), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("", 0), RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", RECORD_0 "," RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", RECORD_0 "," RECORD_OF(WRITING, 1, 1))) == NEBULA_OK);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "\"tag\":\"u\",", "", "")) == NEBULA_CORRUPT); /* twice */
@@ -257,7 +255,7 @@ static void a_name_leads_nowhere_else(void)
                 char body[600], key[MANIFEST_KEY_MAX] = "", *text;
                 size_t size;
 
-                snprintf(body, sizeof body, MANIFEST("2.0", "", FILE_OF("%s", 1, 0), RECORD_0), names[i]);
+                snprintf(body, sizeof body, MANIFEST("2.0", "", FILE_OF("%s", 0), RECORD_0), names[i]);
                 text = seal(body, &size);
                 REQUIRE(!manifest_parse(text, size, &manifest, NULL));
                 CHECK(!manifest_file_key(&manifest, &manifest.files[0], key, NULL) && !strncmp(key, "t/", 2));
@@ -287,7 +285,7 @@ static bool same_manifest(const struct manifest *one, const struct manifest *oth
         for (size_t i = 0; same && i < one->file_count; i++) {
                 const struct manifest_file *x = &one->files[i], *y = &other->files[i];
 
-                same = !strcmp(x->name, y->name) && x->size == y->size && x->generation == y->generation && x->rank == y->rank &&
+                same = !strcmp(x->name, y->name) && x->size == y->size && x->rank == y->rank &&
                        x->record == y->record && x->is_apart == y->is_apart && one->by_name[i] == other->by_name[i];
         }
         for (size_t i = 0; same && i < one->record_count; i++) {
@@ -336,36 +334,36 @@ static bool reads_as_json(const char *body, enum nebula_status *ret_status)
         return same;
 }
 
-#define APART_OF(name, tail) "{\"name\":\"" name "\",\"size\":7,\"rank\":0,\"generation\":1,\"record\":0" tail "}"
-#define BOTH_LISTS "\"files\":[" FILE_OF("a", 1, 0) "],\"records\":[" RECORD_0 "]"
+#define APART_OF(name, tail) "{\"name\":\"" name "\",\"size\":7,\"rank\":0,\"record\":0" tail "}"
+#define BOTH_LISTS "\"files\":[" FILE_OF("a", 0) "],\"records\":[" RECORD_0 "]"
 
 static void a_manifest_is_read_the_same_however_its_json_is_written(void)
 {
         static const char *const sound[] = {
                 MANIFEST("2.0", "", "", ""),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0) "," APART_OF("b", ",\"apart\":true"), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0) "," APART_OF("b", ",\"apart\":true"), RECORD_0),
                 MANIFEST("2.0", "", APART_OF("b", ",\"apart\":false"), RECORD_0),
                 MANIFEST("2.0", "", APART_OF("b", ",\"new\":[{\"files\":[]}]"), RECORD_0),
-                MANIFEST("2.0", "", "" FILE_OF("caf\xc3\xa9 \\\" \\\\ \\u0041/\x7f", 1, 0) " , " FILE_OF("[{]}", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", "{\"size\":1,\"name\":\"a\",\"rank\":0,\"record\":0,\"generation\":1}", RECORD_0),
-                MANIFEST("2.0", "\"referred\":1,", APART_OF("b", "") "," FILE_OF("a", 2, 1), RECORD_0 "," RECORD_OF(WRITING, 1, 2)),
-                MANIFEST("2.0", "\"extra\":{\"x\":1,\"files\":[],\"records\":[]},", FILE_OF("a", 1, 0), RECORD_0),
-                MANIFEST("2.0", "\"host\":\",\",", FILE_OF("a", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0) ",\"late\":[]",
-                MANIFEST("2.0", "", FILE_OF("a", 2, 0), RECORD_OF(WRITING, 0, 2)) ",\"referred\":1",
+                MANIFEST("2.0", "", "" FILE_OF("caf\xc3\xa9 \\\" \\\\ \\u0041/\x7f", 0) " , " FILE_OF("[{]}", 0), RECORD_0),
+                MANIFEST("2.0", "", "{\"size\":1,\"name\":\"a\",\"record\":0,\"rank\":0,\"generation\":1}", RECORD_0),
+                MANIFEST("2.0", "\"referred\":1,", APART_OF("b", "") "," FILE_OF("a", 1), RECORD_0 "," RECORD_OF(WRITING, 1, 2)),
+                MANIFEST("2.0", "\"extra\":{\"x\":1,\"files\":[],\"records\":[]},", FILE_OF("a", 0), RECORD_0),
+                MANIFEST("2.0", "\"host\":\",\",", FILE_OF("a", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_0) ",\"late\":[]",
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 2)) ",\"referred\":1",
         };
         static const char *const refused[] = {
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0) ",", RECORD_0), MANIFEST("2.0", "", "," FILE_OF("a", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0) FILE_OF("b", 1, 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", 01, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 00), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", , 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 3, 0), RECORD_OF(WRITING, 0, 3)), MANIFEST("2.0", "", FILE_OF("", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a\x01", 1, 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("\xff", 1, 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 1, 0), "{\"rank\":0,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123\"}"),
-                MANIFEST("2.0", BOTH_LISTS ",", FILE_OF("a", 1, 0), RECORD_0), MANIFEST("2.0", "\"host\":\"x,\"files\":[],", FILE_OF("a", 1, 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0) ",", RECORD_0), MANIFEST("2.0", "", "," FILE_OF("a", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0) FILE_OF("b", 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", 01), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 00), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", ), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 3)), MANIFEST("2.0", "", FILE_OF("", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a\x01", 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("\xff", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0), "{\"rank\":0,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123\"}"),
+                MANIFEST("2.0", BOTH_LISTS ",", FILE_OF("a", 0), RECORD_0), MANIFEST("2.0", "\"host\":\"x,\"files\":[],", FILE_OF("a", 0), RECORD_0),
                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS "}",
                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS, "," BOTH_LISTS, "{," BOTH_LISTS,
-                "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"files\":[" FILE_OF("a", 1, 0) "]", BOTH_LISTS, ",\"files\":[",
+                "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"files\":[" FILE_OF("a", 0) "]", BOTH_LISTS, ",\"files\":[",
         };
         enum nebula_status status;
 
@@ -385,7 +383,7 @@ static void a_name_that_json_has_to_escape_comes_back(void)
         REQUIRE(!manifest_reserve(&written, sizeof names / sizeof *names, 1, NULL));
         written.records[written.record_count++] = (struct manifest_record){ WRITING, 100, 0xf1, 1, 0 };
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-                REQUIRE(!manifest_add_file(&written, &(struct manifest_file){ names[i], i, 1, 0, 0, false }, NULL));
+                REQUIRE(!manifest_add_file(&written, &(struct manifest_file){ names[i], i, 0, 0, false }, NULL));
         REQUIRE(!manifest_format(&written, &text, &size, NULL));
         REQUIRE(!manifest_parse(text, size, &read, NULL));
         REQUIRE(read.file_count == sizeof names / sizeof *names);
@@ -406,7 +404,7 @@ static enum nebula_status parse_with(const char *number, const char *generation,
 
         snprintf(body, sizeof body,
                  "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"t7\",\"job\":\"\",\"run\":\"\",\"number\":%s,\"generation\":%s,\"step\":%s,"
-                 "\"world\":%s,\"sequence\":%s,\"files\":[{\"name\":\"a\",\"size\":%s,\"rank\":%s,\"generation\":1,\"record\":0}],"
+                 "\"world\":%s,\"sequence\":%s,\"files\":[{\"name\":\"a\",\"size\":%s,\"rank\":%s,\"record\":0}],"
                  "\"records\":[{\"rank\":%s,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
                  number, generation, step, world, sequence, size, rank, rank);
         return parse_sealed(parse_manifest, body);

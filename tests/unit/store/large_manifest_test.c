@@ -78,7 +78,7 @@ static char *format_manifest(const char *record_text, size_t record_size, size_t
                 ranks[stride(i)] = rank_of(i);
         for (uint32_t i = FILES; i--;) {
                 char name[16];
-                struct manifest_file file = { .name = name, .size = 1, .generation = 1, .rank = ranks[i] };
+                struct manifest_file file = { .name = name, .size = 1, .rank = ranks[i] };
 
                 name_of(i, name);
                 if (manifest_add_file(&manifest, &file, &error))
@@ -184,7 +184,7 @@ static char *format_job(size_t *ret_size)
         if (manifest_reserve(&manifest, JOB_FILES, JOB_RECORDS, NULL))
                 abort();
         for (uint32_t i = 0; i < JOB_FILES; i++) {
-                struct manifest_file file = { name, UINT64_C(1) << 30, 1, i, i / (JOB_FILES / JOB_RECORDS), false };
+                struct manifest_file file = { name, UINT64_C(1) << 30, i, i / (JOB_FILES / JOB_RECORDS), false };
 
                 snprintf(name, sizeof name, "zero_pp_rank_%u_mp_rank_00_optim_states.pt", i);
                 if (manifest_add_file(&manifest, &file, NULL))

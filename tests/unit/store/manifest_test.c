@@ -40,7 +40,7 @@ ON_EACH_STORE(a_version_is_loaded_as_it_was_committed)
         CHECK(manifest.number == 2 && manifest.generation == 2 && !strcmp(manifest.run, "b") && manifest.file_count == 3 && manifest.record_count == 2);
         x = manifest_find_file(&manifest, "x");
         y = manifest_find_file(&manifest, "y");
-        CHECK(x && x->generation == 2 && x->is_apart && y && y->generation == 1 && !y->is_apart && x->record != y->record);
+        CHECK(x && manifest_file_generation(&manifest, x) == 2 && x->is_apart && y && manifest_file_generation(&manifest, y) == 1 && !y->is_apart && x->record != y->record);
         CHECK(!manifest_find_file(&manifest, "w") && !manifest_find_file(&manifest, "") && !manifest_find_file(&manifest, "zz"));
         manifest_done(&manifest);
 }
@@ -123,7 +123,7 @@ static void write_big(struct manifest *ret_manifest)
                 abort();
         replace(key, text, size);
         if (manifest_reserve(&manifest, 1, 1, NULL) ||
-            manifest_add_file(&manifest, &(struct manifest_file){ .name = "x", .size = sizeof data, .generation = 1 }, NULL))
+            manifest_add_file(&manifest, &(struct manifest_file){ .name = "x", .size = sizeof data }, NULL))
                 abort();
         manifest.records[manifest.record_count++] = (struct manifest_record){ .size = size, .crc64 = sum_crc64(0, text, size), .generation = 1 };
         strcpy(manifest.records[0].writing, record.writing);

@@ -22,7 +22,7 @@ static void make_manifest(struct manifest *ret_manifest)
         writing_name("", "", 1, 1, manifest.records[0].writing);
         for (unsigned i = 0; i < STORED_COUNT; i++) {
                 char name[MANIFEST_NAME_MAX];
-                struct manifest_file file = { .name = name, .size = i, .generation = 1 };
+                struct manifest_file file = { .name = name, .size = i };
 
                 snprintf(name, sizeof name, "zero_pp_rank_%u_mp_rank_00_optim_states.pt", i);
                 if (manifest_add_file(&manifest, &file, NULL))
