@@ -139,8 +139,15 @@ struct nebula_options {
         uint64_t keep_every;           /* storage retention: also keep versions whose step is a multiple; 0: none */
         uint32_t replica_count;        /* copies in other nodes' memory, each on a different node; at most 8 */
         const char *agent_path;        /* path of the `nebula` program; NULL: search for it */
+        uint32_t is_reader;            /* 1: a reader, see below */
 };
 
+/*
+ * A reader has no rank and changes nothing, so any number may run beside the trainers of a path, on their node or elsewhere. It sees the
+ * checkpoints of all jobs of the path. A search finds what this node's memory has, else what storage has. The checkpoint that was found last
+ * stays in memory and storage until the next search or the end of the session, unless a save needs its memory. A watch reports commits, too.
+ * Calls that would save, publish or remove return NEBULA_INVALID.
+ */
 typedef struct nebula_session nebula_session;
 typedef struct nebula_checkpoint nebula_checkpoint;
 typedef struct nebula_map nebula_map;
@@ -321,6 +328,8 @@ enum nebula_event_kind {
         /* Only of nebula_watch_open_cloud: */
         NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */
         NEBULA_EVENT_METADATA = 6, /* the metadata service has failed 30 times in a row, so no eviction is noticed; the agent goes on asking */
+        /* Only of the watch of a reader: */
+        NEBULA_EVENT_COMMITTED = 8, /* a checkpoint is complete in this node's memory */
 };
 struct nebula_event {
         enum nebula_event_kind kind;

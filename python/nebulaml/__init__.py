@@ -101,6 +101,7 @@ _LAZY: dict[str, str] = {
     "NebulaFabricModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaTrainerMixin": ".integrations.hf",
+    "Reader": ".reader",
     "Restored": ".manager.manager",
     "add_to_trace": ".monitor.profiling",
     "attach": ".integrations.attaching",
@@ -124,6 +125,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .monitor.metrics import MetricsLog
     from .monitor.profiling import add_to_trace, profiler_track
     from .monitor.trackers import log_to
+    from .reader import Reader
     from .tensors.rng import rng_state, set_rng_state
 
     # made from Lightning's classes when they are used
@@ -148,6 +150,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "NebulaFabricModelParallelStrategy",
         "NebulaModelParallelStrategy",
         "NebulaTrainerMixin",
+        "Reader",
         "Restored",
         "add_to_trace",
         "attach",

@@ -69,6 +69,7 @@ int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_goodput(int argc, char **argv);
 int command_flush(int argc, char **argv);
+int command_follow(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_list(int argc, char **argv);

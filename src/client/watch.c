@@ -52,7 +52,8 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
         watch->settings = session->settings;
         watch->settings.variables = NULL; /* a tool brings none */
         lock_give(&session->settings_lock);
-        watch->settings.hello.role = IPC_ROLE_TOOL;
+        if (watch->settings.hello.role == IPC_ROLE_TRAINER)
+                watch->settings.hello.role = IPC_ROLE_TOOL;
         watch->settings.is_idle = true;
         watch->since = (double)os->wall_ns() / 1e9;
         watch->wire.fd = watch->waiting_fd = -1;

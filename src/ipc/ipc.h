@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 11u
+#define IPC_VERSION 12u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -74,7 +74,8 @@ struct ipc_header {
         int32_t http_status;
 };
 
-enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1 }; /* a TOOL does not count as a rank of a job */
+/* A TOOL does not count as a rank of a job. A READER is one that sees all jobs of a path, and changes nothing. */
+enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1, IPC_ROLE_READER = 2 };
 
 /* The same for a process and its forked children. They have sessions of their own, but are not rivals for the job. */
 #define IPC_NONCE_FAMILY(nonce) ((nonce) & ((UINT64_C(1) << 40) - 1))
@@ -223,7 +224,8 @@ struct ipc_report {
 struct ipc_watch {
         double since; /* seconds since 1970: only later events */
         int64_t timeout_ms; /* < 0: no timeout */
-        uint32_t is_of_cloud, cloud; /* is_of_cloud: only events of this cloud (enum nebula_cloud); else those of the job */
+        uint32_t is_of_cloud, cloud; /* is_of_cloud: only events of this cloud (enum nebula_cloud); else those of the job, or, for a READER, of the
+                                      * path, commits among them */
 };
 struct ipc_event {
         double at, seconds; /* seconds: how long the write took; 0: another node wrote */

@@ -48,6 +48,7 @@ assert nm.get_latest_checkpoint().step == 310 and nm.list_checkpoints()["global_
 nm.init("/scratch/run7")
 """,
     ),
+    "Readers": ("", "assert checkpoint.step == 600 and set(weights) == {'weight', 'bias'}"),
     "The manager": (
         "",
         """

@@ -65,8 +65,9 @@ def part(name: str) -> Any:
 class Engine:
     """The state of one session. Any thread may call its methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_reader: bool = False) -> None:
         self._lock = threading.RLock()  # guards all below
+        self.is_reader = is_reader  # a reader has no rank, saves nothing, and reports on nobody's checkpoints
         self._inherited: _nebula.Session | None = None  # in a forked child: the session of its parent
         self.is_closed = False  # and never opens again
         self._clear()
@@ -167,9 +168,9 @@ class Engine:
         if self._session is None:
             worker.join()
             ending.watch(_before_end)
-            self._session = _nebula.Session(**_options(chosen, place, run))
+            self._session = _nebula.Session(**_options(chosen, place, run), is_reader=self.is_reader)
         else:
-            self._session.configure(**_options(chosen, place, run))
+            self._session.configure(**_options(chosen, place, run), is_reader=self.is_reader)
 
     def has_session(self) -> bool:
         """True if a connection was opened."""
@@ -185,7 +186,7 @@ class Engine:
     def watch(self) -> None:
         """Makes rank 0 log what becomes of this session's checkpoints in storage from now on."""
         opened, found = self._opened_with, self._session
-        if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
+        if opened is not None and not self.is_reader and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
             self.watcher = watching.follow(self.watcher, found, opened, _teller(self))
 
     def guarded(self, what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:

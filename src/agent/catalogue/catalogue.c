@@ -490,6 +490,18 @@ bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job)
         return any;
 }
 
+void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id)
+{
+        struct version *before = session->leased ? catalogue_version(catalogue, session->leased) : NULL;
+        struct version *version = version_id ? catalogue_version(catalogue, version_id) : NULL;
+
+        if (before)
+                before->leases--;
+        if (version)
+                version->leases++;
+        session->leased = version ? version_id : 0;
+}
+
 struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)

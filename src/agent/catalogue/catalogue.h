@@ -117,6 +117,7 @@ struct version {
         size_t file_count, slot_count;
         struct image_loan *loans;
         uint32_t pins;
+        uint32_t leases; /* of readers: retention leaves it, in storage too, unless a save needs its memory */
         bool in_memory;    /* it holds its images */
         bool stored;       /* a manifest in storage names it */
         bool is_gone;      /* was durable, and another program has removed it from storage: searches for the newest skip it */
@@ -190,6 +191,7 @@ struct session {
         struct lineage_base loaded;
         uint64_t foretold[SESSION_FORETOLD_MAX]; /* capacities of images for the files that it has foretold, until its job's next commit */
         uint32_t foretold_count;
+        uint64_t leased; /* of a reader: the version that it found last; 0: none */
         bool has_begun;  /* has begun a version; until then it may be about to load the version that it was told of */
         uint64_t given_way_told; /* the job's given_way_count that it was told */
         int64_t left_ns; /* when its last connection ended */
@@ -226,6 +228,7 @@ struct catalogue {
         uint32_t draining; /* so many ask for that: all committed versions must be persisted */
         bool ends_itself; /* the agent has asked its process to end, because no client needed it */
         bool dropping;   /* the agent was told to end at once and to drop the memory tier */
+        bool has_readers; /* a reader has come: commits are events */
         bool in_process; /* it never ends the process: see agent_start */
         bool broken;
         int64_t started_ns, idle_since_ns;
@@ -275,6 +278,8 @@ bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job
  * versions are only in storage. Without this an agent that is never idle would collect them. Returns when to call
  * again. */
 int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns);
+/* The reader's session leases that version in place of the one before; 0: none. */
+void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: of all jobs */
 

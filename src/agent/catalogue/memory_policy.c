@@ -10,8 +10,9 @@
 
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
-/* Collects the job's versions that hold memory, with the facts for retention. The caller frees the arrays. */
-static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
+/* Collects the job's versions that hold memory, with the facts for retention. leaves_leased: versions that readers lease are busy. The caller
+ * frees the arrays. */
+static size_t collect(struct job *job, bool leaves_leased, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
 {
         size_t count = 0, used = 0;
 
@@ -34,7 +35,7 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
                         .complete = lifecycle_complete(version->life.state) || version->persist.failed_by_storage,
                         .durable = version->stored,
                         .unsaved = version_unsaved(version),
-                        .busy = version->pins > 0,
+                        .busy = version->pins > 0 || (leaves_leased && version->leases > 0),
                 };
         }
         return used;
@@ -86,7 +87,7 @@ static size_t steady_count(struct job *job)
         struct version **versions;
         struct retain_entry *entries;
         bool *drop;
-        size_t count = collect(job, &versions, &entries, &drop);
+        size_t count = collect(job, true, &versions, &entries, &drop);
         size_t later = count ? retain_later_than_newest(entries, count) : 0;
 
         free(versions);
@@ -166,7 +167,7 @@ static bool holds_image(const struct version *version)
 /* Whether no thread uses it and it holds no image. A tombstone holds images only while storage is read. */
 static bool at_rest(const struct version *version)
 {
-        return !version->pins && !holds_image(version);
+        return !version->pins && !version->leases && !holds_image(version);
 }
 
 static void find_tombstones(struct job *job)
@@ -199,7 +200,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         struct version **versions;
         struct retain_entry *entries;
         bool *drop, trim = true;
-        size_t count = collect(job, &versions, &entries, &drop);
+        size_t count = collect(job, true, &versions, &entries, &drop);
 
         if (count && !catalogue_resumes(catalogue, job))
                 retain_memory(entries, count, keep, drop);
@@ -222,7 +223,7 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
         struct version **versions;
         struct retain_entry *entries;
         bool *drop, is_any = false;
-        size_t count = collect(job, &versions, &entries, &drop);
+        size_t count = collect(job, false, &versions, &entries, &drop);
         int64_t newest = count ? retain_newest(entries, count) : -1;
 
         for (size_t i = 0; i < count; i++) {
@@ -300,7 +301,7 @@ bool catalogue_reclaim(struct catalogue *catalogue)
                 struct version **versions;
                 struct retain_entry *entries;
                 bool *drop;
-                size_t count = collect(job, &versions, &entries, &drop);
+                size_t count = collect(job, false, &versions, &entries, &drop);
                 int64_t victim = count ? retain_victim(entries, count) : -1;
 
                 if (victim >= 0) {

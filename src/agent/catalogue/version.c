@@ -114,7 +114,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
         }
         survival_log_write(catalogue, version);
         version_signal(catalogue, version);
-        if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED)
+        if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED || catalogue->has_readers)
                 catalogue_signal_event(catalogue);
 }
 

@@ -56,6 +56,32 @@ static double decided_at(const struct version *version)
         return 0;
 }
 
+static double committed_at(const struct version *version)
+{
+        return version->in_memory && lifecycle_complete(version->life.state) ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : 0;
+}
+
+/* Finds the first event after `since` that is of interest to a reader: a version is complete in memory, or durable. */
+bool event_next_for_reader(const struct catalogue *catalogue, const char *path, double since, struct ipc_event *ret_event)
+{
+        bool is_any = false;
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = strcmp(job->persist_path, path) ? NULL : job->versions; version; version = version->next) {
+                        double at[] = { committed_at(version), lifecycle_at(&version->life, NEBULA_STATE_DURABLE) };
+
+                        for (int i = 0; i < 2; i++) {
+                                if (at[i] <= since || (is_any && at[i] >= ret_event->at))
+                                        continue;
+                                is_any = true;
+                                *ret_event = (struct ipc_event){ .at = at[i], .size = version_size(version),
+                                                                 .kind = i ? NEBULA_EVENT_DURABLE : NEBULA_EVENT_COMMITTED };
+                                strcpy(ret_event->tag, version->tag);
+                        }
+                }
+        return is_any;
+}
+
 static void fill(const struct version *version, double at, struct ipc_event *event)
 {
         bool is_durable = version->life.state == NEBULA_STATE_DURABLE;

@@ -11,6 +11,8 @@
 
 /* Finds the first event after `since`, in seconds since 1970. False: there is none yet. Lock held. */
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event);
+/* The same for a reader of a path: commits and durable versions of all its jobs. */
+bool event_next_for_reader(const struct catalogue *catalogue, const char *path, double since, struct ipc_event *ret_event);
 /* Whether a version has not changed for so long that the ranks it waits for may never come. */
 bool event_is_late(const struct catalogue *catalogue, const struct version *version);
 

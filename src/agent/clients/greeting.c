@@ -173,6 +173,9 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         /* No trainer was here since: a person may have moved versions away meanwhile. */
         if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && catalogue_session_count(catalogue, job) == 1)
                 job->storage.is_scanned = false;
+        catalogue->has_readers |= hello->role == IPC_ROLE_READER;
+        if (hello->role == IPC_ROLE_READER && !catalogue_session_count(catalogue, job))
+                storage_take_variables(job, variables); /* else those of the trainers stay */
         if (hello->role == IPC_ROLE_TRAINER && !is_another) {
                 storage_take_variables(job, variables);
                 catalogue_job_configure(catalogue, job, hello, spelling);
@@ -190,7 +193,7 @@ static struct vars *take_variables(struct connection *connection, const struct i
         struct vars *variables = NULL;
 
         snprintf(origin, sizeof origin, "the agent, process %u, has the keys and settings that process %u (rank %u) brought", os->pid(), hello->pid, hello->rank);
-        if (size && hello->role == IPC_ROLE_TRAINER)
+        if (size && hello->role != IPC_ROLE_TOOL)
                 variables = vars_new(text, size, origin);
         explicit_bzero(text, size);
         return variables;

@@ -183,6 +183,8 @@ static bool in_scope(const struct job *job, const struct session *session, const
 {
         if (*path)
                 return !strcmp(job->persist_path, path);
+        if (session && session->role == IPC_ROLE_READER)
+                return !strcmp(job->persist_path, session->job->persist_path);
         return !session || session->role == IPC_ROLE_TOOL || job == session->job;
 }
 

@@ -279,6 +279,11 @@ static enum nebula_status request_find(struct connection *connection, const void
         location_resolve(connection->catalogue, find->persist_path);
         status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
         free(find);
+        if (!status && connection->session->role == IPC_ROLE_READER) {
+                catalogue_lock(connection->catalogue);
+                catalogue_lease(connection->catalogue, connection->session, answer->body.found.version_id);
+                catalogue_unlock(connection->catalogue);
+        }
         answer->size = sizeof answer->body.found;
         return status;
 }
@@ -290,7 +295,7 @@ static void note_read(struct connection *connection, uint64_t version_id, enum i
 
         catalogue_lock(connection->catalogue);
         version = catalogue_version(connection->catalogue, version_id);
-        if (version)
+        if (version && connection->session->role == IPC_ROLE_TRAINER)
                 lineage_read(connection->session, version, source);
         if (version && version->job == connection->session->job && strcmp(version->run, connection->session->run))
                 ancestry_follow(connection->session, version->run, version->sequence);
@@ -399,19 +404,20 @@ static const struct {
         request_run *run;
         bool is_quick; /* does not block, or sets answer.is_slow or answer.is_later instead */
         bool is_of_storage; /* the answer depends on the content of storage */
+        bool is_reading;    /* changes nothing: a reader may ask */
 } requests[] = {
-        [IPC_HELLO] = { request_hello, false },       [IPC_CONFIGURE] = { request_configure, false },
+        [IPC_HELLO] = { request_hello, false, false, true }, [IPC_CONFIGURE] = { request_configure, false, false, true },
         [IPC_BEGIN] = { request_begin, true },        [IPC_IMAGE] = { request_image, true },
         [IPC_CAPTURED] = { request_captured, true },  [IPC_COPIED] = { request_copied, true },
         [IPC_ABANDON] = { request_abandon, true },    [IPC_COMMIT] = { request_commit, true },
-        [IPC_FAIL] = { request_fail, true },          [IPC_WAIT] = { request_wait, true },
-        [IPC_STATE] = { request_state, true },        [IPC_FIND] = { request_find, false, true },
-        [IPC_OPEN] = { request_open, false, true },   [IPC_FLUSH] = { request_flush, false },
-        [IPC_REPORT] = { request_report, false, true }, [IPC_DESCRIBE] = { request_describe, false, true },
+        [IPC_FAIL] = { request_fail, true },          [IPC_WAIT] = { request_wait, true, false, true },
+        [IPC_STATE] = { request_state, true, false, true }, [IPC_FIND] = { request_find, false, true, true },
+        [IPC_OPEN] = { request_open, false, true, true }, [IPC_FLUSH] = { request_flush, false },
+        [IPC_REPORT] = { request_report, false, true, true }, [IPC_DESCRIBE] = { request_describe, false, true, true },
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
-        [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
-        [IPC_WATCH] = { request_watch, false },       [IPC_PREPARE] = { request_prepare, true },
-        [IPC_FETCH] = { request_fetch, false },      [IPC_SPARE] = { request_spare, true },
+        [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false, false, true },
+        [IPC_WATCH] = { request_watch, false, false, true }, [IPC_PREPARE] = { request_prepare, true },
+        [IPC_FETCH] = { request_fetch, false, false, true }, [IPC_SPARE] = { request_spare, true },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */
@@ -461,6 +467,8 @@ static enum session_step serve_one(struct connection *connection)
                 session_await_scan(connection);
         if (!connection->session && type != IPC_HELLO)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
+        else if (connection->session && connection->session->role == IPC_ROLE_READER && !requests[type].is_reading)
+                status = error_set(&error, NEBULA_INVALID, 0, "a reader saves, publishes and removes nothing: nebulaml.init() or nebulaml.Session() opens a session that does");
         else
                 status = requests[type].run(connection, connection->frame.payload, &answer, &error);
         if (!status && answer.is_slow)
@@ -546,6 +554,7 @@ void session_close(struct connection *connection)
         catalogue_lock(catalogue);
         if (session && !--session->connection_count) {
                 session->left_ns = os->now_ns();
+                catalogue_lease(catalogue, session, 0);
                 catalogue_signal(catalogue);
         }
         catalogue_unlock(catalogue);

@@ -422,6 +422,16 @@ static enum nebula_status watch_cloud(struct connection *connection, const struc
 }
 
 /* The next event for a program's own log. Does not ask for anything to happen. */
+/* Lock held. */
+static bool next_event(const struct connection *connection, const struct ipc_watch *request, struct ipc_event *ret_event)
+{
+        struct job *job = connection->session->job;
+
+        if (connection->session->role == IPC_ROLE_READER)
+                return event_next_for_reader(connection->catalogue, job->persist_path, request->since, ret_event);
+        return event_next(connection->catalogue, job, request->since, ret_event);
+}
+
 enum nebula_status request_watch(struct connection *connection, const void *payload, struct answer *answer,
                                         struct nebula_error *error)
 {
@@ -434,7 +444,7 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
         if (request->is_of_cloud)
                 return watch_cloud(connection, request, answer, error);
         catalogue_lock(catalogue);
-        while (!status && !event_next(catalogue, connection->session->job, request->since, &answer->body.event)) {
+        while (!status && !next_event(connection, request, &answer->body.event)) {
                 status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "no event has come") :
                                    wait_slice(connection, &catalogue->event, until, &timeout, error);
         }

@@ -129,7 +129,7 @@ static struct version *find_in_memory(struct catalogue *catalogue, const struct 
 
         if (job)
                 found = newest_in_memory(job, session, wanted);
-        if (found || !strcmp(path, own->persist_path))
+        if (session->role == IPC_ROLE_READER ? false : found || !strcmp(path, own->persist_path))
                 return found;
         for (job = catalogue->jobs; job; job = job->next) {
                 struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, session, wanted);
@@ -173,7 +173,7 @@ static enum nebula_status take_stored(struct catalogue *catalogue, const struct 
         passed_tell(&stored->passed, ret_found);
         if (job == session->job && !session->has_begun)
                 ancestry_follow(session, version->run, version->sequence);
-        if (job == session->job)
+        if (job == session->job && session->role == IPC_ROLE_TRAINER)
                 session->job->runs.unseen_after = 0;
         catalogue_tidy(catalogue, job);
         return NEBULA_OK;
@@ -211,7 +211,7 @@ struct in_memory {
 };
 
 /* The program is told that the version from memory may not be the newest: a job that waited for its storage could not train. Lock held. */
-static void take_unseen(struct job *job, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
+static void take_unseen(struct job *job, const struct session *session, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
                         struct ipc_found *ret_found)
 {
         int64_t newest = *wanted->tag ? -1 : manifest_scan_newest(&job->storage.stored, job->name);
@@ -232,7 +232,7 @@ static void take_unseen(struct job *job, const struct ipc_find *wanted, const st
                 passed_add(&passed, PASSED_UNSEEN, why->message);
         }
         passed_tell(&passed, ret_found);
-        if (!*wanted->tag)
+        if (!*wanted->tag && session->role == IPC_ROLE_TRAINER)
                 job->runs.unseen_after = memory->entry.sequence;
 }
 
@@ -369,7 +369,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
                               const struct ipc_find *request, const struct in_memory *memory, struct ipc_found *ret_found,
                               enum nebula_status *ret_status, struct nebula_error *error)
 {
-        struct search_scope scope = { .any_job = !own };
+        struct search_scope scope = { .any_job = !own || session->role == IPC_ROLE_READER };
         enum verdict verdict = TAKE_MEMORY;
         struct stored stored;
 
@@ -383,7 +383,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
         *ret_status = NEBULA_OK;
         catalogue_lock(catalogue);
         if (memory->is_there && stored.status && stored.status != NEBULA_NOT_FOUND)
-                take_unseen(job, request, memory, &stored.error, ret_found);
+                take_unseen(job, session, request, memory, &stored.error, ret_found);
         else if ((verdict = judge(catalogue, session, request, memory, &stored)) == TAKE_MEMORY)
                 take_memory(memory, &stored, ret_found);
         else if (verdict == TAKE_STORED && !stored.status)

@@ -1,0 +1,200 @@
+/* nebula follow: runs a command for each new checkpoint of a path, with the checkpoint's files in a directory of memory. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/target.h"
+#include "cli/term.h"
+#include "ipc/ipc.h"
+#include "os/os.h"
+#include "store/manifest.h"
+
+#define POLL_MS 5000 /* between looks at storage: a checkpoint of this node is noticed at once */
+
+struct follow {
+        struct cli_common common;
+        const char *command, *directory; /* directory: in it each checkpoint gets one of its own */
+        bool once;
+        nebula_session *session;
+        char tag[IPC_NAME_MAX];
+        uint64_t sequence; /* of the checkpoint that was followed last */
+};
+
+/* The numbers of a version, from its description. */
+static enum nebula_status read_numbers(nebula_checkpoint *checkpoint, uint64_t *ret_sequence, struct nebula_error *error)
+{
+        char *text = NULL;
+        enum nebula_status status = nebula_checkpoint_report(checkpoint, &text, error);
+        json_t *about = status ? NULL : json_loads(text, 0, NULL);
+
+        nebula_text_free(text);
+        if (!status && !about)
+                status = error_set(error, NEBULA_CORRUPT, 0, "the agent's description of \"%s\" is damaged", nebula_checkpoint_tag(checkpoint));
+        if (!status)
+                *ret_sequence = (uint64_t)json_integer_value(json_object_get(about, "sequence"));
+        json_decref(about);
+        return status;
+}
+
+/* The command with each "{}" replaced by the directory, in quotes of the shell. Its shell removes the directory at every end, even if this
+ * process was killed before. The caller frees the text. */
+static char *fill_command(const struct follow *follow, const char *directory)
+{
+        static const char frame[] = "trap \"rm -rf '%s'; rmdir '%s' 2>/dev/null\" EXIT; trap 'exit 130' INT; trap 'exit 143' TERM\n";
+        size_t length = strlen(directory), size = sizeof frame + strlen(follow->command) + 2 * length + strlen(follow->directory);
+        char *filled, *to;
+
+        for (const char *at = follow->command; (at = strstr(at, "{}")); at += 2)
+                size += length + 2;
+        filled = malloc(size);
+        if (!filled)
+                return NULL;
+        to = filled + sprintf(filled, frame, directory, follow->directory);
+        for (const char *from = follow->command; *from;) {
+                if (!strncmp(from, "{}", 2)) {
+                        to += sprintf(to, "'%s'", directory);
+                        from += 2;
+                } else {
+                        *to++ = *from++;
+                }
+        }
+        *to = 0;
+        return filled;
+}
+
+static int run_command(const struct follow *follow, const char *directory)
+{
+        char *command = fill_command(follow, directory);
+        int result;
+
+        fflush(stdout);
+        result = command ? system(command) : -1; /* the user's own command, as their shell would run it */
+        free(command);
+        if ((result & 127) == SIGINT || result >> 8 == 130)
+                exit(CLI_OK); /* Ctrl-C is meant for both */
+        if (result)
+                cli_complain("the command for %s ended with status %d", follow->tag, result > 255 ? result >> 8 : result);
+        return result ? CLI_WRONG : CLI_OK;
+}
+
+/* Puts the files of the version into a new directory. */
+static int unpack(const struct follow *follow, const char *directory)
+{
+        char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char *)(uintptr_t)follow->tag, (char[]){ "--to" },
+                          (char *)(uintptr_t)directory, (char[]){ "--path" }, (char *)(uintptr_t)follow->common.path, NULL };
+        int code = 0, result;
+
+        os_remove_tree(directory);
+        result = os->spawn("/proc/self/exe", words, &code);
+        if (result < 0)
+                code = CLI_UNREACHABLE;
+        if (code && code != CLI_NOT_FOUND)
+                cli_complain("the files of %s cannot be put into %s: `nebula restore` ends with %d", follow->tag, directory, code);
+        return code;
+}
+
+/* Handles the checkpoint that is newest now. CLI_NOT_FOUND: it left before its files were there, because a newer one took its place. */
+static int handle(const struct follow *follow)
+{
+        char directory[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        int code;
+
+        if (!follow->command) {
+                term_print(STYLE_PLAIN, "%s\n", follow->tag);
+                fflush(stdout);
+                return CLI_OK;
+        }
+        if (name_encode(follow->tag, name, NULL) || (size_t)snprintf(directory, sizeof directory, "%s/%s", follow->directory, name) >= sizeof directory)
+                return CLI_WRONG;
+        code = unpack(follow, directory);
+        if (!code)
+                return run_command(follow, directory);
+        os_remove_tree(directory);
+        return code;
+}
+
+/* Looks for a checkpoint that is newer than the last one. False: there is none. */
+static bool look(struct follow *follow, struct nebula_error *error)
+{
+        nebula_checkpoint *found = NULL;
+        uint64_t sequence = 0;
+        bool is_new = false;
+
+        *error = (struct nebula_error){ 0 };
+        if (!nebula_checkpoint_latest(follow->session, NULL, &found, error) && !read_numbers(found, &sequence, error))
+                is_new = sequence > follow->sequence;
+        if (is_new) {
+                follow->sequence = sequence;
+                snprintf(follow->tag, sizeof follow->tag, "%s", nebula_checkpoint_tag(found));
+        }
+        nebula_checkpoint_free(found);
+        return is_new;
+}
+
+static int run(struct follow *follow)
+{
+        struct nebula_error error;
+        struct nebula_event event;
+        nebula_watch *watch = NULL;
+        char told[sizeof error.message] = "";
+        int code = CLI_OK;
+
+        for (;;) {
+                if (!watch && nebula_watch_open(follow->session, &watch, &error))
+                        return cli_fail(false, &error);
+                if (look(follow, &error)) {
+                        code = handle(follow);
+                        if (follow->once && code != CLI_NOT_FOUND)
+                                return nebula_watch_close(watch), code;
+                        continue;
+                }
+                if (error.status && error.status != NEBULA_NOT_FOUND && strcmp(told, error.message)) {
+                        cli_complain("%s", error.message);
+                        snprintf(told, sizeof told, "%s", error.message);
+                }
+                if (nebula_watch_next(watch, POLL_MS, &event, &error) == NEBULA_UNAVAILABLE) { /* the next look starts another agent */
+                        nebula_watch_close(watch);
+                        watch = NULL;
+                        os->sleep_ms(200);
+                }
+        }
+}
+
+int command_follow(int argc, char **argv)
+{
+        struct follow follow = { 0 };
+        const struct args_option options[] = {
+                CLI_COMMON(follow.common), { "exec", ARGS_TEXT, &follow.command }, { "in", ARGS_TEXT, &follow.directory }, { "once", ARGS_FLAG, &follow.once },
+        };
+        struct nebula_options settings;
+        struct nebula_error error;
+        struct store *store = NULL;
+        struct args args;
+        char path[TARGET_PATH_MAX], directory[64];
+        int code;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 1))
+                return CLI_USAGE;
+        if (args.count)
+                follow.common.path = args.positionals[0];
+        if (target_open(follow.common.path, &store, &error) || target_path(follow.common.path, path, &error))
+                return cli_fail(follow.common.json, &error);
+        store_close(store);
+        follow.common.path = path;
+        snprintf(directory, sizeof directory, "/dev/shm/nebula-follow-%u", os->pid());
+        if (!follow.directory)
+                follow.directory = directory;
+        if (follow.directory[0] != '/' || strchr(follow.directory, '\''))
+                return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes", follow.directory);
+        nebula_options_init(&settings);
+        settings.persist_path = path;
+        settings.is_reader = 1;
+        if (nebula_session_open(&settings, &follow.session, &error))
+                return cli_fail(follow.common.json, &error);
+        code = run(&follow);
+        nebula_session_close(follow.session);
+        return code;
+}
