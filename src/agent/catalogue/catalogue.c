@@ -62,9 +62,9 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         *link = job->next;
         while (job->versions)
                 version_free(catalogue, job->versions);
-        manifest_scan_done(&job->storage.stored);
+        known_done(&job->storage.known);
         for (size_t i = 0; i < job->storage.half_removed_count; i++)
-                manifest_done(&job->storage.half_removed[i]);
+                known_free(job->storage.half_removed[i]);
         free(job->storage.half_removed);
         unfinished_done(&job->storage.ended);
         ancestry_done(job);

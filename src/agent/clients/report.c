@@ -11,13 +11,14 @@
 #include "agent/peers/replica.h"
 #include "agent/clients/report.h"
 #include "agent/restore/restore.h"
-#include "agent/catalogue/retention.h"
 #include "agent/persist/storage.h"
 #include "agent/persist/worker.h"
 #include "agent/commit/world.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/counts.h"
+#include "store/line_document.h"
+#include "store/order.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {
@@ -252,21 +253,20 @@ static size_t paths_in_scope(struct catalogue *catalogue, const struct session *
         return used;
 }
 
-/* The row as an entry of retention. The caller provides *ret_line and *ret_job. */
-static struct retain_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
+/* The row as an entry of the order. The caller provides *ret_line and *ret_job. */
+static struct order_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
 {
         struct document_reader reader = { .kind = "report" };
         const char *job = json_string_value(json_object_get(row, "job")), *path = json_string_value(json_object_get(row, "persist_path"));
         size_t size = strlen(job) + strlen(path) + 2;
-        struct retain_entry entry;
+        struct order_entry entry;
 
         line_parse(&reader, row, ret_line);
         *ret_job = malloc(size);
         if (*ret_job)
                 snprintf(*ret_job, size, "%s\n%s", path, job);
-        entry = retain_complete(json_string_value(json_object_get(row, "tag")),
-                                (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
-        entry.complete = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
+        entry = order_entry(json_string_value(json_object_get(row, "tag")), (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
+        entry.counts = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
         entry.job = *ret_job;
         return entry;
 }
@@ -274,16 +274,16 @@ static struct retain_entry entry_of(const json_t *row, struct line *ret_line, ch
 static void mark_abandoned(const json_t *versions)
 {
         size_t count = json_array_size(versions);
-        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct order_entry *entries = calloc(count + 1, sizeof *entries);
         struct line *lines = calloc(count + 1, sizeof *lines);
         char **jobs = calloc(count + 1, sizeof *jobs);
 
         if (entries && lines && jobs) {
                 for (size_t i = 0; i < count; i++)
                         entries[i] = entry_of(json_array_get(versions, i), &lines[i], &jobs[i]);
-                retain_mark(entries, count);
+                order_mark(entries, count);
                 for (size_t i = 0; i < count; i++)
-                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].abandoned));
+                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].is_abandoned));
                 for (size_t i = 0; i < count; i++)
                         free(jobs[i]);
         }
@@ -396,7 +396,7 @@ static json_t *job_json(const struct catalogue *catalogue, const struct job *job
         return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
-                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->storage.stored.count, "persisting",
+                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->storage.known.count, "persisting",
                          job->persist.is_busy, "storage_error", job->storage.error.message, "storage_failures",
                          (json_int_t)job->persist.failure_count);
 }

@@ -75,9 +75,9 @@ static uint64_t moment(const struct job *job)
 
 static void add_stored(struct job *job, uint64_t until)
 {
-        for (size_t i = 0; i < job->storage.stored.count; i++)
-                if (!strcmp(job->storage.stored.manifests[i].job, job->name))
-                        ancestry_add(job, job->storage.stored.manifests[i].run, until);
+        for (size_t i = 0; i < job->storage.known.count; i++)
+                if (!strcmp(job->storage.known.list[i]->job, job->name))
+                        ancestry_add(job, job->storage.known.list[i]->run, until);
 }
 
 static void add_versions(struct job *job, uint64_t until)

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "store/line_document.h"
 #include "store/place.h"
 #include "sum/sum.h"
 

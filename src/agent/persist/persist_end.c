@@ -1,5 +1,4 @@
 /* Updates the catalogue after a manifest has reached storage. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/commit/ancestry.h"
@@ -76,11 +75,7 @@ static void set_base(struct version *version, uint64_t sequence)
 /* Puts the plan's manifest into the job's list. True: it is the job's newest. */
 static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
-        struct manifest_scan *stored = &job->storage.stored;
         const struct manifest *known;
-        struct manifest *grown;
-        size_t at = 0;
-        int64_t newest;
         bool is_newest;
 
         catalogue_lock(catalogue);
@@ -88,29 +83,16 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         version->sequence = plan->sequence;
         version->line = plan->manifest.line;
         commit_saw_sequence(job, plan->sequence);
-        while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
-                at++;
-        if (at < stored->count) {
-                manifest_done(&stored->manifests[at]);
-                memmove(&stored->manifests[at], &stored->manifests[at + 1], (stored->count - at - 1) * sizeof *grown);
-                stored->count--;
+        known = known_put(&job->storage.known, job->name, &plan->manifest);
+        if (!known) {
+                known_free(known_take(&job->storage.known, job->name, plan->tag)); /* rather none than the one before */
+                known = &plan->manifest;
         }
-        grown = realloc(stored->manifests, (stored->count + 1) * sizeof *grown);
-        if (grown) {
-                stored->manifests = grown;
-                for (at = stored->count++; at && grown[at - 1].sequence > plan->sequence; at--)
-                        grown[at] = grown[at - 1];
-                grown[at] = plan->manifest;
-                memset(&plan->manifest, 0, sizeof plan->manifest);
-        }
-        known = grown ? &grown[at] : &plan->manifest;
         set_base(version, known->sequence);
         if (version->nodes.spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
-        manifest_scan_mark(stored);
-        newest = manifest_scan_newest(stored, job->name);
-        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
+        is_newest = known_newest(&job->storage.known) == known;
         catalogue_unlock(catalogue);
         return is_newest;
 }

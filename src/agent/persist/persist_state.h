@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/vars.h"
+#include "agent/catalogue/known.h"
 #include "agent/persist/unfinished.h"
 #include "nebula.h"
 #include "store/manifest.h"
@@ -50,8 +51,8 @@ struct job_storage {
         struct vars *variables, *opened_with; /* of the newest session that brought some; those of `store`. NULL: the agent's own */
         struct store **former;                /* opened with earlier variables: threads may still use them */
         size_t former_count;
-        struct manifest_scan stored;
-        struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
+        struct known_versions known;
+        struct manifest **half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
         size_t removals;               /* since their numbers were swept; used by the worker */
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
