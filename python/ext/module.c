@@ -187,6 +187,7 @@ static PyMethodDef functions[] = {
         { "encode_name", encode_name, METH_O, "A tag or file name, encoded as in storage." },
         { "step_of", step_of, METH_O, "The step in a tag; -1: it has none." },
         { "follows_step", follows_step, METH_O, "Whether versions of this tag are ordered by its step: global_step<n>." },
+        { "order", order_versions, METH_O, "order([(tag, began, sequence, abandoned), ...]): the indices of these versions, newest first." },
         { "address_of", address_of, METH_O, "The address of a contiguous buffer." },
         { "watch_images", session_watch_images, METH_VARARGS, "watch_images(f, g): f(address, bytes) is called after a spare image was mapped, g(address, 0) before an image is unmapped." },
         { "watch_waits", session_watch_waits, METH_O, "watch_waits(f): f() is called while a save waits for memory, and may raise." },
