@@ -7,11 +7,13 @@ FILES_ALL_RANKS: int
 REPORT_VERSIONS: int
 REPORT_STATUS: int
 REPORT_HISTORY: int
+REPORT_PINS: int
 EVENT_DURABLE: int
 EVENT_LOST: int
 EVENT_LATE: int
 EVENT_STORAGE: int
 EVENT_OTHER_AGENT: int
+EVENT_REMOVED: int
 EVENT_EVICTION: int
 EVENT_METADATA: int
 CLOUD_AZURE: int
@@ -52,6 +54,9 @@ class Session:
     def find(self, tag: str, persist_path: str | None, generation: int = 0, sequence: int = 0) -> Checkpoint: ...
     def unpublish(self, path: str) -> None: ...
     def find_published(self, path: str) -> tuple[Checkpoint, str]: ...
+    def pin(self, tag: str, reason: str) -> None: ...
+    def unpin(self, tag: str) -> None: ...
+    def remove(self, tag: str) -> None: ...
     def report(self, report: int, persist_path: str | None) -> str: ...
 
 class Ranges:

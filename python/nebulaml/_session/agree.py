@@ -175,7 +175,7 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
         {
             "tag": one["tag"],
             "state": one["state"],
-            "was_removed": one["state"] == "failed" and bool(one.get("durable_at")),  # from storage; memory may still have it
+            "was_removed": bool(one.get("durable_at")) and "storage" not in one["source"],  # memory may still have it
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],

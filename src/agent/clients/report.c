@@ -19,6 +19,7 @@
 #include "store/counts.h"
 #include "store/line_document.h"
 #include "store/order.h"
+#include "store/pins.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {
@@ -178,6 +179,34 @@ static void merge_stored(json_t *versions, size_t count, const struct manifest *
                 if (!strcmp(json_string_value(json_array_get(sources, i)), "storage"))
                         return;
         json_array_append_new(sources, json_string("storage"));
+}
+
+static bool scan_has(const struct manifest_scan *scan, const json_t *row)
+{
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].tag, json_string_value(json_object_get(row, "tag"))) &&
+                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)scan->manifests[i].generation)
+                        return true;
+        return false;
+}
+
+/* A version in memory may have been removed from storage by another node's agent or another program. A listing may be stale, so it is looked
+ * up by its tag. Only the first `count` rows are of versions in memory. */
+static void drop_removed(json_t *versions, size_t count, struct store *store, const struct manifest_scan *scan, const char *path)
+{
+        for (size_t i = 0; i < count; i++) {
+                json_t *row = json_array_get(versions, i), *sources = json_object_get(row, "source");
+                struct manifest there = { 0 };
+
+                for (size_t j = json_array_size(sources); j--;) {
+                        if (strcmp(json_string_value(json_array_get(sources, j)), "storage") || scan_has(scan, row) ||
+                            strcmp(json_string_value(json_object_get(row, "persist_path")), path))
+                                continue;
+                        if (manifest_load(store, json_string_value(json_object_get(row, "tag")), &there, NULL) == NEBULA_NOT_FOUND)
+                                json_array_remove(sources, j);
+                        manifest_done(&there);
+                }
+        }
 }
 
 static bool in_scope(const struct job *job, const struct session *session, const char *path)
@@ -371,6 +400,8 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                         if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
                                 merge_stored(versions, row_count, &scan.manifests[j], jobs[i]->persist_path);
                 if (!status)
+                        drop_removed(versions, row_count, store, &scan, jobs[i]->persist_path);
+                if (!status)
                         manifest_scan_done(&scan);
         }
         catalogue_lock(catalogue);
@@ -484,6 +515,36 @@ static enum nebula_status history_text(struct catalogue *catalogue, const struct
         return to_text(json_pack("{s:o}", "history", rows), ret_text, error);
 }
 
+static enum nebula_status pins_text(struct catalogue *catalogue, const struct session *session, const char *path, char **ret_text,
+                                    struct nebula_error *error)
+{
+        json_t *rows = json_array();
+        struct pins pins = { 0 };
+        struct store *store;
+        struct job *job;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        job = *path || !session ? catalogue_job_get(catalogue, path, session ? session->job->name : "") : session->job;
+        if (job)
+                job->pins++;
+        catalogue_unlock(catalogue);
+        status = job ? storage_open(catalogue, job, &store, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a report");
+        if (!status)
+                status = pins_load(store, true, &pins, error);
+        for (size_t i = 0; i < pins.count; i++)
+                json_array_append_new(rows, json_pack("{s:s, s:s, s:f}", "tag", pins.list[i].tag, "reason", pins.list[i].reason, "time", pins.list[i].time));
+        pins_done(&pins);
+        catalogue_lock(catalogue);
+        if (job)
+                job->pins--;
+        catalogue_unlock(catalogue);
+        if (!status)
+                return to_text(json_pack("{s:o}", "pins", rows), ret_text, error);
+        json_decref(rows);
+        return status;
+}
+
 enum nebula_status report_text(struct catalogue *catalogue, const struct session *session, enum nebula_report report,
                                const char *persist_path, char **ret_text, struct nebula_error *error)
 {
@@ -495,6 +556,8 @@ enum nebula_status report_text(struct catalogue *catalogue, const struct session
                 return status_text(catalogue, persist_path, ret_text, error);
         case NEBULA_REPORT_HISTORY:
                 return history_text(catalogue, session, persist_path, ret_text, error);
+        case NEBULA_REPORT_PINS:
+                return pins_text(catalogue, session, persist_path, ret_text, error);
         default:
                 return error_set(error, NEBULA_INVALID, 0, "there is no report %u", (unsigned)report);
         }

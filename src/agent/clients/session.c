@@ -411,7 +411,8 @@ static const struct {
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
         [IPC_WATCH] = { request_watch, false },       [IPC_PREPARE] = { request_prepare, true },
-        [IPC_FETCH] = { request_fetch, false },      [IPC_SPARE] = { request_spare, true },
+        [IPC_FETCH] = { request_fetch, false },       [IPC_SPARE] = { request_spare, true },
+        [IPC_KEEP] = { request_keep, false },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

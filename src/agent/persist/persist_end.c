@@ -72,8 +72,8 @@ static void set_base(struct version *version, uint64_t sequence)
                 ancestry_add(version->job, version->run, sequence);
 }
 
-/* Puts the plan's manifest into the job's list. True: it is the job's newest. */
-static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
+/* Puts the plan's manifest into the job's list. The rules are applied by the agent that wrote the manifest. True: it is the job's newest. */
+static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan, bool is_writer)
 {
         const struct manifest *known;
         bool is_newest;
@@ -93,6 +93,8 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
         is_newest = known_newest(&job->storage.known) == known;
+        job->storage.retain_due = true;
+        job->storage.is_remover = is_writer;
         catalogue_unlock(catalogue);
         return is_newest;
 }
@@ -117,6 +119,6 @@ void persist_conclude(struct catalogue *catalogue, struct store *store, struct j
 {
         if (is_writer)
                 publish(store, plan);
-        if (make_known(catalogue, job, version, plan) && is_writer)
+        if (make_known(catalogue, job, version, plan, is_writer) && is_writer)
                 latest_write(store, job, plan->directory);
 }

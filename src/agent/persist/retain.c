@@ -1,5 +1,6 @@
-/* Removes the versions that no rule keeps. The agent that writes manifests is the only one who does. */
+/* Removes the versions that no rule keeps, and those that a client wants to have removed. Worker only. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +9,17 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/metrics.h"
 #include "store/order.h"
 #include "store/pins.h"
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
+#define TURN_NS 1000000000 /* then a version that waits to be written goes first */
+#define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
 /* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */
@@ -63,21 +68,115 @@ struct dropped {
         char (*tags)[256];
         size_t count;
         bool has_other_runs; /* one is of a run that is not this agent's own and may go on elsewhere */
+        char rules[512];     /* that no longer keep them */
 };
 
-/* Decides without the lock, as the worker of the list (known.h). */
-static void decide(struct catalogue *catalogue, const struct job *job, const struct order_rule *rule, struct dropped *ret_dropped)
+/* The rules, and for each one with a metric the values of all versions in the list. */
+struct rules {
+        struct keep_rule of_job[KEEP_RULES_MAX];
+        struct order_rule list[KEEP_RULES_MAX];
+        double *metrics[KEEP_RULES_MAX];
+        uint32_t count;
+        char text[512]; /* as the user gave them */
+};
+
+static void add_text(struct rules *rules, const struct keep_rule *rule)
+{
+        size_t size = sizeof rules->text, used = strlen(rules->text);
+
+        used += (size_t)snprintf(rules->text + used, size - used, "%skeep_last=%u", used ? "; " : "", rule->last);
+        if (used < size && rule->every)
+                used += (size_t)snprintf(rules->text + used, size - used, ", keep_every=%" PRIu64, rule->every);
+        if (used < size && rule->best)
+                snprintf(rules->text + used, size - used, ", keep_best=Best('%s', '%s', %u)", rule->metric, rule->best_is_largest ? "max" : "min",
+                         rule->best);
+}
+
+static struct rules copy_rules(struct catalogue *catalogue, const struct job *job)
+{
+        struct rules rules = { 0 };
+
+        catalogue_lock(catalogue);
+        rules.count = job->settings.rule_count;
+        memcpy(rules.of_job, job->settings.rules, rules.count * sizeof rules.of_job[0]);
+        catalogue_unlock(catalogue);
+        for (uint32_t i = 0; i < rules.count; i++) {
+                const struct keep_rule *rule = &rules.of_job[i];
+
+                rules.list[i] = (struct order_rule){ .last = rule->last, .every = rule->every, .best = rule->best, .best_is_largest = rule->best_is_largest };
+                add_text(&rules, rule);
+        }
+        return rules;
+}
+
+static void rules_done(struct rules *rules)
+{
+        for (uint32_t i = 0; i < rules->count; i++)
+                free(rules->metrics[i]);
+}
+
+/* The metrics of a version, from the file that it has in storage. Each is read once. NULL: storage fails, or there is no memory. */
+static const json_t *metrics_of(struct job *job, struct store *store, const struct manifest *manifest)
+{
+        json_t *known = json_object_get(job->storage.metrics, manifest->tag), *metrics;
+
+        if (known && (uint64_t)json_integer_value(json_array_get(known, 0)) == manifest->sequence)
+                return json_array_get(known, 1);
+        if (metrics_load(store, manifest, &metrics, NULL))
+                return NULL;
+        known = json_pack("[I, o]", (json_int_t)manifest->sequence, metrics);
+        if (!job->storage.metrics)
+                job->storage.metrics = json_object();
+        return json_object_set_new(job->storage.metrics, manifest->tag, known) ? NULL : metrics;
+}
+
+static void tell_missing(struct job *job, const struct keep_rule *rule)
+{
+        if (!job->storage.metric_told)
+                log_event(LOG_LEVEL_WARN, "no version in %s has a value of the metric \"%s\" of keep_best, so all stay until one has", job->persist_path,
+                          rule->metric);
+        job->storage.metric_told = true;
+}
+
+/* Finds the values for a rule with a metric. False: they are not known, so nothing may be removed now. */
+static bool find_metrics(struct job *job, struct store *store, struct rules *rules, uint32_t index)
 {
         const struct known_versions *known = &job->storage.known;
+        double *values = calloc(known->count + 1, sizeof *values);
+        bool has_any = false;
+
+        rules->metrics[index] = values;
+        rules->list[index].metrics = values;
+        for (size_t i = 0; values && i < known->count; i++) {
+                bool is_own = !strcmp(known->list[i]->job, job->name);
+                const json_t *metrics = is_own ? metrics_of(job, store, known->list[i]) : NULL;
+
+                if (is_own && !metrics)
+                        return false;
+                values[i] = metrics_value(metrics, rules->of_job[index].metric);
+                has_any = has_any || !isnan(values[i]);
+        }
+        if (values && !has_any)
+                tell_missing(job, &rules->of_job[index]);
+        return values;
+}
+
+/* Decides without the lock, as the worker of the list (known.h). */
+static void decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped)
+{
+        const struct known_versions *known = &job->storage.known;
+        struct rules rules = copy_rules(catalogue, job);
         char newest_run[IPC_NAME_MAX];
         size_t rival_count;
         struct ancestor *rivals = copy_rivals(catalogue, job, &rival_count, newest_run);
         struct order_entry *entries = calloc(known->count + 1, sizeof *entries);
-        bool *stay = calloc(known->count + 1, sizeof *stay);
+        bool *stay = calloc(known->count + 1, sizeof *stay), is_known = rivals && entries && stay;
         size_t count = 0;
 
         *ret_dropped = (struct dropped){ 0 };
-        if (!rivals || !entries || !stay)
+        for (uint32_t i = 0; i < rules.count && is_known; i++)
+                is_known = !rules.list[i].best || find_metrics(job, store, &rules, i);
+        if (!is_known)
                 goto out;
         for (size_t i = 0; i < known->count; i++) {
                 const struct manifest *manifest = known->list[i];
@@ -85,11 +184,12 @@ static void decide(struct catalogue *catalogue, const struct job *job, const str
                 entries[i] = order_entry(manifest->tag, manifest->sequence, &manifest->line);
                 entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run);
         }
-        if (!order_mark(entries, known->count) || !order_stay(entries, known->count, rule, 1, stay))
+        if (!order_mark(entries, known->count) || !order_stay(entries, known->count, rules.list, rules.count, stay))
                 goto out;
         for (size_t i = 0; i < known->count; i++)
                 count += !stay[i];
         ret_dropped->tags = count ? calloc(count, sizeof *ret_dropped->tags) : NULL;
+        memcpy(ret_dropped->rules, rules.text, sizeof rules.text);
         for (size_t i = 0; ret_dropped->tags && i < known->count; i++) {
                 if (stay[i])
                         continue;
@@ -97,6 +197,7 @@ static void decide(struct catalogue *catalogue, const struct job *job, const str
                 ret_dropped->has_other_runs |= strcmp(known->list[i]->run, newest_run) != 0;
         }
 out:
+        rules_done(&rules);
         free(rivals);
         free(entries);
         free(stay);
@@ -203,38 +304,63 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
         manifest_scan_done(&scan);
 }
 
-/* Removes a version that was taken out of the list. Takes the manifest over. */
-static void remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest, const char *rule)
+/* Notes the removal for clients that follow events. */
+static void tell_removed(struct catalogue *catalogue, struct job *job, const struct manifest *manifest, const char *rules)
 {
-        struct nebula_error error = { 0 };
+        struct removed *removed;
+
+        catalogue_lock(catalogue);
+        if (!job->storage.removed)
+                job->storage.removed = calloc(REMOVED_MAX, sizeof *job->storage.removed);
+        if (job->storage.removed) {
+                removed = &job->storage.removed[job->storage.removed_count++ % REMOVED_MAX];
+                *removed = (struct removed){ .at = catalogue_moment(catalogue), .size = manifest_size(manifest) };
+                strcpy(removed->tag, manifest->tag);
+                snprintf(removed->rules, sizeof removed->rules, "%s", rules);
+                catalogue_signal_event(catalogue);
+        }
+        catalogue_unlock(catalogue);
+        log_event(LOG_LEVEL_INFO, "removed %s from %s, by %s", manifest->tag, job->persist_path, rules);
+}
+
+/* Removes a version that was taken out of the list. Takes the manifest over. */
+static enum nebula_status remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest, const char *rules,
+                                     struct nebula_error *error)
+{
         enum nebula_status status;
 
         if (is_foreign(store, manifest)) {
-                log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", manifest->tag, job->persist_path);
+                status = error_set(error, NEBULA_INVALID, 0, "%s stays in %s: it belongs to another user", manifest->tag, job->persist_path);
+                log_event(LOG_LEVEL_INFO, "%s", error->message);
                 known_free(manifest);
-                return;
+                return status;
         }
-        status = manifest_remove(store, manifest, &error);
+        status = manifest_remove(store, manifest, error);
         if (!status)
-                log_event(LOG_LEVEL_INFO, "removed %s from %s, by %s", manifest->tag, job->persist_path, rule);
+                tell_removed(catalogue, job, manifest, rules);
         else
-                log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error.message);
+                log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error->message);
+        if (!status && job->storage.metrics)
+                json_object_del(job->storage.metrics, manifest->tag);
         if (status && status != NEBULA_BUSY)
                 put_back(catalogue, job, store, manifest);
         else
                 known_free(manifest);
+        job->storage.removals++;
+        return status;
 }
 
 /* Removals that failed halfway are tried again. */
-static void remove_rests(struct catalogue *catalogue, struct job *job, struct store *store, const char *rule)
+static void remove_rests(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct manifest **rests = job->storage.half_removed;
         size_t count = job->storage.half_removed_count;
+        struct nebula_error error;
 
         job->storage.half_removed = NULL;
         job->storage.half_removed_count = 0;
         for (size_t i = 0; i < count; i++)
-                remove_one(catalogue, job, store, rests[i], rule);
+                remove_one(catalogue, job, store, rests[i], "an earlier rule", &error);
         free(rests);
 }
 
@@ -265,52 +391,105 @@ static bool forget_missing(struct catalogue *catalogue, struct job *job, struct 
         return true;
 }
 
-static void remove_all(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped, const char *rule)
+/* Returns whether some are left, because the turn is over. */
+static bool remove_some(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped)
 {
         struct nebula_error error = { 0 };
+        int64_t until = os->now_ns() + TURN_NS;
         struct pins pins;
+        size_t next;
 
         if (pins_load(store, false, &pins, &error)) {
                 log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins cannot be read: %s", job->persist_path, error.message);
-                return;
+                return false;
         }
         if (dropped->has_other_runs)
                 find_rivals(catalogue, job, store);
-        for (size_t i = 0; i < dropped->count; i++) {
-                struct manifest *manifest = pins_find(&pins, dropped->tags[i]) ? NULL : take(catalogue, job, dropped->tags[i]);
+        for (next = 0; next < dropped->count && (!next || os->now_ns() < until); next++) {
+                struct manifest *manifest = pins_find(&pins, dropped->tags[next]) ? NULL : take(catalogue, job, dropped->tags[next]);
 
-                if (!manifest)
-                        continue;
-                remove_one(catalogue, job, store, manifest, rule);
-                job->storage.removals++;
+                if (manifest)
+                        remove_one(catalogue, job, store, manifest, dropped->rules, &error);
         }
         pins_done(&pins);
-        /* An agent that writes for months opens the path, and sweeps it, only once. */
-        if (job->storage.removals >= REMOVALS_MAX) {
-                job->storage.removals = 0;
-                tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
-        }
+        return next < dropped->count;
 }
 
-void storage_retain(struct catalogue *catalogue, struct job *job)
+/* An agent that writes for months opens the path, and sweeps it, only once. */
+static void sweep_numbers(struct job *job, struct store *store)
 {
-        struct order_rule rule;
+        if (job->storage.removals < REMOVALS_MAX)
+                return;
+        job->storage.removals = 0;
+        tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
+}
+
+bool storage_retain(struct catalogue *catalogue, struct job *job)
+{
         struct dropped dropped;
         struct store *store;
-        char text[64];
+        bool has_more = false, is_remover;
 
-        catalogue_lock(catalogue);
-        rule = (struct order_rule){ .last = job->settings.keep_last, .every = job->settings.keep_every };
-        catalogue_unlock(catalogue);
-        snprintf(text, sizeof text, "keep_last=%u", rule.last);
         if (storage_open(catalogue, job, &store, NULL))
-                return;
-        remove_rests(catalogue, job, store, text);
-        decide(catalogue, job, &rule, &dropped);
-        if (dropped.count && forget_missing(catalogue, job, store)) {
+                return false;
+        catalogue_lock(catalogue);
+        is_remover = job->storage.is_remover;
+        catalogue_unlock(catalogue);
+        remove_rests(catalogue, job, store);
+        decide(catalogue, job, store, &dropped);
+        if (!is_remover && dropped.count >= FORGET_AT)
+                forget_missing(catalogue, job, store);
+        if (is_remover && dropped.count && forget_missing(catalogue, job, store)) {
                 free(dropped.tags);
-                decide(catalogue, job, &rule, &dropped);
-                remove_all(catalogue, job, store, &dropped, text);
+                decide(catalogue, job, store, &dropped);
+                has_more = remove_some(catalogue, job, store, &dropped);
         }
         free(dropped.tags);
+        sweep_numbers(job, store);
+        return has_more;
+}
+
+/* The version of the tag that a client may have removed, taken out of the list. */
+static enum nebula_status take_asked(struct catalogue *catalogue, struct job *job, struct store *store, const char *tag, struct manifest **ret_manifest,
+                                     struct nebula_error *error)
+{
+        const struct manifest *newest, *manifest;
+        struct pins pins;
+        bool is_pinned;
+        enum nebula_status status;
+
+        if (!forget_missing(catalogue, job, store))
+                return error_set(error, NEBULA_STORAGE, 0, "%s cannot be listed", job->persist_path);
+        status = pins_load(store, false, &pins, error);
+        if (status)
+                return status;
+        is_pinned = pins_find(&pins, tag);
+        pins_done(&pins);
+        newest = known_newest(&job->storage.known);
+        manifest = known_find(&job->storage.known, tag);
+        if (!manifest || strcmp(manifest->job, job->name))
+                return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\" of this job is in %s", tag, job->persist_path);
+        if (is_pinned)
+                return error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: it is pinned", tag);
+        if (newest == manifest)
+                return error_set(error, NEBULA_INVALID, 0, "\"%s\" is the newest complete checkpoint, which a restart would load: it stays", tag);
+        *ret_manifest = take(catalogue, job, tag);
+        return *ret_manifest ? NEBULA_OK : error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: it is being read or written again", tag);
+}
+
+enum nebula_status storage_remove_tag(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
+{
+        struct manifest *manifest;
+        struct store *store;
+        bool is_scanned;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        catalogue_lock(catalogue);
+        is_scanned = job->storage.is_scanned;
+        catalogue_unlock(catalogue);
+        if (!status && !is_scanned)
+                status = storage_scan(catalogue, job, error);
+        if (!status)
+                status = take_asked(catalogue, job, store, tag, &manifest, error);
+        return status ? status : remove_one(catalogue, job, store, manifest, "a request of the program", error);
 }

@@ -402,7 +402,7 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         version_forget_memory(&bench.catalogue, first);
         again = bench_version(&bench, "best", 5, 0);
         REQUIRE(again && !bench_persist(&bench, other));
-        bench.job->settings.keep_last = 1;
+        bench_keep(bench.job, 1);
         storage_retain(&bench.catalogue, bench.job);
         CHECK(!bench_persist(&bench, again));
         CHECK(bench.job->storage.known.count == 2 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[1], "b", 2));
@@ -441,7 +441,7 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
 
                 storage_make(storage);
                 bench_init(&bench, NULL, storage);
-                bench.job->settings.keep_last = 1;
+                bench_keep(bench.job, 1);
                 version = bench_version(&bench, "x", 1, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 version = bench_version(&bench, "y", 2, 0);
