@@ -228,6 +228,22 @@ def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
         assert best.all_steps() == [2, 4, 5, 6]
 
 
+def test_after_the_agent_was_killed_no_manager_removes_what_another_one_keeps(place):
+    with nm.Manager(place.storage, keep_last=2) as last, nm.Manager(place.storage, keep_best=nm.Best("loss")) as best:
+        save(last, 1, 2, 3, 4, loss=float)
+        last.wait()
+        kept(last, [1, 3, 4])
+        place.kill_agent()
+        for step in (5, 6):  # the rules are applied between the two, and `best` has not met the new agent
+            save(last, step, loss=float)
+            last.wait()
+        assert last.all_steps() == [1, 3, 4, 5, 6]
+        assert best.best_step() == 1  # now it has
+        save(last, 7, loss=float)
+        last.wait()
+        kept(last, [1, 6, 7])
+
+
 def test_a_metric_that_is_no_number_is_never_the_best():
     assert nm.Best("loss").order({4: {"loss": 3}, 3: {}, 2: {"loss": 3}, 1: {"loss": float("nan")}}) == [4, 2]
 
