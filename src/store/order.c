@@ -78,6 +78,18 @@ bool order_is_newest_of(const struct order_entry *one, const struct order_entry 
         return order_newest(both, 2) == 0;
 }
 
+/* Lists of versions mostly come in their order. */
+static void sort(void *list, size_t count, size_t size, int (*compare)(const void *a, const void *b))
+{
+        const char *at = list;
+        size_t i = 1;
+
+        while (i < count && compare(at + (i - 1) * size, at + i * size) <= 0)
+                i++;
+        if (i < count)
+                qsort(list, count, size, compare);
+}
+
 static int by_job(const void *a, const void *b)
 {
         const char *x = (*(struct order_entry *const *)a)->job, *y = (*(struct order_entry *const *)b)->job;
@@ -109,8 +121,7 @@ bool order_mark(struct order_entry *entries, size_t count)
                 if (entries[i].counts && entries[i].follows_step)
                         stepped[stepped_count++] = &entries[i];
         }
-        if (stepped_count)
-                qsort(stepped, stepped_count, sizeof *stepped, by_job);
+        sort(stepped, stepped_count, sizeof *stepped, by_job);
         for (size_t first = 0, end; first < stepped_count; first = end) {
                 for (end = first + 1; end < stepped_count && !by_job(&stepped[first], &stepped[end]); end++)
                         ;
@@ -139,11 +150,10 @@ bool order_sort(const struct order_entry *entries, size_t count, size_t *ret_ind
 
         if (!sorted)
                 return false;
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = count; i--;) /* the newest are mostly the last */
                 if (entries[i].counts)
                         sorted[used++] = &entries[i];
-        if (used)
-                qsort(sorted, used, sizeof *sorted, by_kind);
+        sort(sorted, used, sizeof *sorted, by_kind);
         while (taken < used) { /* one part that is not abandoned, and one that is */
                 size_t stepped = taken, other, end;
 
@@ -190,8 +200,7 @@ static bool keep_best(const struct order_rule *rule, const size_t *newest_first,
                 if (!isnan(metric))
                         ranked[used++] = (struct ranked){ rule->best_is_largest ? -metric : metric, place };
         }
-        if (used)
-                qsort(ranked, used, sizeof *ranked, by_rank);
+        sort(ranked, used, sizeof *ranked, by_rank);
         for (size_t i = 0; i < used && i < rule->best; i++)
                 stay[newest_first[ranked[i].place]] = true;
         free(ranked);
@@ -213,8 +222,7 @@ static size_t commits_of_current(const struct order_entry *entries, const size_t
                 ret_commits[used] = entries[newest_first[used]].sequence;
                 used++;
         }
-        if (used)
-                qsort(ret_commits, used, sizeof *ret_commits, latest_first);
+        sort(ret_commits, used, sizeof *ret_commits, latest_first);
         return used;
 }
 
