@@ -9,6 +9,7 @@ import gc
 import os
 import pathlib
 import random
+import shutil
 import signal
 import textwrap
 import threading
@@ -420,6 +421,16 @@ def test_a_version_whose_metadata_cannot_be_read_hides_no_other(place, caplog):
         assert manager.best_step() == 1
         assert [row.step for row in manager.checkpoints()] == [5, 4, 1]
     assert caplog.text.count("global_step3 has no metrics and no metadata that can be read") <= 1
+
+
+def test_a_version_that_another_program_has_removed_is_not_there_although_memory_has_it(place, manager):
+    save(manager, 1, 2)
+    manager.wait()
+    assert manager.checkpoint(1).load("model.pt")["w"][0] == 1
+    shutil.rmtree(place.storage / "global_step1")
+    assert manager.all_steps() == [2] and manager.latest_step() == 2 and [row.step for row in manager.checkpoints()] == [2]
+    with pytest.raises(nm.NebulaNotFound, match=r"it has the steps: 2$"):
+        manager.checkpoint(1)
 
 
 def test_delete_refuses_the_newest_and_the_pinned(manager):

@@ -417,11 +417,17 @@ class Manager:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
         step = _whole_step(step)
         found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
-        # memory may have a version that another node's agent, or another program, has removed from storage
-        if found is None or (path is not None and found.state == "durable" and step not in self.all_steps()):
+        if found is None or self._was_removed(found):
             known = ", ".join(map(str, self.all_steps())) or "none"
             raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; it has the steps: {known}")
         return found
+
+    def _was_removed(self, found: Checkpoint) -> bool:
+        """True if memory alone has a version that was durable: another node's agent, or another program, may have removed it."""
+        report = found._report()
+        if self._session.persist_path is None or "memory" not in report["source"] or not report["durable_at"]:
+            return False
+        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions()}
 
     def checkpoints(self) -> Rows[Version]:
         """Returns a row for each version, the newest first."""
