@@ -1018,15 +1018,10 @@ static bool save_with_metric(struct test_client *client, const char *tag, const 
         struct ipc_granted loan;
         uint64_t version = begin(client, tag, NEBULA_FILES_ALL_RANKS);
         size_t size = (size_t)snprintf(text, sizeof text, "{\"nebula\":\"metadata\",\"metrics\":{\"loss\":%s},\"metadata\":{}}", metric);
-        unsigned char *data;
 
-        if (!version || copy_image(client, version, "nebula-metadata.json", 1, size, &loan))
+        if (!version || copy_image(client, version, "nebula-metadata.json", 1, size, &loan) ||
+            pwrite(client->frame.fd, text, size, 0) != (ssize_t)size)
                 return false;
-        data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, client->frame.fd, 0);
-        if (data == MAP_FAILED)
-                return false;
-        memcpy(data, text, size);
-        munmap(data, size);
         return !captured(client, loan.image_id) && !of_version(client, IPC_COMMIT, version) && !wait_for(client, version, NEBULA_STATE_DURABLE, 10000);
 }
 
