@@ -86,7 +86,7 @@ static const struct removed *next_removed(const struct job *job, double since)
 
 static bool is_first(double at, double since, const struct ipc_event *event)
 {
-        return at > since && (!event->at || at < event->at);
+        return at > since && (event->at <= 0 || at < event->at);
 }
 
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
