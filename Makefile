@@ -18,7 +18,7 @@
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-stores  transfers to an object store on this machine, beside other clients, and jobs that persist to one
-#   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
+#   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions
 #   make bench-elastic  how soon a job of two nodes goes on after the loss of one
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
@@ -114,6 +114,9 @@ bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 32 --ranks 8
 	@$(BIN)/python -m bench.nodes --nodes 128 --ranks 8
 	@$(BIN)/python -m bench.nodes --nodes 16 --ranks 8 --replicas 1 --lose 2
+	@[[ -f build/build.ninja ]] || scripts/build.sh build
+	@ninja -C build --quiet tests/unit/cli/make_version
+	@$(BIN)/python -m bench.versions
 
 bench-frameworks: package $(patsubst %,.envs/%/.ready,$(SHORT_FRAMEWORKS))
 	@$(BIN)/python -m bench.frameworks $(ARGS)

@@ -139,6 +139,9 @@ struct nebula_options {
         uint64_t keep_every;           /* storage retention: also keep versions whose step is a multiple; 0: none */
         uint32_t replica_count;        /* copies in other nodes' memory, each on a different node; at most 8 */
         const char *agent_path;        /* path of the `nebula` program; NULL: search for it */
+        const char *keep_best;         /* storage retention: also keep the versions with the best value of this metric; NULL: none */
+        uint32_t keep_best_count;      /* so many of them */
+        uint32_t keep_best_is_largest; /* not 0: the largest value is the best, else the smallest */
         uint32_t is_reader;            /* 1: a reader, see below */
 };
 
@@ -230,6 +233,20 @@ NEBULA_API void nebula_session_watch_waits(nebula_session *session, int (*is_int
  * other limit, except NEBULA_PERSIST_GIVE_UP. */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
+
+/*
+ * What storage keeps beside the rules keep_last, keep_every and keep_best of the options. The agent removes a version that no rule of the
+ * job's sessions keeps, when a newer one has become durable. It reads the metrics of keep_best from the file nebula-metadata.json of a
+ * version (docs/formats.md). If no version has the metric, all stay.
+ *
+ * A pin keeps a tag against all rules, also one that storage does not have yet. reason: for people; NULL: "". Pinning again sets the reason.
+ */
+NEBULA_API enum nebula_status nebula_session_pin(nebula_session *session, const char *tag, const char *reason, struct nebula_error *ret_error);
+/* Removes the pin of a tag, if there is one. */
+NEBULA_API enum nebula_status nebula_session_unpin(nebula_session *session, const char *tag, struct nebula_error *ret_error);
+/* Removes the version of a tag from storage. NEBULA_INVALID: it is the newest, which a restart would load, it is pinned, it is in use, or
+ * another job's. NEBULA_NOT_FOUND: storage has none. */
+NEBULA_API enum nebula_status nebula_session_remove(nebula_session *session, const char *tag, struct nebula_error *ret_error);
 
 /* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins a new generation. The agent
  * is told with the first save or commit. One case is told at once: NEBULA_FILES_OPEN with several ranks, because
@@ -325,6 +342,7 @@ enum nebula_event_kind {
         NEBULA_EVENT_STORAGE = 2, /* storage fails; the agent tries again */
         NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed; the ranks or nodes in `text` have not for NEBULA_TAKEOVER_S */
         NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user, named in `text`, has checkpoints of the path in memory */
+        NEBULA_EVENT_REMOVED = 7,     /* the agent has removed a checkpoint from storage; `text`: the rules that no longer kept it */
         /* Only of nebula_watch_open_cloud: */
         NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */
         NEBULA_EVENT_METADATA = 6, /* the metadata service has failed 30 times in a row, so no eviction is noticed; the agent goes on asking */
@@ -421,6 +439,7 @@ enum nebula_report {
         NEBULA_REPORT_STATUS = 1,   /* the agent, its sessions, its queue */
         NEBULA_REPORT_HISTORY = 2,  /* one object per version, as in checkpointHistories.csv */
         NEBULA_REPORT_MEMORY = 3,   /* NEBULA_REPORT_VERSIONS without those that are only in storage: the agent does not read storage for it */
+        NEBULA_REPORT_PINS = 4,     /* the pinned tags, with reasons and times */
 };
 NEBULA_API enum nebula_status nebula_session_report(nebula_session *session, enum nebula_report report,
         const char *persist_path, char **ret_text, struct nebula_error *ret_error);

@@ -54,5 +54,7 @@ int session_add_type(PyObject *module);
 int checkpoint_add_type(PyObject *module);
 int map_add_type(PyObject *module);
 int watch_add_type(PyObject *module);
+/* order(versions): see order.c. */
+PyObject *order_versions(PyObject *module, PyObject *versions);
 
 #endif

@@ -99,7 +99,8 @@ static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula
 {
         static char *names[] = { "persist_path", "job", "output_dir", "run", "agent_path", "persist_interval_s",
                                  "retention_count", "rank", "world", "local_rank", "local_world", "memory_bytes", "on_full",
-                                 "keep_last", "keep_every", "replica_count", "is_reader", NULL };
+                                 "keep_last", "keep_every", "replica_count", "keep_best", "keep_best_count",
+                                 "keep_best_is_largest", "is_reader", NULL };
         struct nebula_options options;
         unsigned long long memory_bytes, keep_every;
         int on_full;
@@ -108,11 +109,13 @@ static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula
         memory_bytes = options.memory_bytes;
         keep_every = options.keep_every;
         on_full = (int)options.on_full;
-        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$zzzzzdIIIIIKiIKII", names, &options.persist_path,
+        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$zzzzzdIIIIIKiIKIzIII", names, &options.persist_path,
                                          &options.job, &options.output_dir, &options.run, &options.agent_path,
                                          &options.persist_interval_s, &options.retention_count, &options.rank,
                                          &options.world, &options.local_rank, &options.local_world, &memory_bytes,
-                                         &on_full, &options.keep_last, &keep_every, &options.replica_count, &options.is_reader))
+                                         &on_full, &options.keep_last, &keep_every, &options.replica_count,
+                                         &options.keep_best, &options.keep_best_count, &options.keep_best_is_largest,
+                                         &options.is_reader))
                 return false;
         options.memory_bytes = memory_bytes;
         options.keep_every = keep_every;
@@ -325,6 +328,50 @@ static PyObject *session_find_published(PyObject *self, PyObject *path)
         return status == NEBULA_OK ? Py_BuildValue("Ns", checkpoint_object(self, checkpoint), name) : nebula_raise(&error);
 }
 
+static PyObject *session_pin(PyObject *self, PyObject *arguments)
+{
+        nebula_session *handle = ((struct session *)self)->handle;
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        const char *tag, *reason;
+
+        if (!PyArg_ParseTuple(arguments, "ss", &tag, &reason))
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_session_pin(handle, tag, reason, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *call_with_tag(PyObject *self, PyObject *tag, enum nebula_status (*call)(nebula_session *, const char *, struct nebula_error *))
+{
+        nebula_session *handle = ((struct session *)self)->handle;
+        const char *utf8 = PyUnicode_AsUTF8(tag);
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!utf8)
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = call(handle, utf8, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *session_unpin(PyObject *self, PyObject *tag)
+{
+        return call_with_tag(self, tag, nebula_session_unpin);
+}
+
+static PyObject *session_remove(PyObject *self, PyObject *tag)
+{
+        return call_with_tag(self, tag, nebula_session_remove);
+}
+
 static PyObject *session_prepare(PyObject *self, PyObject *arguments)
 {
         nebula_session *handle = ((struct session *)self)->handle;
@@ -355,6 +402,9 @@ static PyMethodDef session_methods[] = {
         { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, generation=0, sequence=0) -> Checkpoint" },
         { "unpublish", session_unpublish, METH_O, "unpublish(path): removes it after all earlier publishes" },
         { "find_published", session_find_published, METH_O, "find_published(path) -> (Checkpoint, name)" },
+        { "pin", session_pin, METH_VARARGS, "pin(tag, reason): no rule removes the tag's version from storage" },
+        { "unpin", session_unpin, METH_O, "unpin(tag): takes the pin back" },
+        { "remove", session_remove, METH_O, "remove(tag): removes the tag's version from storage" },
         { "report", session_report, METH_VARARGS, "report(REPORT_..., persist_path or None) -> JSON text" },
         { NULL, NULL, 0, NULL },
 };

@@ -88,7 +88,7 @@ __all__ = [
 
 # Name -> module that defines it, imported at first use, because its framework may not be installed.
 _LAZY: dict[str, str] = {
-    "Best": ".manager.policy",
+    "Best": "._session.keeping",
     "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
     "Manager": ".manager.manager",
@@ -114,6 +114,7 @@ _LAZY: dict[str, str] = {
 }
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
+    from ._session.keeping import Best
     from .elastic.sampler import ElasticSampler
     from .events import Event
     from .integrations.attaching import attach
@@ -121,7 +122,6 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .integrations.hf import NebulaTrainerMixin
     from .integrations.lightning import NebulaCheckpointIO
     from .manager.manager import Manager, Restored
-    from .manager.policy import Best
     from .monitor.metrics import MetricsLog
     from .monitor.profiling import add_to_trace, profiler_track
     from .monitor.trackers import log_to

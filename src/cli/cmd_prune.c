@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
@@ -24,35 +23,19 @@ struct prune {
 static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop,
                                    struct nebula_error *error)
 {
-        struct retain_entry *entries = calloc(scan->count + 1, sizeof *entries);
-        size_t *indices = calloc(scan->count + 1, sizeof *indices), count = 0;
-        bool *drops = calloc(scan->count + 1, sizeof *drops);
-        enum nebula_status status = NEBULA_OK;
-
-        if (!entries || !indices || !drops) {
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan->count);
-                goto out;
-        }
-        for (size_t i = 0; i < scan->count; i++) {
-                const struct manifest *one = &scan->manifests[i];
-
-                if (strcmp(one->job, job))
-                        continue;
-                indices[count] = i;
-                entries[count] = retain_complete(one->tag, one->sequence, &one->line);
-                entries[count++].durable = true;
-        }
-        retain_mark(entries, count);
         /* With --keep-every alone, the multiples and the newest version stay. */
-        if (prune->keep_last || prune->keep_every)
-                retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);
-        for (size_t i = 0; i < count; i++)
-                drop[indices[i]] = drops[i] || (prune->abandoned && entries[i].abandoned);
-out:
+        struct order_rule rule = { .last = (uint32_t)(prune->keep_last ? prune->keep_last : 1), .every = prune->keep_every };
+        struct order_entry *entries = manifest_scan_entries(scan);
+        bool *stay = calloc(scan->count + 1, sizeof *stay), is_done;
+
+        for (size_t i = 0; entries && i < scan->count; i++)
+                entries[i].counts = !strcmp(entries[i].job, job);
+        is_done = entries && stay && order_stay(entries, scan->count, &rule, prune->keep_last || prune->keep_every, stay);
+        for (size_t i = 0; is_done && i < scan->count; i++)
+                drop[i] = drop[i] || !stay[i] || (prune->abandoned && entries[i].counts && entries[i].is_abandoned);
         free(entries);
-        free(indices);
-        free(drops);
-        return status;
+        free(stay);
+        return is_done ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan->count);
 }
 
 static enum nebula_status plan_tag(const struct prune *prune, const struct manifest_scan *scan, bool *drop,

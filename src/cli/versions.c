@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/cli_agent.h"
 #include "cli/about.h"
 #include "cli/cli.h"
 #include "cli/human.h"
 #include "os/os.h"
+#include "store/line_document.h"
+#include "store/order.h"
 #include "sum/sum.h"
 
 static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)
@@ -89,22 +90,21 @@ static int compare(const void *a, const void *b)
 
 static enum nebula_status mark_abandoned(struct versions *versions, struct nebula_error *error)
 {
-        struct retain_entry *entries = calloc(versions->count + 1, sizeof *entries);
+        struct order_entry *entries = calloc(versions->count + 1, sizeof *entries);
+        bool is_done;
 
-        if (!entries)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list the checkpoints");
-        for (size_t i = 0; i < versions->count; i++) {
+        for (size_t i = 0; entries && i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
 
-                entries[i] = retain_complete(one->tag, one->sequence, &one->line);
-                entries[i].complete = one->sequence && (one->in_memory || one->in_storage);
+                entries[i] = order_entry(one->tag, one->sequence, &one->line);
+                entries[i].counts = one->sequence && (one->in_memory || one->in_storage);
                 entries[i].job = one->job;
         }
-        retain_mark(entries, versions->count);
-        for (size_t i = 0; i < versions->count; i++)
-                versions->list[i].is_abandoned = entries[i].abandoned;
+        is_done = entries && order_mark(entries, versions->count);
+        for (size_t i = 0; is_done && i < versions->count; i++)
+                versions->list[i].is_abandoned = entries[i].is_abandoned;
         free(entries);
-        return NEBULA_OK;
+        return is_done ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to order the checkpoints");
 }
 
 /* Merges what was read already; `report` (NEBULA_REPORT_MEMORY) may be NULL. */

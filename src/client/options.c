@@ -71,6 +71,8 @@ static enum nebula_status check_numbers(const struct nebula_options *options, st
         if (!isfinite(options->persist_interval_s) || options->persist_interval_s < 0)
                 return error_set(error, NEBULA_INVALID, 0, "persist_interval_s is %g: it is 0 or more seconds",
                                  options->persist_interval_s);
+        if (options->keep_best && (!options->keep_last || !options->keep_best_count))
+                return error_set(error, NEBULA_INVALID, 0, "keep_best excepts versions from keep_last, so keep_last and keep_best_count are 1 or more");
         if ((unsigned)options->on_full > NEBULA_ON_FULL_SKIP)
                 return error_set(error, NEBULA_INVALID, 0, "on_full is %u: there is no such choice",
                                  (unsigned)options->on_full);
@@ -93,6 +95,8 @@ static enum nebula_status read_texts(const struct nebula_options *options, struc
                 status = utf8_text(hello->job, sizeof hello->job, options->job, "the name of the job", error);
         if (status == NEBULA_OK)
                 status = utf8_text(hello->run, sizeof hello->run, options->run, "the name of the run", error);
+        if (status == NEBULA_OK)
+                status = utf8_text(hello->keep_best, sizeof hello->keep_best, options->keep_best, "the metric of keep_best", error);
         if (status == NEBULA_OK)
                 status = client_text(settings->agent_path, sizeof settings->agent_path, options->agent_path,
                                      "agent_path", error);
@@ -148,6 +152,8 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.on_full = options->on_full;
         settings->hello.keep_last = options->keep_last;
         settings->hello.keep_every = options->keep_every;
+        settings->hello.keep_best_count = options->keep_best ? options->keep_best_count : 0;
+        settings->hello.keep_best_is_largest = options->keep_best && options->keep_best_is_largest;
         settings->hello.replica_count = options->replica_count;
         settings->hello.memory_bytes = options->memory_bytes;
         settings->hello.persist_interval_s = options->persist_interval_s;

@@ -415,7 +415,7 @@ enum nebula_status nebula_session_report(nebula_session *session, enum nebula_re
         };
         enum nebula_status status;
 
-        if (!session || !ret_text || (unsigned)report > NEBULA_REPORT_MEMORY)
+        if (!session || !ret_text || (unsigned)report > NEBULA_REPORT_PINS)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_report needs a session, a known report and "
                                  "a place for the text");
         session_tell_all(session);

@@ -9,7 +9,7 @@
 #include "base/vars.h"
 #include "os/os.h"
 
-#define TEXT_COUNT_MAX 4
+#define TEXT_COUNT_MAX 5
 
 struct text {
         size_t offset, size;
@@ -23,10 +23,10 @@ static const struct {
 } rules[] = {
         [IPC_HELLO] = { sizeof(struct ipc_hello), sizeof(struct ipc_welcome),
                         { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
-                          TEXT(ipc_hello, run) } },
+                          TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best) } },
         [IPC_CONFIGURE] = { sizeof(struct ipc_hello), 0,
                             { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
-                              TEXT(ipc_hello, run) } },
+                              TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best) } },
         [IPC_BEGIN] = { sizeof(struct ipc_begin), sizeof(struct ipc_begun), { TEXT(ipc_begin, tag) } },
         [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name), TEXT(ipc_image, tag) } },
         [IPC_CAPTURED] = { sizeof(struct ipc_captured), 0, { { 0, 0 } } },
@@ -50,6 +50,7 @@ static const struct {
         [IPC_COPIED] = { sizeof(struct ipc_copied), 0, { { 0, 0 } } },
         [IPC_PREPARE] = { sizeof(struct ipc_prepare), 0, { { 0, 0 } } },
         [IPC_FETCH] = { sizeof(struct ipc_fetch), 0, { { 0, 0 } } },
+        [IPC_KEEP] = { sizeof(struct ipc_keep), 0, { TEXT(ipc_keep, tag), TEXT(ipc_keep, reason) } },
         [IPC_SPARE] = { sizeof(struct ipc_spare), sizeof(struct ipc_spare_image), { { 0, 0 } } },
 };
 

@@ -33,6 +33,7 @@
 #define IPC_PATH_MAX 4096
 #define IPC_NAME_MAX 256
 #define IPC_TEXT_MAX 512
+#define IPC_REASON_MAX 1024
 #define IPC_LIVE_MAX 512
 #define IPC_RUNS_MAX 64 /* a request with so many fits an inbox */
 
@@ -61,7 +62,8 @@ enum ipc_type {
         IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
         IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
         IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a foretold file, which the client may map before its save */
-        IPC_TYPE_LAST = IPC_SPARE,
+        IPC_KEEP,       /* ipc_keep -> empty: pins a tag, takes a pin back, or removes a version from storage */
+        IPC_TYPE_LAST = IPC_KEEP,
 };
 
 struct ipc_header {
@@ -84,6 +86,7 @@ struct ipc_hello {
         uint32_t version, role, pid, rank, world, local_rank, local_world;
         uint32_t retention_count, on_full, keep_last, replica_count;
         uint32_t umask, group, unused; /* umask, group: those of the trainer, for files that the agent makes for it; UINT32_MAX: unknown */
+        uint32_t keep_best_count, keep_best_is_largest; /* keep_best_count 0: none */
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* stays the same when a client reconnects after the agent died; see IPC_NONCE_FAMILY */
         double persist_interval_s;
@@ -91,6 +94,7 @@ struct ipc_hello {
         char output_dir[IPC_PATH_MAX];   /* "" = no history file */
         char job[IPC_NAME_MAX];
         char run[IPC_NAME_MAX];
+        char keep_best[IPC_NAME_MAX]; /* a metric */
 };
 struct ipc_welcome {
         uint64_t agent_nonce; /* a new one for each agent process */
@@ -233,6 +237,12 @@ struct ipc_event {
         uint32_t kind, unused; /* enum nebula_event_kind */
         char tag[IPC_NAME_MAX];
         char text[IPC_TEXT_MAX];
+};
+enum ipc_keep_what { IPC_KEEP_PIN = 0, IPC_KEEP_UNPIN = 1, IPC_KEEP_REMOVE = 2 };
+struct ipc_keep {
+        uint32_t what, unused;
+        char tag[IPC_NAME_MAX];
+        char reason[IPC_REASON_MAX]; /* of a pin */
 };
 struct ipc_stop {
         uint32_t now, unused; /* now: drop the memory tier too */

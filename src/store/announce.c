@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "store/announce.h"
 #include "store/document.h"
+#include "store/line_document.h"
 #include "store/manifest.h"
 #include "sum/sum.h"
 

@@ -139,34 +139,20 @@ static enum nebula_status covers_all(struct store *store, struct index *index, s
         return status;
 }
 
-static bool is_newer(const struct index_entry *one, const struct index_entry *best, bool by_step)
-{
-        if (!best)
-                return true;
-        if (!by_step)
-                return one->sequence > best->sequence;
-        if (one->began != best->began)
-                return one->began > best->began;
-        if (name_step(one->tag) != name_step(best->tag))
-                return name_step(one->tag) > name_step(best->tag);
-        return one->sequence > best->sequence;
-}
-
-/* The newest entry, by the rule of manifest_scan_newest. */
 static const struct index_entry *choose(const struct index *index, const char *job)
 {
         uint64_t wanted = job ? job_sum(job) : 0;
-        const struct index_entry *stepped = NULL, *other = NULL;
+        struct order_best best = { 0 };
 
         for (size_t i = 0; i < index->count; i++) {
-                const struct index_entry *entry = &index->entries[i];
-                bool by_step = name_follows_step(entry->tag);
-                const struct index_entry **best = by_step ? &stepped : &other;
+                const struct index_entry *one = &index->entries[i];
+                struct order_entry entry = order_entry(one->tag, one->sequence, NULL);
 
-                if (!entry->is_stale && (!job || entry->job == wanted) && is_newer(entry, *best, by_step))
-                        *best = entry;
+                entry.began = one->began;
+                entry.counts = !one->is_stale && (!job || one->job == wanted);
+                order_add(&best, &entry, one);
         }
-        return !stepped || (other && other->sequence > stepped->sequence) ? other : stepped;
+        return order_best(&best, NULL);
 }
 
 static enum nebula_status load_entry(struct store *store, const struct index_entry *entry, const char *job, struct manifest *ret_manifest,

@@ -17,7 +17,7 @@
 
 enum nebula_status index_put(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status index_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
-/* Loads the newest version of a job (NULL: of any), by the rule of manifest_scan_newest. NEBULA_BUSY: the index lacks a tag or is stale,
+/* Loads the newest version of a job (NULL: of any). NEBULA_BUSY: the index lacks a tag or is stale,
  * so the caller has to scan. NEBULA_NOT_FOUND: the path holds no tag. */
 enum nebula_status index_newest(struct store *store, const char *job, struct manifest *ret_manifest, struct nebula_error *error);
 /* Removes entries of absent tags that are older than `before_ns` by the store's clock. */

@@ -10,7 +10,8 @@
 #ifndef NB_STORE_LINE_H
 #define NB_STORE_LINE_H
 
-#include "store/document.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 #define LINE_FORKS_MAX 32 /* the oldest are forgotten, so that manifests stay small */
 #define LINE_FIRST (-2)   /* `after` of the first fork if earlier ones were forgotten: its line counts as the first */
@@ -31,12 +32,5 @@ void line_fork(struct line *line, uint64_t began, int64_t after);
 uint64_t line_began(const struct line *line);
 /* Whether a version of `line` with that step is in the past of `head`, or at its head. */
 bool line_holds(const struct line *head, const struct line *line, int64_t step);
-/* Whether line_fork can have made `line`. */
-bool line_is_sound(const struct line *line);
-
-/* Adds "line", a list of [began, after], to a document, unless it is the first line. False: no memory. */
-bool line_format(const struct line *line, json_t *body);
-/* Reads "line" from a document; if it is absent: the first line. */
-void line_parse(struct document_reader *reader, const json_t *body, struct line *ret_line);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "store/document.h"
+#include "store/line_document.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 

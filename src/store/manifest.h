@@ -19,7 +19,7 @@
 #define NB_STORE_MANIFEST_H
 
 #include "image/image.h"
-#include "store/line.h"
+#include "store/order.h"
 #include "store/store.h"
 
 #define MANIFEST_KEY_MAX 1200 /* bytes of a key, its NUL included */
@@ -237,11 +237,11 @@ struct manifest_scan_options {
 enum nebula_status manifest_scan_again(struct store *store, const struct manifest_scan_options *options, struct manifest_scan *scan,
                                        struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);
-/* Marks the versions of each job that its later lines have abandoned. A scan does this; a caller that changes the list calls it again. */
-void manifest_scan_mark(struct manifest_scan *scan);
-/* Index of the newest version; -1: none. It is the one with the later sequence of two: of the tags global_step<n>, the one with the
- * largest n of the line that began last; and the youngest other tag. An abandoned version counts only if no other is left, a damaged one
- * never. */
+/* Marks the versions of each job that its later lines have abandoned. A scan does this. False: no memory. */
+bool manifest_scan_mark(struct manifest_scan *scan);
+/* The entries of the scan, in its order, as far as they were marked. The caller frees them; they use the scan. NULL: no memory. */
+struct order_entry *manifest_scan_entries(const struct manifest_scan *scan);
+/* Index of the newest version of the job (NULL: of any); -1: none. A damaged one is never the newest. */
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
 /* Removes the debris of interrupted writings: Nebula's objects that no log entry names and that are older than `age_ns` by the store's
  * clock. *ret_removed: the number of tags, and of stray temporary objects, that had some. A file in place stays if no record or claim

@@ -270,7 +270,8 @@ enum nebula_status manifest_scan_again(struct store *store, const struct manifes
                 return status;
         if (scan->count)
                 qsort(scan->manifests, scan->count, sizeof *scan->manifests, scan_compare);
-        manifest_scan_mark(scan);
+        if (!manifest_scan_mark(scan))
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to order %zu checkpoints", scan->count);
         scan->link_count = links.link_count;
         memcpy(scan->link, links.link, sizeof scan->link);
         return NEBULA_OK;
@@ -297,64 +298,47 @@ void manifest_scan_done(struct manifest_scan *scan)
         scan->count = 0;
 }
 
-/* Whether `one` is newer than `best`, both named after a step. If both are equal, `one` wins: the list begins with the oldest. */
-static bool follows(const struct manifest *one, const struct manifest *best)
+static struct order_entry entry_of(const struct manifest *manifest)
 {
-        uint64_t began = line_began(&one->line), best_began = line_began(&best->line);
+        struct order_entry entry = order_entry(manifest->tag, manifest->sequence, &manifest->line);
 
-        if (one->is_abandoned != best->is_abandoned)
-                return !one->is_abandoned;
-        return began != best_began ? began > best_began : one->step >= best->step;
+        entry.job = manifest->job;
+        entry.counts = !manifest->is_damaged;
+        entry.is_abandoned = manifest->is_abandoned;
+        return entry;
 }
 
-static const struct manifest *newest_by_step(const struct manifest_scan *scan, const char *job)
+struct order_entry *manifest_scan_entries(const struct manifest_scan *scan)
 {
-        const struct manifest *best = NULL;
+        struct order_entry *entries = calloc(scan->count + 1, sizeof *entries);
 
-        for (size_t i = 0; i < scan->count; i++) {
-                const struct manifest *one = &scan->manifests[i];
-
-                if ((!job || !strcmp(one->job, job)) && !one->is_damaged && name_follows_step(one->tag) && (!best || follows(one, best)))
-                        best = one;
-        }
-        return best;
+        for (size_t i = 0; entries && i < scan->count; i++)
+                entries[i] = entry_of(&scan->manifests[i]);
+        return entries;
 }
 
-void manifest_scan_mark(struct manifest_scan *scan)
+bool manifest_scan_mark(struct manifest_scan *scan)
 {
-        for (size_t i = 0; i < scan->count; i++)
-                scan->manifests[i].is_abandoned = false;
-        for (size_t i = 0; i < scan->count; i++) {
-                const char *job = scan->manifests[i].job;
-                const struct manifest *head;
-                size_t first = 0;
+        struct order_entry *entries = manifest_scan_entries(scan);
+        bool is_done = entries && order_mark(entries, scan->count);
 
-                while (strcmp(scan->manifests[first].job, job))
-                        first++;
-                head = first == i ? newest_by_step(scan, job) : NULL;
-                for (size_t j = i; head && j < scan->count; j++) {
-                        struct manifest *one = &scan->manifests[j];
-
-                        if (!strcmp(one->job, job) && name_follows_step(one->tag))
-                                one->is_abandoned = !line_holds(&head->line, &one->line, one->step);
-                }
-        }
+        for (size_t i = 0; is_done && i < scan->count; i++)
+                scan->manifests[i].is_abandoned = entries[i].is_abandoned;
+        free(entries);
+        return is_done;
 }
 
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
 {
-        const struct manifest *stepped = newest_by_step(scan, job), *other = NULL;
+        struct order_best best = { 0 };
+        const struct manifest *newest;
 
         for (size_t i = 0; i < scan->count; i++) {
-                const struct manifest *one = &scan->manifests[i];
+                struct order_entry entry = entry_of(&scan->manifests[i]);
 
-                /* The list begins with the oldest, so of equal ones the later wins. */
-                if ((!job || !strcmp(one->job, job)) && !one->is_damaged && !name_follows_step(one->tag))
-                        other = one;
+                entry.counts = entry.counts && (!job || !strcmp(job, entry.job));
+                order_add(&best, &entry, &scan->manifests[i]);
         }
-        if (!stepped && !other)
-                return -1;
-        if (!stepped || (other && (stepped->is_abandoned || other->sequence > stepped->sequence)))
-                stepped = other;
-        return stepped - scan->manifests;
+        newest = order_best(&best, NULL);
+        return newest ? newest - scan->manifests : -1;
 }

@@ -71,7 +71,7 @@ static void begin_run(const char *name, uint32_t keep)
         snprintf(session->run, sizeof session->run, "%s", name);
         snprintf(bench->job->run, sizeof bench->job->run, "%s", name);
         catalogue_lock(&bench->catalogue);
-        bench->job->settings.keep_last = keep;
+        bench_keep(bench->job, keep);
         bench->job->settings.world = bench->job->settings.local_world = 1;
         ancestry_begin(bench->job, name);
         catalogue_unlock(&bench->catalogue);

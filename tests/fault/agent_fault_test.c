@@ -253,7 +253,7 @@ static bool sweep_retain(int error, uint64_t at)
                 if (!version || bench_persist(&bench, version))
                         abort();
         }
-        bench.job->settings.keep_last = 1;
+        bench_keep(bench.job, 1);
         os_fault_begin(&fault);
         storage_retain(&bench.catalogue, bench.job);
         hit = os_fault_end();

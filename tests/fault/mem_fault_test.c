@@ -284,7 +284,7 @@ static bool remove_once(void)
                 if (!version || bench_persist(&bench, version))
                         abort();
         }
-        bench.job->settings.keep_last = 1;
+        bench_keep(bench.job, 1);
         start_faults();
         storage_retain(&bench.catalogue, bench.job);
         was_hit = end_faults();
@@ -298,7 +298,7 @@ static bool remove_once(void)
                 storage_retain(&bench.catalogue, bench.job);
         } else {
                 next_agent();
-                bench.job->settings.keep_last = 1;
+                bench_keep(bench.job, 1);
                 storage_retain(&bench.catalogue, bench.job);
         }
         CHECK(is_tidy("step1") && is_tidy("step2") && is_tidy("step3"));

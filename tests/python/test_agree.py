@@ -17,7 +17,7 @@ import fork_server
 import nebulaml
 import pytest
 import torch.distributed
-from nebulaml import api
+from nebulaml import _nebula, api
 from nebulaml._session import agree, config, engine, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
 from nebulaml.integrations import guards
@@ -52,6 +52,15 @@ def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost
     assert tags(choose([ahead, normal, normal])) == ["global_step5", "global_step4"]
     assert tags(choose([ahead, normal, lost])) == ["global_step4"]
     assert choose([ahead, normal, []]) == []
+
+
+def test_the_order_of_ranks_is_that_of_storage():
+    """Its rules are those of unit/store/order_test.c: here, that each fact arrives."""
+    facts = [("a", 0, 5, False), ("global_step30", 0, 1, False), ("global_step9", 4, 4, False), ("global_step10", 4, 6, True), ("b", 0, 7, True)]
+    assert _nebula.order(facts) == [0, 2, 1, 4, 3] and _nebula.order([]) == []
+    for wrong in ([("a", 0, 5)], ["a"], [("a", "b", 5, False)], 3):
+        with pytest.raises(TypeError):
+            _nebula.order(wrong)
 
 
 def test_ranks_begin_from_nothing_only_if_storage_has_nothing_for_any_of_them():

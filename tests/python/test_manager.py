@@ -9,6 +9,7 @@ import gc
 import os
 import pathlib
 import random
+import shutil
 import signal
 import textwrap
 import threading
@@ -20,7 +21,8 @@ import nebulaml as nm
 import numpy
 import pytest
 import torch
-from nebulaml.manager import pins, policy, storage_tool
+from nebulaml._session import engine
+from nebulaml.manager import policy
 from waiting import until
 
 
@@ -137,32 +139,47 @@ def test_the_handler_of_the_program_is_called_and_comes_back(place):
         signal.signal(signal.SIGTERM, before)
 
 
+def kept(manager, steps):
+    """Waits until these steps are all that storage has. The agent removes in the background."""
+    until(lambda: manager.all_steps() == steps, 30, f"{steps} stay, not {manager.all_steps()}")
+
+
 @pytest.mark.parametrize(("rules", "stay"), [
-    ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
-    ({"last": 2}, [7, 8]),
-    ({"last": 2, "every": 4}, [4, 7, 8]),
-    ({"every": 3}, [3, 6, 8]),
-    ({"best": nm.Best("loss", count=2)}, [3, 4, 8]),
-    ({"best": nm.Best("loss", "max", 1), "last": 1}, [8]),
-    ({"best": nm.Best("other")}, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ({"keep_last": 2}, [7, 8]),
+    ({"keep_last": 2, "keep_every": 4}, [4, 7, 8]),
+    ({"keep_every": 3}, [3, 6, 8]),
+    ({"keep_best": nm.Best("loss", count=2)}, [3, 4, 8]),
+    ({"keep_best": nm.Best("loss", "max", 1), "keep_last": 1}, [8]),
 ])  # fmt: skip
-def test_the_rules_name_what_stays(rules, stay):
-    versions = [policy.Stored(step, step, False, {"loss": abs(step - 3.4)}) for step in range(8, 0, -1)]
-    assert sorted(policy.kept(policy.Keep(**rules), versions, [])) == stay
-    assert sorted(policy.kept(policy.Keep(**rules), versions, [1, 99])) == sorted({*stay, 1})
+def test_the_rules_name_what_stays(place, rules, stay):
+    """All of them are in unit/store/order_test.c: here, that each one reaches the agent."""
+    with nm.Manager(place.storage, **rules) as manager:
+        save(manager, *range(1, 9), loss=lambda step: abs(step - 3.4))
+        manager.wait()
+        kept(manager, stay)
 
 
-@pytest.mark.parametrize(("rules", "saved", "stay"), [
-    ({"last": 2}, [101], [101, 1000, 2000]),
-    ({"last": 2}, [101, 102], [101, 102]),
-    ({"last": 2, "every": 1000}, [101, 102], [101, 102]),
-    ({"last": 2, "best": nm.Best("loss")}, [101, 102, 103], [102, 103, 1000]),
-    ({"every": 1000}, [101], [101]),
-])  # fmt: skip
-def test_what_a_job_has_abandoned_stays_until_as_many_were_saved_as_are_kept(rules, saved, stay):
-    old = [policy.Stored(2000, 2, True, {"loss": 2.0}), policy.Stored(1000, 1, True, {"loss": 1.0})]
-    new = [policy.Stored(step, step, False, {"loss": float(step)}) for step in reversed(saved)]
-    assert sorted(policy.kept(policy.Keep(**rules), new + old, [])) == stay
+@pytest.mark.parametrize("rules", [{}, {"keep_best": nm.Best("other")}])
+def test_without_a_rule_that_can_judge_all_stay(place, rules):
+    with nm.Manager(place.storage, **rules) as manager:
+        for steps in ([1, 2, 3], [4]):  # the rules are applied between two versions, so those for 3 before 4 is durable
+            save(manager, *steps, loss=float)
+            manager.wait()
+        assert manager.all_steps() == [1, 2, 3, 4]
+
+
+def test_an_event_names_the_rule_that_removed_a_version(place, caplog):
+    caplog.set_level("INFO", "nebulaml")
+    removed = []
+    with nm.Manager(place.storage, keep_last=1, keep_every=2) as manager:
+        manager.on_event(lambda event: removed.append((event.step, event.text)) if event.kind == "removed" else None)
+        save(manager, 1, 2, 3, 4)
+        manager.wait()
+        until(lambda: len(removed) == 2, 30, "two events")
+        manager.delete(2)
+        until(lambda: len(removed) == 3, 30, "an event of the third")
+    assert removed == [(1, "keep_last=1, keep_every=2"), (3, "keep_last=1, keep_every=2"), (2, "a request of the program")]
+    assert "global_step3 was removed from storage, because keep_last=1, keep_every=2 does not name it" in caplog.text
 
 
 @pytest.mark.parametrize("found", [2000, None])
@@ -177,9 +194,10 @@ def test_what_was_saved_after_a_restore_outlives_what_it_found_though_its_steps_
         for step in (101, 102, 103):
             save(manager, step)
             manager.wait()
-        assert {102, 103} <= set(manager.all_steps()) and 101 not in manager.all_steps()
+        until(lambda: 101 not in manager.all_steps(), 30, "101 goes")
+        assert {102, 103} <= set(manager.all_steps())
         assert manager.checkpoint(103).load("model.pt")["w"][0] == 103
-    assert "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text
+        until(lambda: "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text, 30, "the log names the rule")
 
 
 def test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it(place, caplog):
@@ -189,7 +207,7 @@ def test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it(place
         save(manager, 4, loss=float)
         manager.wait()
         assert manager.all_steps() == [1, 2, 3, 4]
-    assert caplog.text.count("no version has a value of the metric 'los' of keep_best") == 1 and "have the metrics: loss" in caplog.text
+    assert caplog.text.count("step 1 has no value of the metric 'los' of keep_best, but of: loss") == 1 and caplog.text.count("of keep_best") == 1
 
 
 def test_rules_of_a_manager_remove_no_version_of_another_job(place):
@@ -198,7 +216,8 @@ def test_rules_of_a_manager_remove_no_version_of_another_job(place):
         save(two, 11, 12, 13)
         one.wait()
         two.wait()
-        assert one.all_steps() == [3] and two.all_steps() == [12, 13]
+        kept(one, [3])
+        kept(two, [12, 13])
 
 
 def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
@@ -206,11 +225,28 @@ def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
         save(last, 1, 2, 3, 4, 5, 6, loss=lambda step: abs(step - 2))
         last.wait()
         best.wait()
-        assert last.all_steps() == best.all_steps() == [2, 4, 5, 6]
+        kept(last, [2, 4, 5, 6])
+        assert best.all_steps() == [2, 4, 5, 6]
+
+
+def test_after_the_agent_was_killed_no_manager_removes_what_another_one_keeps(place):
+    with nm.Manager(place.storage, keep_last=2) as last, nm.Manager(place.storage, keep_best=nm.Best("loss")) as best:
+        save(last, 1, 2, 3, 4, loss=float)
+        last.wait()
+        kept(last, [1, 3, 4])
+        place.kill_agent()
+        for step in (5, 6):  # the rules are applied between the two, and `best` has not met the new agent
+            save(last, step, loss=float)
+            last.wait()
+        assert last.all_steps() == [1, 3, 4, 5, 6]
+        assert best.best_step() == 1  # now it has
+        save(last, 7, loss=float)
+        last.wait()
+        kept(last, [1, 6, 7])
 
 
 def test_a_metric_that_is_no_number_is_never_the_best():
-    assert policy.Best("loss").order({1: {"loss": float("nan")}, 2: {"loss": 3}, 3: {}, 4: {"loss": 3}}) == [4, 2]
+    assert nm.Best("loss").order({4: {"loss": 3}, 3: {}, 2: {"loss": 3}, 1: {"loss": float("nan")}}) == [4, 2]
 
 
 def test_an_infinite_metric_has_its_place_in_the_order_now_and_after_a_restart(place):
@@ -219,6 +255,7 @@ def test_an_infinite_metric_has_its_place_in_the_order_now_and_after_a_restart(p
         save(manager, *loss, loss=loss.get)
         assert manager.best_step() == 2 and manager.best_step("loss", "min") == 5
         manager.wait()
+        kept(manager, [2, 6])
     with nm.Manager(place.storage, keep_best=nm.Best("loss", "max", 2)) as manager:
         assert manager.best_step() == 2 and manager.all_steps() == [2, 6] and manager.checkpoint(2).metrics == {"loss": float("inf")}
 
@@ -235,7 +272,7 @@ def test_all_versions_count_however_many_there_are(place, monkeypatch):
         assert manager.restore({}, step=1).step == 1 and manager.restore({}).step == 70
         save(manager, 71, loss=float)
         manager.wait()
-        assert manager.all_steps() == [2, 3, *range(12, 72)]
+        kept(manager, [2, 3, *range(12, 72)])
 
 
 def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
@@ -247,7 +284,8 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
             if step == 1:
                 manager.pin(1, "the one to compare with")
         manager.wait()
-        assert manager.all_steps() == [1, 2, 5, 6] and manager.best_step() == 2 and manager.best_step("loss", "max") == 1
+        kept(manager, [1, 2, 5, 6])
+        assert manager.best_step() == 2 and manager.best_step("loss", "max") == 1
         rows = manager.checkpoints()
         assert [row.step for row in rows] == [6, 5, 2, 1] and rows[-1].pinned == "the one to compare with"
         assert rows[2].metrics == {"loss": 0.1} and rows[0].state == "durable" and rows[0].size > 0
@@ -255,8 +293,9 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
         manager.unpin(1)
         save(manager, 7, loss=lambda step: 1.0)
         manager.wait()
-        assert manager.all_steps() == [2, 6, 7]
-    assert sorted(path.name for path in place.storage.glob("global_step*")) == ["global_step2", "global_step6", "global_step7"]
+        kept(manager, [2, 6, 7])
+    left = ["global_step2", "global_step6", "global_step7"]
+    until(lambda: sorted(path.name for path in place.storage.glob("global_step*")) == left, 30, "their directories go last")
 
 
 def test_a_pin_takes_any_reason_and_none(manager):
@@ -275,6 +314,7 @@ def test_a_pin_takes_any_reason_and_none(manager):
 def test_the_agent_removes_nothing_that_is_pinned(place):
     """Only keep_last removes versions here; there is no manager."""
     nm.init(str(place.storage), 0, 2, keep_last=1, on_error="raise")
+    session = engine.session()
 
     def save_one(step):
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
@@ -285,11 +325,11 @@ def test_the_agent_removes_nothing_that_is_pinned(place):
         return sorted(path.name for path in place.storage.glob("global_step*"))
 
     save_one(1)
-    pins.add(str(place.storage), "global_step1", "good")
+    session.pin("global_step1", "good")
     for step in (2, 3):
         save_one(step)
     until(lambda: stay() == ["global_step1", "global_step3"], 30, "global_step2 is removed")
-    pins.remove(str(place.storage), "global_step1")
+    session.unpin("global_step1")
     save_one(4)
     until(lambda: stay() == ["global_step4"], 30, "both are removed")
 
@@ -302,22 +342,16 @@ def test_without_wait_old_versions_go_in_the_background(place):
         until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 30, "two removals")
 
 
-def test_a_step_that_is_saved_again_while_old_versions_go_stays(place, monkeypatch):
+def test_a_step_that_is_saved_again_while_old_versions_go_stays(place):
+    """More old versions than the agent removes before it looks for a version to write."""
     with nm.Manager(place.storage) as manager:
-        save(manager, 1, 2, 3, 4)
+        save(manager, *range(1, 40))
         manager.wait()
     with nm.Manager(place.storage, keep_last=1) as manager:
-        remove = storage_tool.remove
-
-        def remove_slowly(path, tag):
-            if tag == "global_step3":  # the first to go
-                manager.save(2, {"model": {"w": torch.full((8,), 22.0)}})
-                manager._own[2].wait("durable")
-            remove(path, tag)
-
-        monkeypatch.setattr(storage_tool, "remove", remove_slowly)
-        manager._retain()
-        monkeypatch.setattr(storage_tool, "remove", remove)
+        manager.save(2, {"model": {"w": torch.full((8,), 21.0)}})
+        manager.save(2, {"model": {"w": torch.full((8,), 22.0)}}, force=True)
+        manager.wait()
+        kept(manager, [2, 39])  # the latest commit, and the newest
         assert manager.checkpoint(2).load("model.pt")["w"][0] == 22
 
 
@@ -383,9 +417,20 @@ def test_a_version_whose_metadata_cannot_be_read_hides_no_other(place, caplog):
             checkpoint.save_bytes("nebula-metadata.json", b"[1]")
         save(manager, 4, 5, loss=lambda step: step)
         manager.wait()
-        assert manager.best_step() == 1 and manager.all_steps() == [1, 4, 5]
+        kept(manager, [1, 4, 5])
+        assert manager.best_step() == 1
         assert [row.step for row in manager.checkpoints()] == [5, 4, 1]
     assert caplog.text.count("global_step3 has no metrics and no metadata that can be read") <= 1
+
+
+def test_a_version_that_another_program_has_removed_is_not_there_although_memory_has_it(place, manager):
+    save(manager, 1, 2)
+    manager.wait()
+    assert manager.checkpoint(1).load("model.pt")["w"][0] == 1
+    shutil.rmtree(place.storage / "global_step1")
+    assert manager.all_steps() == [2] and manager.latest_step() == 2 and [row.step for row in manager.checkpoints()] == [2]
+    with pytest.raises(nm.NebulaNotFound, match=r"it has the steps: 2$"):
+        manager.checkpoint(1)
 
 
 def test_delete_refuses_the_newest_and_the_pinned(manager):
@@ -866,7 +911,7 @@ def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
         nm.Manager(place.storage, save_every_step=5)
     with pytest.raises(TypeError, match=r"has no argument 'xyz'; it has path, save_every_steps, .*keep_best.* replicas"):
         nm.Manager(place.storage, xyz=5)
-    with pytest.raises(TypeError, match=r"^init\(\) has no argument 'keep_lasts'; it has keep_last$"):
+    with pytest.raises(TypeError, match=r"^init\(\) has no argument 'keep_lasts'; it has keep_last, keep_best$"):
         nm.Session(place.storage, keep_lasts=5)
     with pytest.raises(nm.NebulaConfigError, match="replicated=3: give the names of items"):
         nm.Manager(place.storage, replicated=3)

@@ -153,25 +153,9 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the versions newest first.
-
-    Of the tags ``global_step<n>`` the largest n of the latest line comes first. Of other tags the latest commit comes first.
-    Of one of each kind the later commit comes first. Versions that a later line has abandoned come last.
-    """
-    left, kept = ([one for one in versions if bool(one.get("abandoned")) is is_left] for is_left in (True, False))
-    return _order_by_line(kept) + _order_by_line(left)
-
-
-def _order_by_line(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v.get("began", 0), v["step"], v["sequence"]))
-    others = sorted((v for v in versions if not _nebula.follows_step(v["tag"])), key=lambda v: v["sequence"])
-    result = []
-    while stepped or others:
-        if not others or (stepped and stepped[-1]["sequence"] >= others[-1]["sequence"]):
-            result.append(stepped.pop())
-        else:
-            result.append(others.pop())
-    return result
+    """Returns the versions newest first."""
+    facts = [(one["tag"], one.get("began", 0), one["sequence"], bool(one.get("abandoned"))) for one in versions]
+    return [versions[index] for index in _nebula.order(facts)]
 
 
 def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
@@ -191,7 +175,7 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
         {
             "tag": one["tag"],
             "state": one["state"],
-            "was_removed": one["state"] == "failed" and bool(one.get("durable_at")),  # from storage; memory may still have it
+            "was_removed": bool(one.get("durable_at")) and "storage" not in one["source"],  # memory may still have it
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],

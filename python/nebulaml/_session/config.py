@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import NebulaConfigError
+from .keeping import Best
 
 __all__ = ["Settings", "check_text", "history_dir", "local_path", "parse_number", "parse_seconds", "resolve"]
 
@@ -44,6 +45,7 @@ class Settings:
     on_error: str = "warn"
     keep_last: int = 0
     keep_every: int = 0
+    keep_best: Best | None = None
     job: str = ""
     replica_count: int = 0
     memory_bytes: int = 0
@@ -240,6 +242,7 @@ def resolve(
     replicas: Any = None,
     keep_last: Any = None,
     keep_every: Any = None,
+    keep_best: Any = None,
     job: Any = None,
     world: Any = None,
     **unknown: Any,
@@ -263,6 +266,10 @@ def resolve(
         changes["keep_last"] = _count("keep_last", keep_last, 0)
     if keep_every is not None:
         changes["keep_every"] = _count("keep_every", keep_every, 0)
+    if keep_best is not None:
+        if keep_best and not isinstance(keep_best, Best):
+            raise NebulaConfigError(f"keep_best={keep_best!r}: give nebulaml.Best(metric, mode, count)")
+        changes["keep_best"] = keep_best or None
     if job is not None:
         changes["job"] = check_text("job", job)
     if world is not None:
@@ -270,10 +277,11 @@ def resolve(
             raise NebulaConfigError(f"world={world!r}: give 1 for a process that uses Nebula alone, or 0 for the launcher's world")
         changes["alone"] = world == 1
     chosen = dataclasses.replace(current or _defaults(), **changes)
-    if chosen.keep_every and not chosen.keep_last:
+    excepted = f"keep_every={chosen.keep_every}" if chosen.keep_every else f"keep_best={chosen.keep_best}" if chosen.keep_best else ""
+    if excepted and not chosen.keep_last:
         raise NebulaConfigError(
-            f"keep_every={chosen.keep_every} excepts versions from keep_last, and has no effect without keep_last: every version stays. Give "
-            f"keep_last=1, say, to keep the newest and the multiples of {chosen.keep_every}"
+            f"{excepted} excepts versions from keep_last, and has no effect without keep_last: every version stays. Give "
+            "keep_last=1, say, to keep the newest, too"
         )
     return chosen
 

@@ -373,6 +373,9 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
         "keep_last": chosen.keep_last,
         "keep_every": chosen.keep_every,
         "replica_count": chosen.replica_count,
+        "keep_best": chosen.keep_best.metric if chosen.keep_best else None,
+        "keep_best_count": int(chosen.keep_best.count) if chosen.keep_best else 0,
+        "keep_best_is_largest": chosen.keep_best is not None and chosen.keep_best.mode == "max",
         **place._asdict(),
     }
 

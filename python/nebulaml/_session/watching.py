@@ -67,6 +67,8 @@ class Watcher(threading.Thread):
                 text,
                 row,
             )
+        elif kind == _nebula.EVENT_REMOVED:
+            log.info("nebula: %s was removed from storage, because %s does not name it", tag, text)
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(
                 "nebula: another agent of this user (%s) has checkpoints of this path in memory, and this process cannot find them: "

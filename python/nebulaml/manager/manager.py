@@ -7,30 +7,29 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import json
 import logging
 import operator
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .. import _nebula
 from .._session import about, agree, config, engine, notices, progress
+from .._session.keeping import Best, is_count
 from .._session.rows import Rows
 from .._session.session import Session
 from .._session.waits import beside_loop, patiently
 from ..checkpoint import Checkpoint, milliseconds
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound, NebulaStorageError
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..events import Event
 from ..tensors import preparing
 from ..tensors.loading import in_lines
 from . import items as kinds
-from . import pins, storage_tool
 from .failures import Failures
-from .policy import Best, Keep, SaveEvery, Stored, kept
+from .policy import SaveEvery
 
 __all__ = ["Manager", "Restored", "Version"]
 
@@ -41,8 +40,6 @@ LEAVE_MARGIN_S = 3.0  # part of the time after a notice that is left for the pro
 INCOMPLETE = ("capturing", "captured")  # states of a version that cannot be loaded yet
 
 EXTRA = "extra"  # the item whose value restore() returns
-
-_managers: weakref.WeakSet[Manager] = weakref.WeakSet()  # all of this process: each keeps what the rules of the others name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +100,11 @@ class Manager:
     ) -> None:
         config.check_names("Manager", settings, ["path", *_NAMES, *config.NAMES[1:]])
         self._due = SaveEvery(save_every_steps, save_every_s)
-        self._keep = Keep(keep_last, keep_every, keep_best)
+        self._best = keep_best
         self._weights_only = weights_only
         self._replicated = _names_of("replicated", replicated)
-        # keep_last=0, because the agent does not know the best and the pinned versions: this manager removes old ones.
         self._session = Session(
-            path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_last=0, keep_every=0, **settings
+            path, on_error=on_error, persistent_time_interval=persistent_time_interval, **_rule(keep_last, keep_every, keep_best), **settings
         )
         self._engine = self._session._engine
         self._notices = notices.Notices(self._engine, evictions)
@@ -116,15 +112,11 @@ class Manager:
         # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
         self._own: dict[int, Checkpoint] = {}
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
-        self._since: set[int] = set()  # steps saved since the last restore, which go after all that it found
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._unasked: int | None = None  # the step of a save at which rank 0 has answered, and this rank has not looked yet
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
-        self._keeping = threading.Lock()  # held while versions are removed
         self._errors: list[NebulaError] = []
-        self._missed_metric = False  # the log has said that no version has the metric of keep_best
-        self._engine.listeners.append(_keeper(self))
-        _managers.add(self)
+        self._missed_metric = False  # the log has said that a version lacks the metric of keep_best
 
     def __repr__(self) -> str:
         if self._engine.is_closed:
@@ -248,7 +240,9 @@ class Manager:
         self._failures.begin(step)
         try:
             self._raise_late()
-            checkpoint = self._begin(step, items, about.check(metrics, metadata))
+            said = about.check(metrics, metadata)
+            self._tell_missing_metric(step, said)
+            checkpoint = self._begin(step, items, said)
             is_committed = checkpoint.commit()
         except BaseException as failure:
             self._failures.tell(step, f"{failure!r:.300}")
@@ -263,7 +257,6 @@ class Manager:
         self._own.pop(step, None)
         self._own[step] = checkpoint
         self._saved.append(step)
-        self._since.add(step)
         self._forget_old()
         return checkpoint
 
@@ -334,7 +327,6 @@ class Manager:
         if checkpoint.step is not None:  # the program trains these steps again, and its versions of them are new ones
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= checkpoint.step), self._saved.maxlen)
             self._decided = None
-            self._since.clear()
         if left_out:
             log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
@@ -364,9 +356,8 @@ class Manager:
 
     def _versions(self) -> Iterator[dict[str, Any]]:
         """Yields the versions that this node can load, newest first, with their steps."""
-        path = self._session.persist_path
         for one in agree.inventory(self._engine, None):
-            if _nebula.follows_step(one["tag"]) and not one["was_removed"] and not storage_tool.was_removed(path, one["tag"], one["state"]):
+            if _nebula.follows_step(one["tag"]) and not one["was_removed"]:
                 yield one
 
     def all_steps(self) -> list[int]:
@@ -396,7 +387,7 @@ class Manager:
 
     def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
         """Returns the best step by keep_best's metric, or by ``metric`` (the smallest, unless ``mode`` is "max"). None: no version has it."""
-        rule = self._keep.best
+        rule = self._best
         if metric is not None and (rule is None or metric != rule.metric or mode is not None):
             rule = Best(metric, mode or "min")
         if rule is None:
@@ -405,10 +396,9 @@ class Manager:
         return best[0] if best else None
 
     def _metrics(self) -> dict[int, dict[str, float]]:
-        """Returns the metrics of all versions by step."""
-        found = {one["step"]: self._about(one).metrics for one in self._versions()}
-        found.update((step, checkpoint._said().metrics) for step, checkpoint in self._incomplete())
-        return found
+        """Returns the metrics of all versions by step, the newest first."""
+        incomplete = {step: checkpoint._said().metrics for step, checkpoint in reversed(self._incomplete())}
+        return incomplete | {one["step"]: self._about(one).metrics for one in self._versions() if one["step"] not in incomplete}
 
     def _about(self, version: dict[str, Any]) -> about.About:
         key = (version["tag"], version["generation"], version["sequence"])
@@ -427,15 +417,22 @@ class Manager:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
         step = _whole_step(step)
         found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
-        if found is None or storage_tool.was_removed(path, found.tag, found.state):
+        if found is None or self._was_removed(found):
             known = ", ".join(map(str, self.all_steps())) or "none"
             raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; it has the steps: {known}")
         return found
 
+    def _was_removed(self, found: Checkpoint) -> bool:
+        """True if memory alone has a version that was durable: another node's agent, or another program, may have removed it."""
+        report = found._report()
+        if self._session.persist_path is None or "memory" not in report["source"] or not report["durable_at"]:
+            return False
+        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions()}
+
     def checkpoints(self) -> Rows[Version]:
         """Returns a row for each version, the newest first."""
         states = {one["tag"]: one for one in self._engine.versions(None)}
-        pinned = pins.read(self._session.persist_path)
+        pinned = self._pins()
         rows = []
         for one in self._versions():
             said, state = self._about(one), states.get(one["tag"], {})
@@ -461,11 +458,6 @@ class Manager:
         self._engine.settings()  # raises if the manager was closed
         with self._failures.listening(self._hear_failures):
             self._wait(step, state, timeout)
-        if state == "durable":
-            try:
-                self._retain()
-            except NebulaStorageError as failure:  # the versions are durable: the next wait removes what no rule keeps
-                log.warning("nebula: no version is removed from storage: %s", failure)
         self._raise_late()
 
     def _wait(self, step: int | None, state: str, timeout: float | None) -> None:
@@ -494,75 +486,37 @@ class Manager:
 
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps a version in spite of the rules, until unpin()."""
-        pins.add(self._session.persist_path, self.checkpoint(step).tag, reason)
+        config.check_text("the reason of a pin", reason)
+        self._engine.session(patient=True).pin(self.checkpoint(step).tag, reason)
 
     def unpin(self, step: int) -> None:
         """Removes the pin of a version, so that the rules apply to it again."""
-        pins.remove(self._session.persist_path, _tag(_whole_step(step)))
+        self._engine.session(patient=True).unpin(_tag(_whole_step(step)))
+
+    def _pins(self) -> dict[str, str]:
+        """Returns the reasons of pins by tag."""
+        if self._session.persist_path is None:
+            return {}
+        report = json.loads(self._engine.session(patient=True).report(_nebula.REPORT_PINS, None))
+        return {one["tag"]: one["reason"] for one in report["pins"]}
 
     def delete(self, step: int) -> None:
         """Removes a version from storage. Raises NebulaConfigError for a pinned version, and for the newest, which a restart would load."""
         step = _whole_step(step)
         if self._session.persist_path is None:
             raise NebulaConfigError(f"step {step} is in memory only: newer versions take its memory, and delete() removes from storage")
-        checkpoint = self._own.get(step) or self.checkpoint(step)
-        if _tag(step) in pins.read(self._session.persist_path):
-            raise NebulaConfigError(f"step {step} is pinned: unpin({step}) first")
-        checkpoint.wait("durable")
-        with self._keeping:
-            storage_tool.remove(self._session.persist_path, _tag(step))
+        (self._own.get(step) or self.checkpoint(step)).wait("durable")
+        self._engine.session(patient=True).remove(_tag(step))
         self._own.pop(step, None)
 
-    def _rules(self) -> list[Keep]:
-        """Returns the rules of all managers of this process for this path and job: none removes what a rule of another one names."""
-        others = [one for one in list(_managers) if one is not self and not one._engine.is_closed and not one._keep.all]
-        return [self._keep, *(one._keep for one in others if one._where() == self._where())]
-
-    def _where(self) -> tuple[str | None, str]:
-        chosen = self._engine.settings()
-        return chosen.persist_path, chosen.job
-
-    def _retain(self) -> None:
-        """Removes the versions that no rule keeps. Only rank 0 does it."""
-        if self._keep.all or self._session.persist_path is None or self._engine.place().rank != 0:
-            return
-        with self._keeping:
-            rules, tries = self._rules(), self._failures.tries.copy()
-            versions = [one for one in self._versions() if one["state"] == "durable"]
-            newest = versions[0]["step"] if versions else None  # a restart would load it
-            versions.sort(key=lambda one: one["step"] not in self._since)  # stable: the newest of each part stays first
-            needs_metrics = any(one.best for one in rules)
-            stored = [
-                Stored(one["step"], one["sequence"], one["abandoned"], self._about(one).metrics if needs_metrics else {}) for one in versions
-            ]
-            self._tell_missing_metric(stored)
-            pinned = {_nebula.step_of(tag) for tag in pins.read(self._session.persist_path)}
-            stay = set().union(*(kept(one, stored, pinned) for one in rules))
-            for one in versions:
-                is_saved_again = self._failures.tries[one["step"]] != tries[one["step"]]  # since the list was made
-                if one["step"] not in stay and one["step"] != newest and not is_saved_again:
-                    self._remove(one, rules)
-
-    def _remove(self, version: dict[str, Any], rules: Sequence[Keep]) -> None:
-        try:
-            storage_tool.remove(self._session.persist_path, version["tag"])
-        except NebulaNotFound:  # another process, or another manager, has removed it
-            return
-        except NebulaConfigError as refusal:  # it was pinned, or written again, since the list was made
-            log.info("nebula: %s stays, although %s does not name it: %s", version["tag"], "; ".join(map(str, rules)), refusal)
-            return
-        self._own.pop(version["step"], None)
-        log.info("nebula: %s was removed from storage, because %s does not name it", version["tag"], "; ".join(map(str, rules)))
-
-    def _tell_missing_metric(self, stored: Sequence[Stored]) -> None:
-        rule = self._keep.best
-        if rule is None or self._missed_metric or not stored or rule.order({one.step: one.metrics for one in stored}):
+    def _tell_missing_metric(self, step: int, said: about.About) -> None:
+        """Warns once of a version that keep_best cannot judge: a misspelled metric would keep all versions."""
+        if self._best is None or self._missed_metric or self._best.metric in said.metrics or self._engine.place().rank != 0:
             return
         self._missed_metric = True
-        known = ", ".join(sorted({name for one in stored for name in one.metrics})) or "none"
         log.warning(
-            "nebula: no version has a value of the metric %r of keep_best, so all stay until one has. The versions have the metrics: %s",
-            rule.metric, known,
+            "nebula: step %d has no value of the metric %r of keep_best, but of: %s. Until a version has one, all stay",
+            step, self._best.metric, ", ".join(sorted(said.metrics)) or "none",
         )  # fmt: skip
 
     # -- failures and the end
@@ -594,24 +548,15 @@ class Manager:
 _NAMES = tuple(name for name, one in inspect.signature(Manager.__init__).parameters.items() if one.kind is one.KEYWORD_ONLY)
 
 
-def _keeper(manager: Manager) -> Callable[[Event], None]:
-    """Returns a listener that applies the rules after a version has become durable. It keeps no manager alive."""
-    known = weakref.ref(manager)
-
-    def hear(event: Event) -> None:
-        found = known()
-        if event.kind == "durable" and found is not None and not found._keep.all:
-            threading.Thread(target=_retain_quietly, args=(found,), name="nebula-keep", daemon=True).start()
-
-    return hear
-
-
-def _retain_quietly(manager: Manager) -> None:
-    try:
-        manager._retain()
-    except NebulaError as failure:
-        if not manager._engine.is_closed:
-            log.warning("nebula: old checkpoints are not removed yet: %s", failure)
+def _rule(last: Any, every: Any, best: Any) -> dict[str, Any]:
+    """Returns the settings by which the agent removes versions. The newest always stays, so keep_last is 1 beside one of the others."""
+    for name, value in (("keep_last", last), ("keep_every", every)):
+        if value is not None and not is_count(value):
+            raise NebulaConfigError(f"{name}={value!r:.200}: a whole number of 1 or more, or None")
+    if best is not None and not isinstance(best, Best):
+        raise NebulaConfigError(f"keep_best={best!r}: give nebulaml.Best(metric, mode, count)")
+    has_any = any(value is not None for value in (last, every, best))
+    return {"keep_last": int(last or 1) if has_any else 0, "keep_every": int(every or 0), "keep_best": best or ""}
 
 
 def _tag(step: int) -> str:

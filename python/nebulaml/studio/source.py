@@ -17,7 +17,6 @@ from .._session import about, config, locate, notices
 from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
-from ..manager import pins, storage_tool
 from .looks import Looks
 
 __all__ = ["Source", "shell_word"]
@@ -117,7 +116,7 @@ class Source:
         for tag, entry in versions:
             reason = ""
             try:
-                storage_tool.remove(self.path, tag, entry)
+                self.ask("prune", "--yes", "--json", "--tag", tag, "--entry", str(entry), limit_s=WORK_S)
             except NebulaError as failure:
                 reason = str(failure)
             results.append({"tag": tag, "removed": not reason, "reason": reason})
@@ -132,10 +131,10 @@ class Source:
         notices.ask_to_save(self.path)
 
     def pin(self, tag: str, reason: str) -> None:
-        pins.add(self.path, tag, reason)
+        self.ask("pin", "--early", "--json", *([f"--reason={reason}"] if reason else []), "--", tag)
 
     def unpin(self, tag: str) -> None:
-        pins.remove(self.path, tag)
+        self.ask("unpin", "--json", "--", tag)
 
     def doctor(self) -> list[dict[str, Any]]:
         """Returns the checks of `nebula doctor`."""

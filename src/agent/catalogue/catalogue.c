@@ -1,4 +1,5 @@
 /* Jobs, sessions and waiters. version.c has the versions, files.c their files. */
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,9 +63,11 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         *link = job->next;
         while (job->versions)
                 version_free(catalogue, job->versions);
-        manifest_scan_done(&job->storage.stored);
+        known_done(&job->storage.known);
+        json_decref(job->storage.metrics);
+        free(job->storage.removed);
         for (size_t i = 0; i < job->storage.half_removed_count; i++)
-                manifest_done(&job->storage.half_removed[i]);
+                known_free(job->storage.half_removed[i]);
         free(job->storage.half_removed);
         unfinished_done(&job->storage.ended);
         ancestry_done(job);
@@ -362,16 +365,18 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
 {
         snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
-        if (strcmp(job->run, settings->run))
+        if (strcmp(job->run, settings->run)) {
                 job->storage.is_scanned = false;
+                job->settings.awaited_rules = 0;
+        }
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
         memcpy(job->run, settings->run, sizeof job->run);
         job->settings.umask = settings->umask;
         job->settings.group = settings->group;
         job->settings.persist_interval_s = settings->persist_interval_s;
         job->settings.retention_count = settings->retention_count ? settings->retention_count : 1;
-        job->settings.keep_last = settings->keep_last;
-        job->settings.keep_every = settings->keep_every;
+        job->settings.rules[0] = catalogue_rule(settings);
+        job->settings.rule_count = job->settings.rules[0].last != 0;
         job->settings.on_full = settings->on_full;
         job->copies.count = settings->replica_count;
         job->copies.is_served |= job->copies.count > 0;
@@ -383,6 +388,51 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
                 job->storage.scan_due = true;
         if (settings->memory_bytes)
                 memory_configure(&catalogue->memory, settings->memory_bytes);
+}
+
+struct keep_rule catalogue_rule(const struct ipc_hello *settings)
+{
+        struct keep_rule rule = { .last = settings->keep_last, .every = settings->keep_every, .best = settings->keep_best_count,
+                                  .best_is_largest = settings->keep_best_is_largest != 0 };
+
+        memcpy(rule.metric, settings->keep_best, sizeof rule.metric);
+        return rule;
+}
+
+static bool is_same_rule(const struct keep_rule *a, const struct keep_rule *b)
+{
+        return a->last == b->last && a->every == b->every && a->best == b->best && a->best_is_largest == b->best_is_largest &&
+               !strcmp(a->metric, b->metric);
+}
+
+static bool has_rule(const struct job_settings *settings, const struct keep_rule *rule)
+{
+        for (uint32_t i = 0; i < settings->rule_count; i++)
+                if (is_same_rule(&settings->rules[i], rule))
+                        return true;
+        return false;
+}
+
+void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
+{
+        struct job_settings *settings = &job->settings;
+
+        settings->rule_count = 0;
+        for (const struct session *session = catalogue->sessions; session; session = session->next) {
+                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run) ||
+                    !session->rule.last || has_rule(settings, &session->rule))
+                        continue;
+                if (settings->rule_count == KEEP_RULES_MAX) {
+                        log_event(LOG_LEVEL_WARN, "no version is removed from %s: its sessions have more than %d rules", job->persist_path, KEEP_RULES_MAX);
+                        settings->rule_count = 0;
+                        return;
+                }
+                settings->rules[settings->rule_count++] = session->rule;
+        }
+        if (settings->rule_count < settings->awaited_rules)
+                settings->rule_count = 0;
+        else
+                settings->awaited_rules = 0;
 }
 
 void catalogue_create_as(const struct job *job)

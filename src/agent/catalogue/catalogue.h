@@ -143,12 +143,24 @@ struct lane {
         bool is_running;
         bool waited_in_vain; /* a save of its jobs waited for memory until its time limit, and no version has become durable there since */
 };
+/* A rule for the versions that stay in storage (store/order.h). */
+struct keep_rule {
+        uint32_t last;    /* 0: no rule */
+        uint32_t best;    /* so many with the best `metric`; 0: none */
+        bool best_is_largest;
+        uint64_t every;   /* 0: none */
+        char metric[IPC_NAME_MAX];
+};
+#define KEEP_RULES_MAX 8 /* of one job: sessions of one process may have different ones */
+
 /* The settings that the job's trainers sent. */
 struct job_settings {
         uint32_t umask, group; /* those of its trainers (os_create.h) */
         double persist_interval_s;
-        uint32_t retention_count, keep_last, on_full, world, local_world;
-        uint64_t keep_every;
+        uint32_t retention_count, on_full, world, local_world;
+        struct keep_rule rules[KEEP_RULES_MAX]; /* a version stays in storage if one of them keeps it */
+        uint32_t rule_count;                    /* 0: all stay */
+        uint32_t awaited_rules; /* the agent before had so many rules of this run: all versions stay until its sessions are back */
 };
 struct job {
         struct job *next;
@@ -192,6 +204,7 @@ struct session {
         uint64_t foretold[SESSION_FORETOLD_MAX]; /* capacities of images for the files that it has foretold, until its job's next commit */
         uint32_t foretold_count;
         uint64_t leased; /* of a reader: the version that it found last; 0: none */
+        struct keep_rule rule;
         bool has_begun;  /* has begun a version; until then it may be about to load the version that it was told of */
         uint64_t given_way_told; /* the job's given_way_count that it was told */
         int64_t left_ns; /* when its last connection ended */
@@ -270,6 +283,10 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name);
 /* Applies a trainer's settings to the job. Settings that come from a survival log have zeros where the log has no value. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
+/* The rule that a trainer's settings give. */
+struct keep_rule catalogue_rule(const struct ipc_hello *settings);
+/* The job's versions stay by the rules of its newest run's connected sessions. Call it when one has got another rule. */
+void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job);
 /* Files and directories that the calling thread makes from now on get the permissions that the job's trainers would give. Lock held. */
 void catalogue_create_as(const struct job *job);
 /* Whether a session, a thread or memory needs the job, other than for copies on other nodes. */

@@ -27,16 +27,13 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
                 if (!version->in_memory)
                         continue;
                 (*ret_versions)[used] = version;
-                (*ret_entries)[used++] = (struct retain_entry){
-                        .step = version->step,
-                        .follows_step = name_follows_step(version->tag),
-                        .sequence = version->sequence,
-                        .line_began = line_began(&version->line),
-                        .complete = lifecycle_complete(version->life.state) || version->persist.failed_by_storage,
+                (*ret_entries)[used] = (struct retain_entry){
+                        .order = order_entry(version->tag, version->sequence, &version->line),
                         .durable = version->stored,
                         .unsaved = version_unsaved(version),
                         .busy = version->pins > 0 || (leaves_leased && version->leases > 0),
                 };
+                (*ret_entries)[used++].order.counts = lifecycle_complete(version->life.state) || version->persist.failed_by_storage;
         }
         return used;
 }
@@ -205,7 +202,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         if (count && !catalogue_resumes(catalogue, job))
                 retain_memory(entries, count, keep, drop);
         for (size_t i = 0; i < count; i++) {
-                trim = trim && entries[i].complete; /* an open version will need the free images */
+                trim = trim && entries[i].order.counts; /* an open version will need the free images */
                 if (drop[i])
                         version_forget_memory(catalogue, versions[i]);
         }
@@ -227,7 +224,7 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
         int64_t newest = count ? retain_newest(entries, count) : -1;
 
         for (size_t i = 0; i < count; i++) {
-                if (!entries[i].complete || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
+                if (!entries[i].order.counts || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
                         continue;
                 version_forget_memory(catalogue, versions[i]);
                 is_any = true;

@@ -99,11 +99,29 @@ static void fill(const struct version *version, double at, struct ipc_event *eve
                 snprintf(event->text, sizeof event->text, "%s", version->error.message);
 }
 
+/* The first removal after `since`; NULL: there is none. */
+static const struct removed *next_removed(const struct job *job, double since)
+{
+        uint64_t count = job->storage.removed_count, first = count > REMOVED_MAX ? count - REMOVED_MAX : 0;
+
+        for (uint64_t i = first; i < count; i++)
+                if (job->storage.removed[i % REMOVED_MAX].at > since)
+                        return &job->storage.removed[i % REMOVED_MAX];
+        return NULL;
+}
+
+static bool is_first(double at, double since, const struct ipc_event *event)
+{
+        return at > since && (event->at <= 0 || at < event->at);
+}
+
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
 {
+        const struct removed *removed = next_removed(job, since);
         const struct version *first = NULL;
 
         look_for_late(catalogue, job);
+        *ret_event = (struct ipc_event){ 0 };
         if (job->copies.notice_at > since) {
                 *ret_event = (struct ipc_event){ .at = job->copies.notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
                 snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory.rival);
@@ -112,12 +130,16 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         for (const struct version *version = job->versions; version; version = version->next)
                 if (decided_at(version) > since && (!first || decided_at(version) < decided_at(first)))
                         first = version;
-        if (job->storage.error.message[0] && job->storage.error_at > since && (!first || job->storage.error_at < decided_at(first))) {
-                *ret_event = (struct ipc_event){ .at = job->storage.error_at, .kind = NEBULA_EVENT_STORAGE };
-                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->storage.error.message);
-                return true;
-        }
         if (first)
                 fill(first, decided_at(first), ret_event);
-        return first != NULL;
+        if (removed && is_first(removed->at, since, ret_event)) {
+                *ret_event = (struct ipc_event){ .at = removed->at, .kind = NEBULA_EVENT_REMOVED, .size = removed->size };
+                strcpy(ret_event->tag, removed->tag);
+                strcpy(ret_event->text, removed->rules);
+        }
+        if (job->storage.error.message[0] && is_first(job->storage.error_at, since, ret_event)) {
+                *ret_event = (struct ipc_event){ .at = job->storage.error_at, .kind = NEBULA_EVENT_STORAGE };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->storage.error.message);
+        }
+        return ret_event->at > 0;
 }

@@ -1,8 +1,8 @@
 /*
  * events.h - the events for a program's own log: a checkpoint became durable,
- * will never become durable, or waits long for other ranks; storage fails.
- * There is no queue: the events are derived from the versions and the job's
- * last failure.
+ * will never become durable, or waits long for other ranks; a rule has removed
+ * one from storage; storage fails. There is no queue: the events are derived
+ * from the versions, the job's last removals and its last failure.
  */
 #ifndef NB_AGENT_CLIENTS_EVENTS_H
 #define NB_AGENT_CLIENTS_EVENTS_H

@@ -10,6 +10,7 @@
 #include "agent/log.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
 #include "store/place.h"
 #include "store/store.h"
@@ -42,6 +43,8 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
                 return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is not allowed: give 0 to 10^9 s",
                                  hello->persist_interval_s);
+        if (hello->keep_best_count && !text_is_utf8(hello->keep_best, strlen(hello->keep_best)))
+                return error_set(error, NEBULA_INVALID, 0, "the metric of keep_best is not valid UTF-8");
         return check_path(hello->persist_path, variables, error);
 }
 
@@ -179,6 +182,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         if (hello->role == IPC_ROLE_TRAINER && !is_another) {
                 storage_take_variables(job, variables);
                 catalogue_job_configure(catalogue, job, hello, spelling);
+                session->rule = catalogue_rule(hello);
+                catalogue_gather_rules(catalogue, job);
         }
         if (!is_another) /* another connection of a known session, for a wait, changes nothing */
                 catalogue_signal(catalogue);

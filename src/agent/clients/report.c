@@ -11,13 +11,15 @@
 #include "agent/peers/replica.h"
 #include "agent/clients/report.h"
 #include "agent/restore/restore.h"
-#include "agent/catalogue/retention.h"
 #include "agent/persist/storage.h"
 #include "agent/persist/worker.h"
 #include "agent/commit/world.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/counts.h"
+#include "store/line_document.h"
+#include "store/order.h"
+#include "store/pins.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {
@@ -179,6 +181,34 @@ static void merge_stored(json_t *versions, size_t count, const struct manifest *
         json_array_append_new(sources, json_string("storage"));
 }
 
+static bool scan_has(const struct manifest_scan *scan, const json_t *row)
+{
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].tag, json_string_value(json_object_get(row, "tag"))) &&
+                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)scan->manifests[i].generation)
+                        return true;
+        return false;
+}
+
+/* A version in memory may have been removed from storage by another node's agent or another program. A listing may be stale, so it is looked
+ * up by its tag. Only the first `count` rows are of versions in memory. */
+static void drop_removed(json_t *versions, size_t count, struct store *store, const struct manifest_scan *scan, const char *path)
+{
+        for (size_t i = 0; i < count; i++) {
+                json_t *row = json_array_get(versions, i), *sources = json_object_get(row, "source");
+                struct manifest there = { 0 };
+
+                for (size_t j = json_array_size(sources); j--;) {
+                        if (strcmp(json_string_value(json_array_get(sources, j)), "storage") || scan_has(scan, row) ||
+                            strcmp(json_string_value(json_object_get(row, "persist_path")), path))
+                                continue;
+                        if (manifest_load(store, json_string_value(json_object_get(row, "tag")), &there, NULL) == NEBULA_NOT_FOUND)
+                                json_array_remove(sources, j);
+                        manifest_done(&there);
+                }
+        }
+}
+
 static bool in_scope(const struct job *job, const struct session *session, const char *path)
 {
         if (*path)
@@ -254,21 +284,20 @@ static size_t paths_in_scope(struct catalogue *catalogue, const struct session *
         return used;
 }
 
-/* The row as an entry of retention. The caller provides *ret_line and *ret_job. */
-static struct retain_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
+/* The row as an entry of the order. The caller provides *ret_line and *ret_job. */
+static struct order_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
 {
         struct document_reader reader = { .kind = "report" };
         const char *job = json_string_value(json_object_get(row, "job")), *path = json_string_value(json_object_get(row, "persist_path"));
         size_t size = strlen(job) + strlen(path) + 2;
-        struct retain_entry entry;
+        struct order_entry entry;
 
         line_parse(&reader, row, ret_line);
         *ret_job = malloc(size);
         if (*ret_job)
                 snprintf(*ret_job, size, "%s\n%s", path, job);
-        entry = retain_complete(json_string_value(json_object_get(row, "tag")),
-                                (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
-        entry.complete = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
+        entry = order_entry(json_string_value(json_object_get(row, "tag")), (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
+        entry.counts = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
         entry.job = *ret_job;
         return entry;
 }
@@ -276,16 +305,16 @@ static struct retain_entry entry_of(const json_t *row, struct line *ret_line, ch
 static void mark_abandoned(const json_t *versions)
 {
         size_t count = json_array_size(versions);
-        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct order_entry *entries = calloc(count + 1, sizeof *entries);
         struct line *lines = calloc(count + 1, sizeof *lines);
         char **jobs = calloc(count + 1, sizeof *jobs);
 
         if (entries && lines && jobs) {
                 for (size_t i = 0; i < count; i++)
                         entries[i] = entry_of(json_array_get(versions, i), &lines[i], &jobs[i]);
-                retain_mark(entries, count);
+                order_mark(entries, count);
                 for (size_t i = 0; i < count; i++)
-                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].abandoned));
+                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].is_abandoned));
                 for (size_t i = 0; i < count; i++)
                         free(jobs[i]);
         }
@@ -373,6 +402,8 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                         if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
                                 merge_stored(versions, row_count, &scan.manifests[j], jobs[i]->persist_path);
                 if (!status)
+                        drop_removed(versions, row_count, store, &scan, jobs[i]->persist_path);
+                if (!status)
                         manifest_scan_done(&scan);
         }
         catalogue_lock(catalogue);
@@ -398,7 +429,7 @@ static json_t *job_json(const struct catalogue *catalogue, const struct job *job
         return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
-                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->storage.stored.count, "persisting",
+                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->storage.known.count, "persisting",
                          job->persist.is_busy, "storage_error", job->storage.error.message, "storage_failures",
                          (json_int_t)job->persist.failure_count);
 }
@@ -486,6 +517,36 @@ static enum nebula_status history_text(struct catalogue *catalogue, const struct
         return to_text(json_pack("{s:o}", "history", rows), ret_text, error);
 }
 
+static enum nebula_status pins_text(struct catalogue *catalogue, const struct session *session, const char *path, char **ret_text,
+                                    struct nebula_error *error)
+{
+        json_t *rows = json_array();
+        struct pins pins = { 0 };
+        struct store *store;
+        struct job *job;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        job = *path || !session ? catalogue_job_get(catalogue, path, session ? session->job->name : "") : session->job;
+        if (job)
+                job->pins++;
+        catalogue_unlock(catalogue);
+        status = job ? storage_open(catalogue, job, &store, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a report");
+        if (!status)
+                status = pins_load(store, true, &pins, error);
+        for (size_t i = 0; i < pins.count; i++)
+                json_array_append_new(rows, json_pack("{s:s, s:s, s:f}", "tag", pins.list[i].tag, "reason", pins.list[i].reason, "time", pins.list[i].time));
+        pins_done(&pins);
+        catalogue_lock(catalogue);
+        if (job)
+                job->pins--;
+        catalogue_unlock(catalogue);
+        if (!status)
+                return to_text(json_pack("{s:o}", "pins", rows), ret_text, error);
+        json_decref(rows);
+        return status;
+}
+
 enum nebula_status report_text(struct catalogue *catalogue, const struct session *session, enum nebula_report report,
                                const char *persist_path, char **ret_text, struct nebula_error *error)
 {
@@ -497,6 +558,8 @@ enum nebula_status report_text(struct catalogue *catalogue, const struct session
                 return status_text(catalogue, persist_path, ret_text, error);
         case NEBULA_REPORT_HISTORY:
                 return history_text(catalogue, session, persist_path, ret_text, error);
+        case NEBULA_REPORT_PINS:
+                return pins_text(catalogue, session, persist_path, ret_text, error);
         default:
                 return error_set(error, NEBULA_INVALID, 0, "there is no report %u", (unsigned)report);
         }

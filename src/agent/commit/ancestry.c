@@ -75,9 +75,16 @@ static uint64_t moment(const struct job *job)
 
 static void add_stored(struct job *job, uint64_t until)
 {
-        for (size_t i = 0; i < job->storage.stored.count; i++)
-                if (!strcmp(job->storage.stored.manifests[i].job, job->name))
-                        ancestry_add(job, job->storage.stored.manifests[i].run, until);
+        const char *last = NULL; /* a run has many versions in a row */
+
+        for (size_t i = 0; i < job->storage.known.count; i++) {
+                const struct manifest *manifest = job->storage.known.list[i];
+
+                if (strcmp(manifest->job, job->name) || (last && !strcmp(last, manifest->run)))
+                        continue;
+                ancestry_add(job, manifest->run, until);
+                last = manifest->run;
+        }
 }
 
 static void add_versions(struct job *job, uint64_t until)

@@ -21,7 +21,7 @@ void ancestry_begin(struct job *job, const char *run);
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known);
 /* Call when an agent adopts the versions in memory of a run that began at `begun`. */
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
-/* Call after storage was scanned for the newest run; job->storage.stored is the result. */
+/* Call after storage was scanned for the newest run; job->storage.known is the result. */
 void ancestry_looked(struct job *job);
 /* Records that the newest run came after all that `run` had committed up to sequence `until`. */
 void ancestry_add(struct job *job, const char *run, uint64_t until);

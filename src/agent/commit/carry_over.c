@@ -10,10 +10,9 @@
 
 const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
 {
-        for (size_t i = 0; i < job->storage.stored.count; i++)
-                if (!strcmp(job->storage.stored.manifests[i].tag, tag) && !strcmp(job->storage.stored.manifests[i].job, job->name))
-                        return &job->storage.stored.manifests[i];
-        return NULL;
+        const struct manifest *manifest = known_find(&job->storage.known, tag);
+
+        return manifest && !strcmp(manifest->job, job->name) ? manifest : NULL;
 }
 
 static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
@@ -121,9 +120,9 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         struct version *version = is_first ? oldest_committed(job) : NULL;
         uint64_t newest = 0, last;
 
-        for (size_t i = 0; i < job->storage.stored.count; i++)
-                if (job->storage.stored.manifests[i].sequence > newest && !strcmp(job->storage.stored.manifests[i].job, job->name))
-                        newest = job->storage.stored.manifests[i].sequence;
+        for (size_t i = job->storage.known.count; i-- && !newest;)
+                if (!strcmp(job->storage.known.list[i]->job, job->name))
+                        newest = job->storage.known.list[i]->sequence;
         commit_saw_sequence(job, newest);
         last = job->last_sequence;
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
@@ -240,8 +239,8 @@ static void compare_all(struct catalogue *catalogue, struct job *job)
  * elsewhere, so retention leaves their versions. */
 static void keep_unseen(struct job *job)
 {
-        for (size_t i = 0; job->runs.unseen_after && i < job->storage.stored.count; i++) {
-                const struct manifest *manifest = &job->storage.stored.manifests[i];
+        for (size_t i = 0; job->runs.unseen_after && i < job->storage.known.count; i++) {
+                const struct manifest *manifest = job->storage.known.list[i];
 
                 if (strcmp(manifest->job, job->name) || manifest->sequence <= job->runs.unseen_after || !strcmp(manifest->run, job->runs.newest))
                         continue;

@@ -5,7 +5,6 @@
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
-#include "agent/catalogue/retention.h"
 #include "image/image.h"
 
 /* Of one version; ranks may have read its files from several tiers. */
@@ -43,15 +42,15 @@ void lineage_save(struct version *version, const struct session *session)
 
 /* The newest version of a line, among those that can be loaded and those known in storage. */
 struct head {
-        struct retain_entry entry;
+        struct order_entry entry;
         const char *run, *tag; /* run NULL: there is none */
 };
 
 static void compare(struct head *head, const char *tag, uint64_t sequence, const struct line *line, const char *run)
 {
-        struct retain_entry entry = retain_complete(tag, sequence, line);
+        struct order_entry entry = order_entry(tag, sequence, line);
 
-        if (entry.follows_step && (!head->run || retain_is_newer(&entry, &head->entry)))
+        if (entry.follows_step && (!head->run || !order_is_newest_of(&head->entry, &entry)))
                 *head = (struct head){ entry, run, tag };
 }
 
@@ -67,10 +66,16 @@ static struct head find_head(const struct version *version)
                 if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
                     (other->stored || other->copies.is_remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->persist.failed_by_storage))))
                         compare(&head, other->tag, other->sequence, &other->line, other->run);
-        for (size_t i = 0; i < job->storage.stored.count; i++) {
-                const struct manifest *manifest = &job->storage.stored.manifests[i];
+        if (job->storage.known.newest.what[0] && (is_of_newest || !version->sequence)) {
+                const struct manifest *manifest = job->storage.known.newest.what[0];
 
-                if (!strcmp(manifest->job, job->name) && (is_of_newest || !version->sequence || manifest->sequence < version->sequence))
+                compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
+                return head;
+        }
+        for (size_t i = 0; i < job->storage.known.count; i++) {
+                const struct manifest *manifest = job->storage.known.list[i];
+
+                if (!strcmp(manifest->job, job->name) && manifest->sequence < version->sequence)
                         compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
         }
         return head;

@@ -47,13 +47,14 @@ bool world_is_spread(const struct catalogue *catalogue, const struct version *ve
 
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)
 {
+        const struct manifest *stored = known_find(&job->storage.known, tag);
         uint64_t writing = 0;
 
         for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
                 if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->nodes.writing > writing)
                         writing = version->nodes.writing;
-        for (size_t i = 0; i < job->storage.stored.count && !writing; i++)
-                writing = !strcmp(job->storage.stored.manifests[i].tag, tag) && !strcmp(job->storage.stored.manifests[i].run, run);
+        if (!writing)
+                writing = stored && !strcmp(stored->run, run);
         return writing + 1;
 }
 

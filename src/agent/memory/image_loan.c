@@ -98,7 +98,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
 
         if (session->job->settings.on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
                 return NULL;
-        may_make = !session->job->storage.stored.count;
+        may_make = !session->job->storage.known.count;
         catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
         if (spill_create(session->job->persist_path, may_make, capacity, &image, &error))

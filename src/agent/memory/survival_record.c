@@ -12,11 +12,12 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "store/line_document.h"
 #include "store/place.h"
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 4u
+#define RECORD_VERSION 5u
 #define CRC_BYTES 8u
 /* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
@@ -85,6 +86,20 @@ static void put_line(char **at, const struct line *line)
         put(at, line->forks, line->count * sizeof line->forks[0]);
 }
 
+/* Of several rules only their number: the next agent removes nothing before the sessions that had them are back. */
+static void put_rule(char **at, const struct job_settings *settings)
+{
+        static const struct keep_rule none;
+        const struct keep_rule *rule = settings->rule_count == 1 ? &settings->rules[0] : &none;
+
+        put_u32(at, settings->rule_count > settings->awaited_rules ? settings->rule_count : settings->awaited_rules);
+        put_u32(at, rule->last);
+        put_u64(at, rule->every);
+        put_u32(at, rule->best);
+        put_u8(at, rule->best_is_largest);
+        put_text(at, rule->metric);
+}
+
 /* The storage path is written too, with its signature, so that the next agent can go on persisting. The log is this user's alone. */
 static void put_job(char **at, const struct job *job)
 {
@@ -97,8 +112,7 @@ static void put_job(char **at, const struct job *job)
         put_text(at, job->run);
         put_real(at, job->settings.persist_interval_s);
         put_u32(at, job->settings.retention_count);
-        put_u32(at, job->settings.keep_last);
-        put_u64(at, job->settings.keep_every);
+        put_rule(at, &job->settings);
         put_u32(at, job->settings.world);
         put_u32(at, job->settings.local_world);
         put_text(at, job->spelling);
@@ -341,6 +355,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         char newest_run[IPC_NAME_MAX];
         struct job *job = NULL;
         uint64_t begun;
+        uint32_t rule_count;
         bool is_mount;
 
         if (!settings || !spelling) {
@@ -353,8 +368,12 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         get_text(reader, true, settings->run, sizeof settings->run);
         settings->persist_interval_s = get_real(reader);
         settings->retention_count = get_u32(reader, UINT32_MAX);
+        rule_count = get_u32(reader, KEEP_RULES_MAX);
         settings->keep_last = get_u32(reader, UINT32_MAX);
         settings->keep_every = get_u64(reader, INT64_MAX);
+        settings->keep_best_count = get_u32(reader, UINT32_MAX);
+        settings->keep_best_is_largest = get_u8(reader, 1);
+        get_text(reader, true, settings->keep_best, sizeof settings->keep_best);
         settings->world = get_u32(reader, WORLD_MAX);
         settings->local_world = get_u32(reader, WORLD_MAX);
         get_text(reader, true, spelling, IPC_PATH_MAX);
@@ -376,6 +395,10 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                         catalogue_job_configure(catalogue, job, settings, spelling);
                 else
                         reader->wrong = no_memory;
+        }
+        if (job && rule_count > 1 && rule_count > job->settings.awaited_rules) {
+                job->settings.awaited_rules = rule_count;
+                job->settings.rule_count = 0;
         }
         if (job)
                 job->storage.is_mount |= is_mount;

@@ -256,23 +256,23 @@ static const struct peer_copy *newest_copy(const struct peer_copies *peers, cons
 {
         const char *tag = wanted->tag;
         const struct peer_copy *best = NULL;
-        struct retain_entry newest = { 0 };
+        struct order_best newest = { 0 };
 
         for (size_t i = 0; i < peers->count; i++)
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {
                         const struct peer_copy *copy = &peers->members[i].listing.copies[j];
-                        const struct retain_entry entry = retain_complete(copy->tag, copy->sequence, &copy->line);
+                        const struct order_entry entry = order_entry(copy->tag, copy->sequence, &copy->line);
 
                         if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
-                        if ((!best || *tag || retain_is_newer(&entry, &newest)) && copies_serve(peers, copy, share)) {
-                                best = copy;
-                                newest = entry;
-                        }
+                        if (!copies_serve(peers, copy, share))
+                                continue;
+                        best = copy;
+                        order_add(&newest, &entry, copy);
                 }
-        return best;
+        return *tag ? best : order_best(&newest, NULL);
 }
 
 /* A copy of it that any member has; NULL: none. */

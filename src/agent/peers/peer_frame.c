@@ -7,6 +7,7 @@
 #include "agent/peers/peer_frame.h"
 #include "base/error.h"
 #include "store/document.h"
+#include "store/line_document.h"
 
 #define KIND "peer"
 

@@ -19,13 +19,10 @@ void latest_write(struct store *store, struct job *job, const char *directory)
 void latest_mend(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         char newest_directory[256] = "", dead[LATEST_DIRECTORY_MAX];
-        int64_t newest;
+        const struct manifest *newest = known_newest(&job->storage.known);
 
-        catalogue_lock(catalogue);
-        newest = manifest_scan_newest(&job->storage.stored, job->name);
-        if (newest >= 0 && name_encode(job->storage.stored.manifests[newest].tag, newest_directory, NULL))
+        if (newest && name_encode(newest->tag, newest_directory, NULL))
                 newest_directory[0] = 0;
-        catalogue_unlock(catalogue);
         if (!*newest_directory)
                 return;
         latest_find_dead(store, dead);

@@ -1,5 +1,4 @@
 /* Updates the catalogue after a manifest has reached storage. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/commit/ancestry.h"
@@ -71,18 +70,14 @@ static void set_base(struct version *version, uint64_t sequence)
                 ancestry_add(version->job, version->run, sequence);
 }
 
-/* Puts the manifest into the job's list. True: it is the job's newest. */
-static bool make_known(struct plan *plan)
+/* Puts the manifest into the job's list. The rules are applied by the agent that wrote the manifest. True: it is the job's newest. */
+static bool make_known(struct plan *plan, bool is_writer)
 {
         struct catalogue *catalogue = plan->catalogue;
         struct job *job = plan->job;
         struct version *version = plan->version;
         struct manifest *written = &plan->writer.manifest;
-        struct manifest_scan *stored = &job->storage.stored;
         const struct manifest *known;
-        struct manifest *grown;
-        size_t at = 0;
-        int64_t newest;
         bool is_newest;
 
         catalogue_lock(catalogue);
@@ -90,35 +85,24 @@ static bool make_known(struct plan *plan)
         version->sequence = written->sequence;
         version->line = written->line;
         commit_saw_sequence(job, written->sequence);
-        while (at < stored->count && strcmp(stored->manifests[at].tag, written->tag))
-                at++;
-        if (at < stored->count) {
-                manifest_done(&stored->manifests[at]);
-                memmove(&stored->manifests[at], &stored->manifests[at + 1], (stored->count - at - 1) * sizeof *grown);
-                stored->count--;
+        known = known_put(&job->storage.known, job->name, written);
+        if (!known) {
+                known_free(known_take(&job->storage.known, job->name, written->tag)); /* rather none than the one before */
+                known = written;
         }
-        grown = realloc(stored->manifests, (stored->count + 1) * sizeof *grown);
-        if (grown) {
-                stored->manifests = grown;
-                for (at = stored->count++; at && grown[at - 1].sequence > written->sequence; at--)
-                        grown[at] = grown[at - 1];
-                grown[at] = *written;
-                memset(written, 0, sizeof *written);
-        }
-        known = grown ? &grown[at] : written;
         set_base(version, known->sequence);
         if (version->nodes.spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
-        manifest_scan_mark(stored);
-        newest = manifest_scan_newest(stored, job->name);
-        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, known->tag);
+        is_newest = known_newest(&job->storage.known) == known;
+        job->storage.retain_due = true;
+        job->storage.is_remover = is_writer;
         catalogue_unlock(catalogue);
         return is_newest;
 }
 
 void persist_conclude(struct plan *plan, bool is_writer)
 {
-        if (make_known(plan) && is_writer)
+        if (make_known(plan, is_writer) && is_writer)
                 latest_write(plan->writer.store, plan->job, plan->writer.directory);
 }

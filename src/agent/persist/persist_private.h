@@ -154,6 +154,15 @@ bool persist_only_waits(const struct plan *plan);
 enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error);
 /* Call when the manifest of the plan's writer is in storage: adds it to the job. Only the writer of the manifest updates the hint. */
 void persist_conclude(struct plan *plan, bool is_writer);
+/* The tags of the versions that no rule keeps, oldest first. */
+struct dropped {
+        char (*tags)[256];
+        size_t count;
+        bool has_other_runs; /* one is of a run that is not this agent's own and may go on elsewhere */
+        char rules[512];     /* that no longer keep them */
+};
+/* Reads metrics from storage if a rule names one. Finds none if storage fails. The caller frees the tags. */
+void retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped);
 /* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */
 void latest_write(struct store *store, struct job *job, const char *directory);
 /* If the hint names a step whose directory is gone, this makes it name the newest version. */

@@ -68,8 +68,8 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
 {
         size_t looked = 0;
 
-        for (size_t i = job->storage.stored.count; i-- && looked < VERSIONS_MAX && !file->source;) {
-                const struct manifest *manifest = &job->storage.stored.manifests[i];
+        for (size_t i = job->storage.known.count; i-- && looked < VERSIONS_MAX && !file->source;) {
+                const struct manifest *manifest = job->storage.known.list[i];
                 const struct manifest_file *found;
                 size_t at;
 

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/vars.h"
+#include "agent/catalogue/known.h"
 #include "agent/persist/unfinished.h"
 #include "nebula.h"
 #include "store/manifest.h"
@@ -44,16 +45,39 @@ struct job_persist {
         int64_t spread_start_ns;       /* when a version of several nodes was last chosen to be persisted; 0: never */
 };
 
+/* A version that a client wants to have removed. Its thread owns it and waits. */
+struct asked_removal {
+        struct asked_removal *next;
+        char tag[256];
+        bool is_taken, is_done;
+        enum nebula_status status;
+        struct nebula_error error;
+};
+/* A version that was removed, for the clients that follow events. */
+struct removed {
+        double at;
+        uint64_t size;
+        char tag[256], rules[512];
+};
+#define REMOVED_MAX 256 /* a client that is slower loses the oldest events; the log has all */
+
 /* The agent's knowledge of a job's storage. The worker and FIND write it (storage.h). */
 struct job_storage {
         struct store *store;
         struct vars *variables, *opened_with; /* of the newest session that brought some; those of `store`. NULL: the agent's own */
         struct store **former;                /* opened with earlier variables: threads may still use them */
         size_t former_count;
-        struct manifest_scan stored;
-        struct manifest *half_removed; /* versions whose removal left files behind; used by the worker */
+        struct known_versions known;
+        struct manifest **half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
         size_t removals;               /* since their numbers were swept; used by the worker */
+        struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
+        bool metric_told;              /* the log has said that no version has the metric of a rule */
+        bool retain_due;               /* a version has become durable since the rules were applied */
+        bool is_remover;               /* this agent has written the manifest of that version */
+        struct asked_removal *asked;         /* removals that clients wait for */
+        struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */
+        uint64_t removed_count;        /* since this agent began */
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         int64_t scan_at_ns;            /* not before this time: the last scan has failed */
         uint32_t scan_attempt;         /* failed scans since the last success */

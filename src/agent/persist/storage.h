@@ -5,7 +5,8 @@
  *      storage_scan     lists the complete versions, completes half-done settings in place, and removes old
  *                       temporary files of this user's agents. Worker only.
  *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
- *      storage_retain   removes the versions that keep_last and keep_every do not keep. Worker only.
+ *      storage_retain   removes the versions that no rule of the job keeps. Worker only.
+ *      storage_remove_tag   removes one version on a client's request. Worker only.
  *
  * Call none of these with the lock held; they take it for what they read and change.
  */
@@ -34,6 +35,9 @@ void storage_unseal(struct catalogue *catalogue, struct image *image);
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */
 void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list);
-void storage_retain(struct catalogue *catalogue, struct job *job);
+/* Only the agent that has written the last manifest removes; others forget what it has removed. Works for about a second. True: call it again when no version waits to be written. */
+bool storage_retain(struct catalogue *catalogue, struct job *job);
+/* NEBULA_INVALID: the version stays; the error says why. */
+enum nebula_status storage_remove_tag(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
 
 #endif

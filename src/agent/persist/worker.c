@@ -288,6 +288,45 @@ static bool is_spilled(const struct version *version)
         return false;
 }
 
+/* Applies the rules for versions in storage. False: that is not due. */
+static bool retain(struct catalogue *catalogue, struct job *job)
+{
+        bool has_more;
+
+        if (!job->settings.rule_count)
+                job->storage.retain_due = false;
+        if (!job->storage.retain_due || catalogue_resumes(catalogue, job))
+                return false;
+        job->storage.retain_due = false;
+        job->persist.is_busy = true;
+        catalogue_unlock(catalogue);
+        has_more = storage_retain(catalogue, job);
+        catalogue_lock(catalogue);
+        job->storage.retain_due |= has_more;
+        job->persist.is_busy = false;
+        catalogue_signal(catalogue);
+        return true;
+}
+
+/* Removes a version for a client that waits. False: none does. */
+static bool remove_asked(struct catalogue *catalogue, struct job *job)
+{
+        struct asked_removal *removal = job->storage.asked;
+
+        if (!removal)
+                return false;
+        job->storage.asked = removal->next;
+        removal->is_taken = true;
+        job->persist.is_busy = true;
+        catalogue_unlock(catalogue);
+        removal->status = storage_remove_tag(catalogue, job, removal->tag, &removal->error);
+        catalogue_lock(catalogue);
+        removal->is_done = true;
+        job->persist.is_busy = false;
+        catalogue_signal(catalogue);
+        return true;
+}
+
 static void persist_one(struct catalogue *catalogue, struct version *version)
 {
         struct job *job = version->job;
@@ -331,14 +370,8 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 version_forget_memory(catalogue, version); /* retention counts it now */
         catalogue_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
-        if (!status && job->settings.keep_last && !catalogue_resumes(catalogue, job)) {
-                job->persist.is_busy = true;
-                catalogue_unlock(catalogue);
-                storage_retain(catalogue, job);
-                catalogue_lock(catalogue);
-                job->persist.is_busy = false;
-                catalogue_signal(catalogue);
-        }
+        if (!status)
+                retain(catalogue, job);
 }
 
 static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
@@ -418,9 +451,15 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                 if (publish_work(catalogue, job, now, due))
                         return true;
         }
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && remove_asked(catalogue, job))
+                        return true;
         version = next_version(catalogue, lane, false, now, due);
         if (!version)
                 version = next_version(catalogue, lane, true, now, due);
+        for (struct job *job = catalogue->jobs; job && !version; job = job->next)
+                if (job->lane == lane && retain(catalogue, job))
+                        return true;
         if (!version)
                 return false;
         catalogue_create_as(version->job);
@@ -444,7 +483,7 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
                 if (job->lane != lane)
                         continue;
                 if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job) ||
-                    job->storage.ended.count)
+                    job->storage.ended.count || job->storage.asked || job->storage.retain_due)
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version->nodes.spread)

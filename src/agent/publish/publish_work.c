@@ -114,13 +114,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                         version_forget_memory(catalogue, version);
                 version->stored = false;
         }
-        for (size_t i = 0; i < job->storage.stored.count; i++)
-                if (!strcmp(job->storage.stored.manifests[i].tag, tag)) {
-                        manifest_done(&job->storage.stored.manifests[i]);
-                        memmove(&job->storage.stored.manifests[i], &job->storage.stored.manifests[i + 1],
-                                (--job->storage.stored.count - i) * sizeof job->storage.stored.manifests[0]);
-                        break;
-                }
+        known_free(known_take(&job->storage.known, job->name, tag));
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, job, &store, &error);
         if (!status)

@@ -3,7 +3,6 @@
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/catalogue/retention.h"
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
 #include "agent/peers/replica.h"
@@ -14,9 +13,9 @@
 
 #define LOOKS_MAX 100 /* each look after the first is due to a version that memory has lost */
 
-static struct retain_entry entry_of(const struct version *version)
+static struct order_entry entry_of(const struct version *version)
 {
-        return retain_complete(version->tag, version->sequence, &version->line);
+        return order_entry(version->tag, version->sequence, &version->line);
 }
 
 /* True if memory has only this node's share of a version of several nodes, and all ranks are on this node now: no node has the rest.
@@ -40,39 +39,20 @@ static bool is_candidate(const struct job *job, const struct session *session, c
                version_wanted(wanted, version->generation, version->sequence);
 }
 
-/* The newest that is known, by kind: the order has two kinds of tags, and compares only the newest of each (retention.h). */
+/* The newest that is known, in memory and in storage. */
 struct newest {
-        struct retain_entry entries[4]; /* of memory: by step, by commit; of storage: the same */
-        struct version *versions[2];
+        struct order_best memory, stored;
 };
-
-static void add(struct newest *newest, size_t first, const struct retain_entry *entry, struct version *version)
-{
-        size_t at = first + !entry->follows_step;
-
-        if (newest->entries[at].complete && !retain_is_newer(entry, &newest->entries[at]))
-                return;
-        newest->entries[at] = *entry;
-        if (version)
-                newest->versions[at] = version;
-}
 
 static struct newest newest_known(struct job *job, const struct session *session, const struct ipc_find *wanted)
 {
-        struct newest newest = { 0 };
+        struct newest newest = { .stored = job->storage.known.newest };
 
         for (struct version *version = job->versions; version; version = version->next) {
-                struct retain_entry entry = entry_of(version);
+                struct order_entry entry = entry_of(version);
 
                 if (is_candidate(job, session, wanted, version))
-                        add(&newest, 0, &entry, version);
-        }
-        for (size_t i = 0; i < job->storage.stored.count; i++) {
-                const struct manifest *manifest = &job->storage.stored.manifests[i];
-                struct retain_entry entry = retain_complete(manifest->tag, manifest->sequence, &manifest->line);
-
-                if (!strcmp(manifest->job, job->name))
-                        add(&newest, 2, &entry, NULL);
+                        order_add(&newest.memory, &entry, version);
         }
         return newest;
 }
@@ -84,35 +64,44 @@ static bool is_ahead(const struct version *version)
         return version && version->line_due && !strcmp(version->run, version->job->runs.newest);
 }
 
+/* The newest of memory and storage; NULL: it is in storage alone, or there is none. */
+static struct version *newest_of_both(const struct newest *newest)
+{
+        struct order_best best = newest->memory;
+        const char *in_storage = "";
+
+        for (size_t kind = 0; kind < 2; kind++) {
+                if (!newest->stored.what[kind])
+                        continue;
+                if (kind == 0 && is_ahead(newest->memory.what[0]))
+                        continue;
+                order_add(&best, &newest->stored.entries[kind], in_storage);
+        }
+        return order_best(&best, NULL) == in_storage ? NULL : (struct version *)order_best(&best, NULL);
+}
+
 /* Whether the newest is in storage alone, as far as the agent knows. `also`: the newest that a search has found there; NULL: none. */
-static bool storage_is_newer(struct job *job, const struct session *session, const struct retain_entry *also)
+static bool storage_is_newer(struct job *job, const struct session *session, const struct order_entry *also)
 {
         static const struct ipc_find any;
         struct newest newest = newest_known(job, session, &any);
 
         if (also) { /* the list may be older */
-                newest.entries[2] = newest.entries[3] = (struct retain_entry){ 0 };
-                newest.entries[2 + !also->follows_step] = *also;
+                newest.stored = (struct order_best){ 0 };
+                order_add(&newest.stored, also, also);
         }
-        if (is_ahead(newest.versions[0]))
-                newest.entries[2] = (struct retain_entry){ 0 };
-        return retain_newest(newest.entries, 4) >= 2;
+        return (newest.stored.what[0] || newest.stored.what[1]) && !newest_of_both(&newest);
 }
 
 static struct version *newest_in_memory(struct job *job, const struct session *session, const struct ipc_find *wanted)
 {
-        struct newest newest = { 0 };
         struct version *best = NULL;
-        int64_t index;
 
         if (!*wanted->tag) {
-                newest = newest_known(job, session, wanted);
-                if (is_ahead(newest.versions[0]))
-                        newest.entries[2] = (struct retain_entry){ 0 };
-                index = retain_newest(newest.entries, 4);
-                if (index >= 2)
-                        index = retain_newest(newest.entries, 2);
-                return index < 0 ? NULL : newest.versions[index];
+                struct newest newest = newest_known(job, session, wanted);
+
+                best = newest_of_both(&newest);
+                return best ? best : (struct version *)order_best(&newest.memory, NULL);
         }
         for (struct version *version = job->versions; version; version = version->next) /* of one tag, the larger generation is the newer one */
                 if (is_candidate(job, session, wanted, version) && (!best || version->generation > best->generation))
@@ -181,7 +170,7 @@ static enum nebula_status take_stored(struct catalogue *catalogue, const struct 
 
 /* The newest that peers hold. */
 static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const struct session *session,
-                                      const struct ipc_find *wanted, struct ipc_found *found, struct retain_entry *ret_entry)
+                                      const struct ipc_find *wanted, struct ipc_found *found, struct order_entry *ret_entry)
 {
         struct nebula_error error = { 0 };
         struct version *version = NULL;
@@ -195,7 +184,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
                 version = catalogue_version(catalogue, id);
         if (version) {
                 fill_found(version, found);
-                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
+                *ret_entry = order_entry(version->tag, version->sequence, &version->line);
         }
         catalogue_unlock(catalogue);
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
@@ -207,22 +196,33 @@ struct in_memory {
         bool is_enough;    /* no need to look at storage */
         bool stored_first; /* prefer the stored files of a version to those in memory */
         struct ipc_found found;
-        struct retain_entry entry;
+        struct order_entry entry;
 };
+
+static struct order_entry stored_entry(const struct manifest *manifest)
+{
+        return order_entry(manifest->tag, manifest->sequence, &manifest->line);
+}
+
+/* The agent may have forgotten the version meanwhile, and with it the tag. */
+static struct order_entry found_entry(const struct in_memory *memory)
+{
+        struct order_entry entry = memory->entry;
+
+        entry.tag = memory->found.tag;
+        return entry;
+}
 
 /* The program is told that the version from memory may not be the newest: a job that waited for its storage could not train. Lock held. */
 static void take_unseen(struct job *job, const struct session *session, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
                         struct ipc_found *ret_found)
 {
-        int64_t newest = *wanted->tag ? -1 : manifest_scan_newest(&job->storage.stored, job->name);
-        const struct manifest *known = newest < 0 ? NULL : &job->storage.stored.manifests[newest];
-        struct retain_entry entry = { 0 };
+        const struct manifest *known = *wanted->tag ? NULL : known_newest(&job->storage.known);
+        struct order_entry of_memory = found_entry(memory), of_stored = known ? stored_entry(known) : of_memory;
         struct passed passed = { 0 };
 
-        if (known)
-                entry = retain_complete(known->tag, known->sequence, &known->line);
         *ret_found = memory->found;
-        if (known && retain_is_newer(&entry, &memory->entry)) {
+        if (!order_is_newest_of(&of_memory, &of_stored)) {
                 log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which cannot be read from %s: %s", memory->found.tag,
                           known->tag, job->persist_path, why->message);
                 passed_add(&passed, strcmp(known->tag, memory->found.tag) ? known->tag : PASSED_UNSEEN, why->message);
@@ -338,19 +338,20 @@ static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *ve
 static enum verdict judge(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request, const struct in_memory *memory, const struct stored *stored)
 {
         struct version *version = memory->is_there ? catalogue_version(catalogue, memory->found.version_id) : NULL;
-        struct retain_entry entry = { 0 };
+        struct order_entry of_memory, of_stored = { 0 };
 
         if (!memory->is_there)
                 return TAKE_STORED;
         if (!version)
                 return LOOK_AGAIN;
         if (!stored->status)
-                entry = retain_complete(stored->manifest.tag, stored->manifest.sequence, &stored->manifest.line);
+                of_stored = stored_entry(&stored->manifest);
+        of_memory = found_entry(memory);
         if (version->copies.is_remote || memory->stored_first)
-                return !stored->status && !retain_is_newer(&memory->entry, &entry) ? TAKE_STORED : TAKE_MEMORY;
+                return !stored->status && order_is_newest_of(&of_stored, &of_memory) ? TAKE_STORED : TAKE_MEMORY;
         if (request->tag[0])
                 return judge_by_tag(catalogue, version, stored->status, &stored->manifest, true);
-        if (!stored->status && strcmp(stored->manifest.tag, version->tag) && storage_is_newer(version->job, session, &entry))
+        if (!stored->status && strcmp(stored->manifest.tag, version->tag) && storage_is_newer(version->job, session, &of_stored))
                 return TAKE_STORED;
         if (!stored->status && !strcmp(stored->manifest.tag, version->tag))
                 return judge_by_tag(catalogue, version, stored->status, &stored->manifest, false);

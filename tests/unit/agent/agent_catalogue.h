@@ -47,6 +47,14 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
                                             .connection_count = 1 };
 }
 
+/* From now on, `last` versions stay in storage; 0: all. */
+static inline void bench_keep(struct job *job, uint32_t last)
+{
+        job->settings.rules[0] = (struct keep_rule){ .last = last };
+        job->settings.rule_count = last != 0;
+        job->storage.is_remover = true; /* as the agent that has written the last manifest */
+}
+
 /* forget: true ends as an agent does; false as if the agent had been killed. */
 static inline void bench_done(struct bench *bench, bool forget)
 {

@@ -1012,6 +1012,120 @@ static void storage_retention_keeps_the_last_and_the_multiples(void)
         place_done(&place);
 }
 
+/* A version with a metric. `metric`: its JSON value. */
+static bool save_with_metric(struct test_client *client, const char *tag, const char *metric)
+{
+        char text[128];
+        struct ipc_granted loan;
+        uint64_t version = begin(client, tag, NEBULA_FILES_ALL_RANKS);
+        size_t size = (size_t)snprintf(text, sizeof text, "{\"nebula\":\"metadata\",\"metrics\":{\"loss\":%s},\"metadata\":{}}", metric);
+
+        if (!version || copy_image(client, version, "nebula-metadata.json", 1, size, &loan) ||
+            pwrite(client->frame.fd, text, size, 0) != (ssize_t)size)
+                return false;
+        return !captured(client, loan.image_id) && !of_version(client, IPC_COMMIT, version) && !wait_for(client, version, NEBULA_STATE_DURABLE, 10000);
+}
+
+/* The next event of that kind after `*at`, which becomes its time. */
+static const struct ipc_event *next_event(struct test_client *client, enum nebula_event_kind kind, double *at)
+{
+        for (;;) {
+                struct ipc_watch request = { .since = *at, .timeout_ms = 10000 };
+                const struct ipc_event *event = client->frame.payload;
+
+                if (ask(client, IPC_WATCH, &request, sizeof request))
+                        return NULL;
+                event = client->frame.payload;
+                *at = event->at;
+                if (event->kind == (uint32_t)kind)
+                        return event;
+        }
+}
+
+static void the_best_by_a_metric_stay_and_an_event_names_the_rules_that_removed_the_others(void)
+{
+        static const char *const metrics[] = { "3", "-2.5", "\"inf\"", "\"-inf\"", "null", "[1]", "1e3" };
+        struct test_client client;
+        struct ipc_found found;
+        struct agent *agent;
+        double at = 0;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 195);
+        client.hello.keep_last = 1;
+        client.hello.keep_best_count = 2;
+        strcpy(client.hello.keep_best, "loss");
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (unsigned i = 0; i < 7; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(save_with_metric(&client, tag, metrics[i]));
+        }
+        for (unsigned i = 0; i < 4; i++) { /* 2, 0, 4, 5: each as soon as a better or a newer one is there */
+                const struct ipc_event *event = next_event(&client, NEBULA_EVENT_REMOVED, &at);
+
+                REQUIRE(event && !strcmp(event->text, "keep_last=1, keep_best=Best('loss', 'min', 2)"));
+        }
+        client_done(&client);
+        agent_stop(agent, true);
+        agent = start();
+        REQUIRE(agent && enter(&client, 196));
+        for (unsigned i = 0; i < 7; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK((find(&client, "", tag, &found) == NEBULA_OK) == (i == 1 || i == 3 || i == 6));
+        }
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static enum nebula_status keep(struct test_client *client, uint32_t what, const char *tag)
+{
+        struct ipc_keep request = { .what = what, .reason = "why" };
+
+        strcpy(request.tag, tag);
+        return ask(client, IPC_KEEP, &request, sizeof request);
+}
+
+static void what_a_client_pins_stays_and_what_it_removes_is_gone(void)
+{
+        struct ipc_report pins = { .report = NEBULA_REPORT_PINS };
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+        double at = 0;
+        const struct ipc_event *event;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 197));
+        for (unsigned i = 1; i < 4; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!save_whole(&client, tag, i, &version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        }
+        CHECK(!keep(&client, IPC_KEEP_PIN, "global_step1") && !ask(&client, IPC_REPORT, &pins, sizeof pins));
+        CHECK(strstr(client.frame.payload, "global_step1") && strstr(client.frame.payload, "why"));
+        CHECK(keep(&client, IPC_KEEP_REMOVE, "global_step1") == NEBULA_INVALID && strstr(client.error.message, "pinned"));
+        CHECK(keep(&client, IPC_KEEP_REMOVE, "global_step3") == NEBULA_INVALID && strstr(client.error.message, "newest"));
+        CHECK(!keep(&client, IPC_KEEP_REMOVE, "global_step2"));
+        CHECK(keep(&client, IPC_KEEP_REMOVE, "global_step2") == NEBULA_NOT_FOUND);
+        event = next_event(&client, NEBULA_EVENT_REMOVED, &at);
+        CHECK(event && !strcmp(event->tag, "global_step2"));
+        CHECK(!keep(&client, IPC_KEEP_UNPIN, "global_step1") && !keep(&client, IPC_KEEP_UNPIN, "global_step1"));
+        CHECK(!keep(&client, IPC_KEEP_REMOVE, "global_step1"));
+        CHECK(keep(&client, 9, "global_step3") == NEBULA_INVALID && keep(&client, IPC_KEEP_PIN, "") == NEBULA_INVALID);
+        client_done(&client);
+        client_init(&client, &place, 198);
+        client.hello.persist_path[0] = 0;
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(keep(&client, IPC_KEEP_PIN, "global_step3") == NEBULA_INVALID && strstr(client.error.message, "no storage path"));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void an_interval_leaves_versions_in_memory_until_flushed(void)
 {
         struct test_client client;
@@ -1293,5 +1407,7 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(a_first_image_begins_its_version_and_a_refusal_names_it), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
          TEST(a_damaged_newest_version_gives_way_to_the_older_one),
          TEST(a_flipped_byte_in_storage_is_found_by_file_and_offset),
-         TEST(storage_retention_keeps_the_last_and_the_multiples), TEST(an_interval_leaves_versions_in_memory_until_flushed),
+         TEST(storage_retention_keeps_the_last_and_the_multiples),
+         TEST(the_best_by_a_metric_stay_and_an_event_names_the_rules_that_removed_the_others),
+         TEST(what_a_client_pins_stays_and_what_it_removes_is_gone), TEST(an_interval_leaves_versions_in_memory_until_flushed),
          TEST(another_path_never_hits_this_jobs_memory))

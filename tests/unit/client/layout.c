@@ -32,7 +32,10 @@ AT(nebula_options, keep_last, 84);
 AT(nebula_options, keep_every, 88);
 AT(nebula_options, replica_count, 96);
 AT(nebula_options, agent_path, 104);
-AT(nebula_options, is_reader, 112);
+AT(nebula_options, keep_best, 112);
+AT(nebula_options, keep_best_count, 120);
+AT(nebula_options, keep_best_is_largest, 124);
+AT(nebula_options, is_reader, 128);
 
 SIZE(nebula_tensor, 152);
 AT(nebula_tensor, name, 0);

@@ -1,5 +1,5 @@
 #include "store/announce.h"
-#include "store/line.h"
+#include "store/line_document.h"
 #include "store/manifest.h"
 #include "tap.h"
 

@@ -161,8 +161,8 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
         version->pins--;
         CHECK(!bench_persist(&bench, version));
-        CHECK(bench.job->storage.stored.count == 1 && manifest_find_file(&bench.job->storage.stored.manifests[0], "b"));
-        CHECK(bench.job->storage.stored.count == 1 && stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 2));
+        CHECK(bench.job->storage.known.count == 1 && manifest_find_file(bench.job->storage.known.list[0], "b"));
+        CHECK(bench.job->storage.known.count == 1 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 2));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -195,13 +195,13 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         storage_make(storage);
         REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "a", 5));
-        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "a", 5));
+        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
         again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written again */
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(bench.job->storage.stored.manifests[0].generation == 4);
-        CHECK(generation_of(&bench.job->storage.stored.manifests[0], "b") == 3);
-        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
+        CHECK(bench.job->storage.known.list[0]->generation == 4);
+        CHECK(generation_of(bench.job->storage.known.list[0], "b") == 3);
+        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -227,7 +227,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(vo
         again = bench.job->versions;
         REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
         bench_done(&bench, true);
         test_dir_remove(memory);
         storage_remove(storage);
@@ -254,8 +254,8 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
                         REQUIRE(again && again->generation == 2);
                 }
                 CHECK(!bench_persist(&bench, again));
-                CHECK(generation_of(&bench.job->storage.stored.manifests[0], "b") == 1);
-                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "b", 2));
+                CHECK(generation_of(bench.job->storage.known.list[0], "b") == 1);
+                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 2));
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -324,7 +324,7 @@ static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
         bench_init(&bench, NULL, storage);
         other = catalogue_job_get(&bench.catalogue, beside, "");
         REQUIRE(other && !storage_scan(&bench.catalogue, other, &bench.error) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
-        CHECK(other->storage.stored.count == 1 && bench.job->storage.stored.count == 1);
+        CHECK(other->storage.known.count == 1 && bench.job->storage.known.count == 1);
         version = bench_version(&bench, "t", 1, 2);
         CHECK(version && version->sequence >= now && version->sequence < now + UINT64_C(60000000000));
         bench_done(&bench, true);
@@ -385,7 +385,7 @@ static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_h
         REQUIRE(bench_version(&bench, "t", 1, 2));
         again = bench_version(&bench, "t", 3, 0);
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(generation_of(&bench.job->storage.stored.manifests[0], "b") == 2);
+        CHECK(generation_of(bench.job->storage.known.list[0], "b") == 2);
         CHECK(version_file(again, "b")->generation == 2);
         bench_done(&bench, true);
         storage_remove(storage);
@@ -407,12 +407,12 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         version_forget_memory(&bench.catalogue, first);
         again = bench_version(&bench, "best", 5, 0);
         REQUIRE(again && !bench_persist(&bench, other));
-        bench.job->settings.keep_last = 1;
+        bench_keep(bench.job, 1);
         storage_retain(&bench.catalogue, bench.job);
         CHECK(!bench_persist(&bench, again));
-        CHECK(bench.job->storage.stored.count == 2 && stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[1], "b", 2));
+        CHECK(bench.job->storage.known.count == 2 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[1], "b", 2));
         storage_retain(&bench.catalogue, bench.job);
-        CHECK(bench.job->storage.stored.count == 1);
+        CHECK(bench.job->storage.known.count == 1);
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -446,7 +446,7 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
 
                 storage_make(storage);
                 bench_init(&bench, NULL, storage);
-                bench.job->settings.keep_last = 1;
+                bench_keep(bench.job, 1);
                 version = bench_version(&bench, "x", 1, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 version = bench_version(&bench, "y", 2, 0);
@@ -460,11 +460,11 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
                         storage_retain(&bench.catalogue, bench.job);
                 bench.job->storage.store->ops = stored_ops;
                 CHECK(storage_count(storage, "x", unremovable + 1, NULL) == 1);
-                CHECK(bench.job->storage.stored.count + bench.job->storage.half_removed_count == 2);
-                CHECK(!strcmp(bench.job->storage.stored.manifests[bench.job->storage.stored.count - 1].tag, "y"));
+                CHECK(bench.job->storage.known.count + bench.job->storage.half_removed_count == 2);
+                CHECK(!strcmp(bench.job->storage.known.list[bench.job->storage.known.count - 1]->tag, "y"));
                 storage_retain(&bench.catalogue, bench.job);
                 CHECK(!storage_count(storage, "x/", "", NULL));
-                CHECK(bench.job->storage.stored.count == 1 && !bench.job->storage.half_removed_count);
+                CHECK(bench.job->storage.known.count == 1 && !bench.job->storage.half_removed_count);
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -585,7 +585,7 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
                         version = bench_version(&bench, "t", 1, 2);
                         REQUIRE(version && version->nodes.writing == 1 && !bench_persist(&bench, version));
                 } else {
-                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &bench.job->storage.stored.manifests[0]));
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, bench.job->storage.known.list[0]));
                         version = bench_version(&bench, "t", 3, 4);
                         CHECK(version && version->nodes.writing == 2);
                 }
@@ -729,7 +729,7 @@ static struct version *save_as_world(struct bench *bench, const char *run, uint3
 
 static bool has_stored(const struct bench *bench, const char *name)
 {
-        return bench->job->storage.stored.count == 1 && manifest_find_file(&bench->job->storage.stored.manifests[0], name);
+        return bench->job->storage.known.count == 1 && manifest_find_file(bench->job->storage.known.list[0], name);
 }
 
 /* Tested from memory, and from storage alone. */
@@ -753,9 +753,9 @@ static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
                 version = save_as_world(&bench, "r", 2, 10, false);
                 REQUIRE(version && !bench_persist(&bench, version));
                 CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "rng1") && has_stored(&bench, "model"));
-                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->storage.stored.manifests[0].file_count == 3);
-                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "rng1", 11));
-                CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "model", 1));
+                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->storage.known.list[0]->file_count == 3);
+                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "rng1", 11));
+                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "model", 1));
                 CHECK(!storage_has(storage, "t/rng3")); /* also not for a reader that does not read manifests */
                 CHECK(storage_has(storage, "t/rng1"));
                 bench_done(&bench, true);

@@ -1,6 +1,7 @@
 /* A world of two ranks. The launcher says that each rank is alone on its node. The way of the commit depends on whether that is true. */
 #include "agent/agent_client.h"
 #include "store/announce.h"
+#include "store/document.h"
 #include "store/manifest.h"
 #include "tap.h"
 

@@ -466,8 +466,8 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         forget_memory(version);
         CHECK(found_tag(at("x")) == 'a');
         catalogue_lock(&bench.catalogue);
-        while (bench.job->storage.stored.count) /* as retention does */
-                manifest_done(&bench.job->storage.stored.manifests[--bench.job->storage.stored.count]);
+        while (bench.job->storage.known.count) /* as retention does */
+                known_free(known_take(&bench.job->storage.known, bench.job->name, bench.job->storage.known.list[0]->tag));
         catalogue_unlock(&bench.catalogue);
         CHECK(found_tag(at("x")) == '-' && look_file(at("x"), seeds) == 'a');
         end();
@@ -492,7 +492,7 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         put_text(path, "theirs");
         put_text(at("x"), "theirs");
         put_text(at("whole/a"), "theirs");
-        CHECK(stored_holds(bench.job->storage.store, &bench.job->storage.stored.manifests[0], "a", seeds[0]));
+        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "a", seeds[0]));
         test_dir_remove(elsewhere);
         end();
 }

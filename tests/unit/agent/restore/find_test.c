@@ -214,7 +214,7 @@ static void what_a_blind_resume_abandons_is_not_removed(void)
         CHECK(found.step == 10 && found.passed_count == 1);
         fail(turn.here.job->storage.store, false);
         lineage_read(&turn.here.session, catalogue_version(&turn.here.catalogue, found.version_id), IPC_SOURCE_MEMORY);
-        turn.here.job->settings.keep_last = 1;
+        bench_keep(turn.here.job, 1);
         for (unsigned step = 11; step < 14; step++) {
                 char tag[32];
 
