@@ -353,7 +353,7 @@ class Model:
         kept = [tag for tag in self.found & tags - self.pins if self.storage[tag] not in self.saved]
         if lost and kept and not self.is_late and not self.newest_is_open:
             return f"retention took {lost}, which the run has saved, and left {kept}, which it had found"
-        if saved and saved[-1].tag in gone:
+        if saved and saved[-1].tag in gone and not self.newest_is_open:
             return f"retention took {saved[-1].tag}, the newest"
         if gone and len(tags) < self.keep:
             return f"retention left {sorted(tags)}, fewer than {self.keep}"
