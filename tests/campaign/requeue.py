@@ -121,7 +121,7 @@ class Model:
     def apply(self, command: str, answer: str) -> str | None:
         """Applies a command and its answer. Returns why the answer is wrong; None: it is right."""
         word, *rest = command.split(" ")
-        if answer.startswith("error") and word not in ("newest", "load"):
+        if answer.startswith("error") and word not in ("newest", "load", "steps"):
             return f"fails: {answer}"
         return getattr(self, f"_{word}")(answer, *rest)
 
@@ -161,6 +161,9 @@ class Model:
     def _is_stale(self) -> bool:
         return self.fault.startswith("stale-")
 
+    def _is_disturbed(self) -> bool:
+        return self.fault not in ("0", "read-only", "slow")
+
     def _end_count(self) -> None:
         """A search, or the worker, has met the failures of which only some were to come."""
         if self.fault.isdecimal():
@@ -180,7 +183,7 @@ class Model:
 
     def _check_found(self, answer: str, allowed: list[Writing], is_open: bool, tag: str = "") -> str | None:
         is_blind = self.fault in ("all", "unmounted") and not [one for one in self.saved if not tag or one.tag == tag]
-        is_disturbed = self.fault not in ("0", "read-only", "slow")
+        is_disturbed = self._is_disturbed()
         self._end_count()
         if answer.startswith("error"):
             return None if is_disturbed or "removed or written again" in answer else f"fails: {answer}"
@@ -228,11 +231,13 @@ class Model:
 
     def _steps(self, answer: str) -> str | None:
         """Manager.all_steps()"""
+        if answer.startswith("error"):
+            return None if self._is_disturbed() else f"fails: {answer}"
         found = {f"global_step{step}" for step in answer.split(" ") if step}
         own = {one.tag for one in self.saved if self._is_current(one)}
         known = {*self.storage, *own, *(one.tag for one in self._unsaved()), *self.removed}
         missing = {*self.storage, *own} - found - set(self.removed)
-        if self.kept:  # retention may have acted since
+        if self.kept or self._is_disturbed():  # retention may have acted since, or storage cannot be read
             missing -= set(self.storage)
         if missing:
             return f"{sorted(missing)} is not among the steps"

@@ -15,6 +15,7 @@ faults:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -387,9 +388,10 @@ class Real:
     def _ask(self, *words: str) -> str:
         """Returns what all ranks answer."""
         for trainer in self._ranks:
-            trainer.stdin.write(" ".join(words) + "\n")
-            trainer.stdin.flush()
-        said = [str(trainer.stdout.readline().strip()) for trainer in self._ranks]
+            with contextlib.suppress(BrokenPipeError):
+                trainer.stdin.write(" ".join(words) + "\n")
+                trainer.stdin.flush()
+        said = [(trainer.stdout.readline() or "error the trainer has ended").strip() for trainer in self._ranks]
         return said[0] if len(set(said)) == 1 else f"error the ranks say {said}"
 
     def _leave(self, is_killed: bool = False) -> None:
@@ -399,7 +401,8 @@ class Real:
             self._node.place.kill_all(*ranks)
         else:
             for trainer in ranks:
-                trainer.stdin.close()
+                with contextlib.suppress(BrokenPipeError):
+                    trainer.stdin.close()
             for trainer in ranks:
                 trainer.wait(timeout=60)
                 trainer.stdout.close()

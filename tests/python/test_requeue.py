@@ -76,6 +76,9 @@ def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_stories_of_real_
     for seed in range(REAL_STORIES[kind]):
         story = write(seed, length=10, faults=player.faults, is_left=False, way=ways[seed % len(ways)])
         answers = player.play(story)
+        if LONG and judge(story, answers, has_threads=True):
+            story = shrink(story, lambda one: judge(one, player.play(one), has_threads=True) is not None)
+            answers = player.play(story)
         if judge(story, answers, has_threads=True):
             wrong.append(f"story {seed}:\n{explain(story, answers, has_threads=True)}")
     assert not wrong, f"{len(wrong)} of {REAL_STORIES[kind]} stories\n" + "\n".join(wrong)
