@@ -321,6 +321,8 @@ class Model:
     def _prune(self, answer: str, tag: str) -> str | None:
         if tag in self.pins or self.fault in UNWRITABLE:
             return None if answer == "none" else f"removes {tag}, which is pinned, or storage cannot be written"
+        if answer == "none" and self.has_threads:
+            return None  # the command leaves the newest
         writing = self.storage.pop(tag, None)
         if writing is not None:
             self.removed.setdefault(tag, []).append(writing)
@@ -524,14 +526,17 @@ def shrink(story: Story, is_wrong: Callable[[Story], bool]) -> Story:
 
 
 class InProcess:
-    """Plays stories on agents without threads, in one process (requeue_player.c). store: "file", or "mem" for the objects of the reference driver."""
+    """Plays stories on agents without threads, in one process (requeue_player.c).
+
+    store: "file"; "mem" for the objects of the reference driver; "late" for these with lists that are not always fresh.
+    """
 
     def __init__(self, program: Path, store: str = "file") -> None:
-        environment = os.environ | {"NEBULA_TEST_STORE": store}
+        environment = os.environ | {"NEBULA_TEST_STORE": "file" if store == "file" else "mem"}
         # those that the player can make; "all" is rare, because each search then waits for seconds
-        some = ["1", "1", "2", "read-only"] if store == "file" else ["1", "1", "stale-1", "stale-4", "stale-12"]
+        some = {"file": ["1", "1", "2", "read-only"], "mem": ["1"] * 4, "late": ["1", "stale-1", "stale-4", "stale-12"]}[store]
         self.faults = [*some, *some, "all"]
-        self._player = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self._player = subprocess.Popen([program, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def play(self, story: Story) -> list[str]:
         assert self._player.stdin is not None and self._player.stdout is not None

@@ -14,7 +14,7 @@
  *      fault N                 files: the next N listings of all nodes fail; objects: the next request. 0: the fault before ends
  *      fault all               files: all listings fail; objects: all requests
  *      fault read-only         files: storage can be read, and not written
- *      fault stale-N           objects: lists do not show the last N changes
+ *      fault stale-N           objects, if the player has the argument "late": lists do not show the last N changes
  *      prune TAG               removes the version from storage by hand: ok or none
  *      pin TAG / unpin TAG     ok
  *      end                     removes everything
@@ -50,7 +50,7 @@ static struct node nodes[NODES], *node = nodes;
 static char storages[PATHS][256];
 static const char *storage = storages[0]; /* of the present run */
 static _Atomic int failures;
-static bool is_read_only;
+static bool is_read_only, lists_late;
 static char present[32] = "0"; /* fault */
 
 static int opendir_that_fails(const char *root, const char *key, struct os_dir **ret_dir)
@@ -90,12 +90,14 @@ static int unlink_unless_read_only(const char *root, const char *key)
 
 static void fault_objects(const char *kind)
 {
-        struct mem_faults faults = { 0 };
+        struct mem_faults faults = { .lists_late = lists_late };
 
-        if (!strncmp(kind, "stale-", 6))
+        if (!strncmp(kind, "stale-", 6)) {
                 faults.stale_writes = strtoul(kind + 6, NULL, 10);
-        else if (strcmp(kind, "0"))
-                faults = (struct mem_faults){ .fail_at = 1, .goes_on = !strcmp(kind, "all") };
+        } else if (strcmp(kind, "0")) {
+                faults.fail_at = 1;
+                faults.goes_on = !strcmp(kind, "all");
+        }
         for (int i = 0; i < PATHS; i++) {
                 struct store *store = storage_look(storages[i]);
 
@@ -343,6 +345,7 @@ static void play(char *line)
                 table.link_below = link_unless_read_only;
                 table.unlink_below = unlink_unless_read_only;
                 os = &table;
+                make_fault("0");
         }
         if (!strcmp(word, "node")) {
                 node = &nodes[atoi(first) % NODES];
@@ -391,10 +394,11 @@ static void play(char *line)
         fflush(stdout);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
         char line[1024];
 
+        lists_late = argc > 1 && !strcmp(argv[1], "late");
         while (fgets(line, sizeof line, stdin)) {
                 line[strcspn(line, "\n")] = 0;
                 if (*line)

@@ -325,6 +325,7 @@ class Real:
         self._path, self._way, self._fault = PATHS[0], WAYS[0], "0"
         self._storage.begin()
         try:
+            self._go_to(NODES[0])
             return [self._command(*command.split(" ")) for command in story]
         finally:
             self._leave(is_killed=True)
@@ -339,9 +340,7 @@ class Real:
             self._way = rest[0]
         elif word == "node":
             self._leave()
-            if rest[0] not in self._nodes:
-                self._nodes[rest[0]] = self._make(rest[0])
-            self._node = self._nodes[rest[0]]
+            self._go_to(rest[0])
         elif word == "run":
             self._leave()
             self._path = rest[2]
@@ -363,6 +362,11 @@ class Real:
         elif word != "scan":
             return self._ask(word, *rest)
         return "ok"
+
+    def _go_to(self, node: str) -> None:
+        if node not in self._nodes:
+            self._nodes[node] = self._make(node)
+        self._node = self._nodes[node]
 
     def _start(self, rank: int, name: str, keep: str, path: str, world: str) -> fork_server.Trainer:
         way = self._way

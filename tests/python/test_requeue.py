@@ -26,7 +26,7 @@ STORIES = sorted((ROOT / "tests" / "campaign" / "stories").glob("*/*"))
 pytestmark = pytest.mark.timeout(14400 if LONG else 300)
 
 
-@pytest.fixture(params=["file", "mem"])
+@pytest.fixture(params=["file", "mem", "late"])
 def player(request: pytest.FixtureRequest) -> Iterator[InProcess]:
     found = [path for path in ROOT.glob("build*/tests/campaign/requeue-player") if "san" not in path.parts[-4]]
     if not found:
