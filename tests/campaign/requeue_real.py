@@ -79,7 +79,7 @@ class Item:
         return {"value": torch.tensor(self.value)}
     def load_state_dict(self, state):
         self.value = int(state["value"])
-manager = nm.Manager(path, keep_last=keep or None, on_error="warn", persistent_time_interval=HOUR)
+manager = nm.Manager(path, keep_last=keep or None, on_error="warn", persistent_time_interval=HOUR, num_of_version_in_retention=16)
 def restore(**wanted):
     items = {"x": Item(), "y": Item()}
     found = manager.restore(items, **wanted)
