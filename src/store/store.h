@@ -242,9 +242,10 @@ struct store_ops {
 struct store {
         const struct store_ops *ops;
         char *root; /* the path or URL as opened, absolute */
-        /* STORE_PATHS: the root was a mount point of its own. While it is none, every operation fails with ENODEV: what is mounted there is
-         * missing. The driver sets it; a caller that knows it from an earlier agent may set it after store_open. */
-        atomic_bool is_mount;
+        /* STORE_PATHS: the mount point on which the root lay, as so many bytes of its path; 0: not known, or none below "/". While it is none,
+         * every operation fails with ENODEV: what is mounted there is missing. The driver sets it; a caller that knows it from an earlier
+         * agent may set it after store_open. */
+        atomic_uint mount_length;
 };
 
 extern const struct store_ops store_file;

@@ -82,7 +82,7 @@ static enum nebula_status file_open(const char *url, struct store **ret_store, s
         os_offer_ring();
         file->store.ops = &store_file;
         file->store.root = strndup(path, length);
-        file->dirs = file_dirs_new(&file->store.is_mount);
+        file->dirs = file_dirs_new(&file->store.mount_length);
         if (!file->store.root || !file->dirs)
                 goto no_memory;
         /* Another node may have our pid and share this directory, so the first number is random. */

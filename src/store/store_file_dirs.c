@@ -19,19 +19,17 @@ struct file_dirs {
         struct lock lock;       /* guards everything below */
         struct known_dir known[FILE_DIRS_KEPT]; /* the oldest is replaced */
         size_t next;
-        bool has_device;
-        uint64_t device;            /* of the root, when it last existed */
-        atomic_bool *is_mount;      /* it was on another file system than its parent */
+        atomic_uint *mount_length;
 };
 
-struct file_dirs *file_dirs_new(atomic_bool *is_mount)
+struct file_dirs *file_dirs_new(atomic_uint *mount_length)
 {
         struct file_dirs *dirs = calloc(1, sizeof *dirs);
 
         if (!dirs)
                 return NULL;
         lock_init(&dirs->lock, LOCK_STORE_DIRS);
-        dirs->is_mount = is_mount;
+        dirs->mount_length = mount_length;
         return dirs;
 }
 
@@ -88,90 +86,74 @@ static void remember(struct file_dirs *dirs, const char *path, const struct os_s
         dirs->next = (dirs->next + 1) % FILE_DIRS_KEPT;
 }
 
-/* The device of the nearest directory that exists, at or above `path`. */
-static int nearest_device(const char *path, uint64_t *ret_device, bool *ret_is_itself)
+/* Finds the mount point on which `root` lies: the path up to the nearest directory, at or above it, that is on another file system than the
+ * directory above. *ret_length: of that path; 0: there is none below "/". */
+static int find_mount(const char *root, unsigned *ret_length)
 {
-        char above[STORE_PATH_MAX];
-        struct os_stat found;
-        int result;
+        char path[STORE_PATH_MAX];
+        struct os_stat found, below;
+        size_t length = strlen(root), below_length = 0; /* of the directory below `path`; 0: it is not there */
 
-        snprintf(above, sizeof above, "%s", path);
-        *ret_is_itself = true;
-        while ((result = os->stat(above, true, &found)) == -ENOENT && above[1]) {
-                char *slash = strrchr(above, '/');
+        snprintf(path, sizeof path, "%s", root);
+        *ret_length = 0;
+        for (;;) {
+                int result = os->stat(*path ? path : "/", true, &found);
 
-                *ret_is_itself = false;
-                slash[slash == above] = 0;
+                if (result && (result != -ENOENT || !length))
+                        return result;
+                if (!result && below_length && found.device != below.device) {
+                        *ret_length = (unsigned)below_length;
+                        return 0;
+                }
+                if (!length)
+                        return 0;
+                if (!result)
+                        below = found;
+                below_length = result ? 0 : length;
+                while (length && path[--length] != '/')
+                        ;
+                path[length] = 0;
         }
-        if (!result)
-                *ret_device = found.device;
-        return result;
 }
 
-/* Fails if the root was a mount point and is now a directory of the file system below. Files written there would fill the disk below,
+/* Fails if the mount point on which the root lay is now a directory of the file system below. Files written there would fill the disk below,
  * and be hidden when the mount comes back. If another file system is mounted there, as an automounter does, that is fine. */
 static int check_mount(struct file_dirs *dirs, const char *root)
 {
-        char above[STORE_PATH_MAX + 4];
-        struct os_stat found, parent;
-        int result = os->stat(root, true, &found);
+        unsigned length;
+        int result = find_mount(root, &length);
 
-        snprintf(above, sizeof above, "%s/..", root);
-        if (result || os->stat(above, true, &parent))
-                return result == -ENOENT ? 0 : result;
-        if (atomic_load(dirs->is_mount) && found.device == parent.device)
+        if (result)
+                return result;
+        if (length < atomic_load(dirs->mount_length))
                 return -ENODEV;
-        atomic_store(dirs->is_mount, found.device != parent.device);
+        atomic_store(dirs->mount_length, length);
         return 0;
-}
-
-/* -ENODEV: the root is not there, and the directory above it is on another file system than the root was. */
-static int check_device(const struct file_dirs *dirs, const char *root, uint64_t *ret_device, bool *ret_is_there)
-{
-        int result = nearest_device(root, ret_device, ret_is_there);
-
-        return !result && !*ret_is_there && dirs->has_device && *ret_device != dirs->device ? -ENODEV : result;
 }
 
 int file_dirs_look(struct file_dirs *dirs, const char *root)
 {
         struct os_stat found;
-        uint64_t device = 0;
-        bool is_there;
         int result;
 
         lock_take(&dirs->lock);
-        result = check_device(dirs, root, &device, &is_there);
-        if (!result && is_there)
+        result = check_mount(dirs, root);
+        if (!result)
                 result = os->stat(root, true, &found);
-        if (!result && is_there && found.kind != OS_KIND_DIRECTORY)
+        if (!result && found.kind != OS_KIND_DIRECTORY)
                 result = -ENOTDIR;
-        if (!result && is_there)
-                result = check_mount(dirs, root);
-        if (!result && is_there) {
-                dirs->has_device = true;
-                dirs->device = device;
-        }
         lock_give(&dirs->lock);
-        return result;
+        return result == -ENOENT ? 0 : result;
 }
 
 /* Makes the root, unless its mount has gone: then it would be made on the file system below. A root that was removed is made again. */
 static int make_root(struct file_dirs *dirs, const char *root)
 {
-        uint64_t device = 0;
-        bool is_there;
-        int result = check_device(dirs, root, &device, &is_there);
+        int result = check_mount(dirs, root);
 
         if (!result)
                 result = os_make_dirs(root, DIRECTORY_MODE);
-        if (!result)
-                result = check_mount(dirs, root);
-        if (result)
-                return result;
-        dirs->has_device = true;
-        dirs->device = device;
-        return 0;
+        return result ? result : check_mount(dirs, root);
 }
 
 /* Syncs the entry of the root in its parent directory, which may belong to another user and be closed to us. */

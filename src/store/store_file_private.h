@@ -44,7 +44,7 @@ bool file_obstacle(const char *path, int result, char *text, size_t size);
 #define FILE_DIRS_KEPT 64
 
 struct file_dirs;
-struct file_dirs *file_dirs_new(atomic_bool *is_mount);
+struct file_dirs *file_dirs_new(atomic_uint *mount_length);
 void file_dirs_free(struct file_dirs *dirs);
 /* Makes <root>/<directory> ("": the root itself) and its missing parents, and syncs every entry on the path, once. -ENODEV: the file
  * system that held the root has gone. */

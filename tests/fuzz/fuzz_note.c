@@ -31,7 +31,7 @@ static void read_note(const void *data, size_t size)
 /* A sound record of this body at `record`; its files are said to begin at `files_at`. */
 static size_t make_record(char *record, const uint8_t *body, size_t size, uint64_t first_file, uint64_t files_at)
 {
-        const uint32_t magic = 0x544f4e4e, version = 3;
+        const uint32_t magic = 0x544f4e4e, version = 5;
         uint64_t whole = HEAD_BYTES + size + 8, crc;
 
         memcpy(record, &magic, 4);

@@ -46,6 +46,11 @@ class Servers:
         """Returns an empty storage path in a store."""
         return f"{STORES[name].path.rsplit('/', 1)[0]}/{uuid.uuid4().hex[:8]}"
 
+    def process(self, name: str) -> int:
+        """Returns the process of a store's server, which its script has started first."""
+        script = self._running[name][0].pid
+        return int(Path(f"/proc/{script}/task/{script}/children").read_text().split()[0])
+
     def close(self) -> None:
         for server, _ in self._running.values():
             server.stdin.close()

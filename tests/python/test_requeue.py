@@ -1,28 +1,37 @@
-"""Random stories of a job that moves between nodes: what each node loads is what the model allows (tests/campaign/requeue.py)."""
+"""Stories of a job that moves between nodes: what each node loads is what the model allows (tests/campaign/requeue.py)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nodes import Node
 from requeue import InProcess, explain, judge, shrink, write
-from requeue_real import Real
+from requeue_real import Directories, Objects, Real, Shares, ways_here
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "integration"))
+from nfs_client import built  # noqa: E402
+from store_servers import shared  # noqa: E402
+
 LONG = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
-SHORT_STORIES, REAL_STORIES = (10_000, 300) if LONG else (600, 6)
+SHORT_STORIES = 10_000 if LONG else 400
+REAL_STORIES = {"directories": 180, "nfs": 60, "s3": 60} if LONG else {"directories": 4, "nfs": 2, "s3": 2}
+STORIES = sorted((ROOT / "tests" / "campaign" / "stories").glob("*/*"))
+
+pytestmark = pytest.mark.timeout(14400 if LONG else 300)
 
 
-@pytest.fixture(params=["file", "mem"])
+@pytest.fixture(params=["file", "mem", "late"])
 def player(request: pytest.FixtureRequest) -> Iterator[InProcess]:
-    built = [path for path in ROOT.glob("build*/tests/campaign/requeue-player") if "san" not in path.parts[-4]]
-    if not built:
+    found = [path for path in ROOT.glob("build*/tests/campaign/requeue-player") if "san" not in path.parts[-4]]
+    if not found:
         pytest.skip("requeue-player is not built: scripts/build.sh build")
-    player = InProcess(max(built, key=lambda path: path.stat().st_mtime), request.param)
+    player = InProcess(max(found, key=lambda path: path.stat().st_mtime), request.param)
     yield player
     player.close()
 
@@ -35,12 +44,48 @@ def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_short_stories(pl
             pytest.fail(f"story {seed}, of which this is left:\n{explain(shorter, player.play(shorter))}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-@pytest.mark.timeout(7200 if LONG else 300)
-def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_stories_of_real_trainers(place: Any, monkeypatch):
-    player = Real(place.storage, lambda name: Node(place, name, monkeypatch))
-    for seed in range(REAL_STORIES):
-        story = write(seed, length=10, faults=(-1,), is_left=False)
+@pytest.fixture
+def real(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Real]]:
+    """Makes a player of real stories, with storage of this kind."""
+    shares: list[Shares] = []
+
+    def storage_of(kind: str) -> Directories | Objects | Shares:
+        if kind == "directories":
+            if os.geteuid() != 0:
+                pytest.skip("mounting needs root")
+            return Directories(place.root)
+        if kind == "s3":
+            for name, value in shared().variables("s3").items():
+                monkeypatch.setenv(name, value)
+            return Objects(lambda: shared().new_path("s3"), shared().process("s3"))
+        program = built("nfs_fuse")
+        if program is None or not os.access("/dev/fuse", os.W_OK):
+            pytest.skip("tests/servers/nfs_fuse.c was not built, or /dev/fuse is not there")
+        shares.append(Shares(program, place.root))
+        return shares[-1]
+
+    yield lambda kind: Real(storage_of(kind), lambda name: Node(place, name, monkeypatch), place.root / "files")
+    for one in shares:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", REAL_STORIES)
+def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_stories_of_real_trainers(real, kind):
+    player, wrong = real(kind), []
+    ways = ways_here() if kind == "directories" else ["api", "manager"]
+    for seed in range(REAL_STORIES[kind]):
+        story = write(seed, length=10, faults=player.faults, is_left=False, way=ways[seed % len(ways)])
         answers = player.play(story)
-        problem = judge(story, answers, has_threads=True)
-        assert problem is None, f"story {seed}:\n{explain(story, answers, has_threads=True)}"
+        if LONG and judge(story, answers, has_threads=True):
+            story = shrink(story, lambda one: judge(one, player.play(one), has_threads=True) is not None)
+            answers = player.play(story)
+        if judge(story, answers, has_threads=True):
+            wrong.append(f"story {seed}:\n{explain(story, answers, has_threads=True)}")
+    assert not wrong, f"{len(wrong)} of {REAL_STORIES[kind]} stories\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.name)
+def test_a_story_that_once_went_wrong_goes_right(real, story):
+    commands = story.read_text().splitlines()
+    answers = real(story.parent.name).play(commands)
+    assert judge(commands, answers, has_threads=True) is None, explain(commands, answers, has_threads=True)

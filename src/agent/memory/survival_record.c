@@ -120,7 +120,7 @@ static void put_job(char **at, const struct job *job)
         put_u64(at, job->runs.has_newest ? job->runs.begun_sequence : 0);
         put_u32(at, job->settings.umask);
         put_u32(at, job->settings.group);
-        put_u8(at, job->storage.is_mount);
+        put_u32(at, job->storage.mount_length);
 }
 
 /* 0: not known. Records that say nothing of it have 0 there, too. */
@@ -355,8 +355,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         char newest_run[IPC_NAME_MAX];
         struct job *job = NULL;
         uint64_t begun;
-        uint32_t rule_count;
-        bool is_mount;
+        uint32_t rule_count, mount_length;
 
         if (!settings || !spelling) {
                 reader->wrong = no_memory;
@@ -381,7 +380,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         begun = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         settings->umask = get_u32(reader, UINT32_MAX);
         settings->group = get_u32(reader, UINT32_MAX);
-        is_mount = get_u8(reader, 1);
+        mount_length = get_u32(reader, IPC_PATH_MAX);
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
@@ -400,8 +399,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                 job->settings.awaited_rules = rule_count;
                 job->settings.rule_count = 0;
         }
-        if (job)
-                job->storage.is_mount |= is_mount;
+        if (job && !job->storage.mount_length && !strcmp(job->persist_path, settings->persist_path) && mount_length <= strlen(job->persist_path))
+                job->storage.mount_length = mount_length;
         if (job && begun)
                 ancestry_adopt(job, newest_run, begun);
 done:

@@ -83,7 +83,7 @@ struct job_storage {
         uint32_t scan_attempt;         /* failed scans since the last success */
         bool scan_due, is_scanned;     /* is_scanned: since this run began. The run before may have been on another node */
         bool was_scanned;              /* scanned by any run */
-        bool is_mount;                 /* as in struct store, for the next agent */
+        uint32_t mount_length;         /* as in struct store, for the next agent */
         struct nebula_error error;
         double error_at;
 };

@@ -44,7 +44,7 @@ static enum nebula_status open_with(struct job *job, struct vars *variables, str
 
         vars_leave(before);
         if (!status) {
-                atomic_store(&(*ret_store)->is_mount, job->storage.is_mount);
+                atomic_store(&(*ret_store)->mount_length, job->storage.mount_length);
                 store_count(*ret_store);
         }
         return status;
@@ -221,7 +221,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         }
         catalogue_lock(catalogue);
         is_first = !job->storage.was_scanned;
-        job->storage.is_mount = atomic_load(&store->is_mount);
+        job->storage.mount_length = atomic_load(&store->mount_length);
         *ret_is_over = beginning == job->runs.beginning;
         if (*ret_is_over) {
                 job->storage.is_scanned = job->storage.was_scanned = true;

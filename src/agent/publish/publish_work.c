@@ -133,6 +133,34 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         return false;
 }
 
+/* Whether `later` has carried over file `name` of the version; "": all of its files. */
+static bool carries(struct version *later, struct version *version, const char *name)
+{
+        const struct agent_file *file, *carried;
+        size_t count = 0;
+
+        for (size_t i = 0; i < version->file_count; i++) {
+                file = &version->files[i];
+                if (*name && strcmp(file->name, name))
+                        continue;
+                carried = version_file(later, file->name);
+                if (!carried || (carried->generation != file->generation && (!file->image || carried->image != file->image)))
+                        return false;
+                count++;
+        }
+        return count;
+}
+
+/* The later writing of the tag by the same run that is durable in the version's place, and has what is to be published. NULL: there is none. */
+static struct version *heir_of(struct version *version, const char *name)
+{
+        for (struct version *later = version->job->versions; later; later = later->next)
+                if (later->stored && later->generation > version->generation && !strcmp(later->tag, version->tag) && !strcmp(later->run, version->run) &&
+                    carries(later, version, name))
+                        return later;
+        return NULL;
+}
+
 static enum nebula_status refuse(const struct version *version, struct nebula_error *error)
 {
         if (version && version->life.state == NEBULA_STATE_FAILED)
@@ -192,12 +220,18 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
 static void run_one(struct catalogue *catalogue, struct job *job, struct publish *publish)
 {
         struct version *version = publish->kind == PUBLISH_REMOVAL ? NULL : catalogue_version(catalogue, publish->version_id);
+        struct version *heir = version && version->superseded ? heir_of(version, publish->name) : NULL;
         struct nebula_error error = { 0 };
         char tag[IPC_NAME_MAX] = "";
         struct os_stat there = { 0 };
         uint64_t generation = 0;
-        enum nebula_status status = refuse(version, &error);
+        enum nebula_status status;
 
+        if (heir) {
+                version = heir;
+                publish->version_id = heir->id;
+        }
+        status = refuse(version, &error);
         if (version) {
                 publish->generation = version->generation; /* persisting may have changed the generation */
                 version->pins++;

@@ -36,7 +36,7 @@ static unsigned mem_features(struct store *store)
         bool is_stale;
 
         lock_take(&volume->lock);
-        is_stale = volume->faults.stale_writes;
+        is_stale = volume->faults.stale_writes || volume->faults.lists_late;
         lock_give(&volume->lock);
         return STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS | (is_stale ? 0 : STORE_LISTS_FRESH);
 }

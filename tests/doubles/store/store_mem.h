@@ -24,9 +24,10 @@ struct mem_faults {
         uint64_t fail_at;        /* this call fails with http_status 500 and has no effect; 0: none */
         bool goes_on;            /* the later calls fail, too */
         uint64_t lose_at;        /* this write succeeds, but is answered with NEBULA_TIMEOUT; 0: none */
-        /* Lists do not show that many of the last writes, STORE_MEM_STALE_MAX at most. Set it before the first call of features, which
-         * then lacks STORE_LISTS_FRESH. */
+        /* Lists do not show that many of the last writes, STORE_MEM_STALE_MAX at most. Set it, or lists_late, before the first call of features,
+         * which then lacks STORE_LISTS_FRESH. */
         uint64_t stale_writes;
+        bool lists_late; /* lists may be stale at another time */
         size_t page_entries;     /* 0: 3 */
 };
 

@@ -233,14 +233,14 @@ static void a_fifo_in_the_place_of_a_text_is_damage_and_blocks_no_caller(void)
 }
 
 static bool is_mounted;
+static char mount_point[512];
 
-/* The root is a mount point: its device differs from its parent's. */
+/* The device of a mount point, and of all below it, differs from that of its parent. */
 static int stat_mounted(const char *path, bool follow, struct os_stat *ret_stat)
 {
         int result = os_linux.stat(path, follow, ret_stat);
-        size_t length = strlen(store->root);
 
-        if (!strncmp(path, store->root, length) && strncmp(path + length, "/..", 3) && is_mounted)
+        if (!strncmp(path, mount_point, strlen(mount_point)) && is_mounted)
                 ret_stat->device++;
         return result;
 }
@@ -252,6 +252,7 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         char path[600];
 
         open_file();
+        strcpy(mount_point, store->root);
         table.stat = stat_mounted;
         os = &table;
         is_mounted = true;
@@ -268,6 +269,36 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         /* A root that was never a mount point need not become one. */
         open_file();
         CHECK(set("a/x", "1") == NEBULA_OK && set("b/x", "2") == NEBULA_OK);
+        close_file();
+}
+
+static void a_root_below_a_mount_that_has_gone_is_neither_empty_nor_made(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+        struct store_page page = { 0 };
+        unsigned length;
+
+        open_file();
+        strcpy(mount_point, dir);
+        table.stat = stat_mounted;
+        os = &table;
+        is_mounted = true;
+        CHECK(set("a/x", "1") == NEBULA_OK);
+        length = store->mount_length;
+        CHECK(length == strlen(dir));
+        store_close(store);
+        /* The empty directory below the mount point, as the next agent sees it. */
+        run_shell("rm -r root");
+        is_mounted = false;
+        store = again_file();
+        store->mount_length = length;
+        CHECK(store->ops->list(store, "", true, NULL, &page, &error) == NEBULA_STORAGE && strstr(error.message, "is gone"));
+        CHECK(set("b/x", "2") == NEBULA_STORAGE && strstr(error.message, "is gone"));
+        run_shell("test ! -e root");
+        is_mounted = true;
+        CHECK(set("b/x", "3") == NEBULA_OK && !strcmp(get("b/x"), "3"));
+        os = real;
         close_file();
 }
 
@@ -346,5 +377,6 @@ TAP_MAIN(TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_lin
          TEST(directories_go_with_their_last_object_and_no_others), TEST(an_obstacle_is_named), TEST(many_keys_are_listed_in_pages),
          TEST(a_large_directory_is_not_read_once_per_thousand_entries),
          TEST(a_root_that_was_removed_is_made_again), TEST(a_fifo_in_the_place_of_a_text_is_damage_and_blocks_no_caller),
-         TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back), TEST(a_root_that_may_not_be_entered_is_no_empty_one),
+         TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
+         TEST(a_root_below_a_mount_that_has_gone_is_neither_empty_nor_made), TEST(a_root_that_may_not_be_entered_is_no_empty_one),
          TEST(an_object_of_another_user_is_foreign), TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out))

@@ -456,6 +456,25 @@ static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those
         end();
 }
 
+/* Storage had failed, and the second was tried first. */
+static void a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first(void)
+{
+        struct version *first, *second;
+
+        begin();
+        first = bench_version(&bench, "t", 1, 2);
+        REQUIRE(first && !ask(&bench, first, "a", at("x"), "") && !ask(&bench, first, "b", at("y"), ""));
+        second = bench_version(&bench, "t", 0, 5);
+        REQUIRE(second && !bench_persist(&bench, second));
+        catalogue_lock(&bench.catalogue);
+        version_give_way(&bench.catalogue, first, second->generation, second->sequence);
+        CHECK(first->superseded);
+        catalogue_unlock(&bench.catalogue);
+        work(&bench, 9);
+        CHECK(look_file(at("x"), (const unsigned[]){ 1, 0 }) == 'a' && access(at("y"), F_OK));
+        end();
+}
+
 static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
 {
         struct version *version;
@@ -707,6 +726,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
          TEST(a_replaced_published_file_is_not_found),
          TEST(a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced),
+         TEST(a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first),
          TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
          TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
          TEST(a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links), TEST(blocks_are_shared_where_the_file_system_can),
