@@ -362,7 +362,8 @@ class Model:
             return f"retention took {lost}, which the run has saved, and left {kept}, which it had found"
         if saved and saved[-1].tag in gone and not self.newest_is_open:
             return f"retention took {saved[-1].tag}, the newest"
-        if gone and len(tags) < self.keep:
+        is_pruned = self.has_threads and self.newest_is_open  # retention may have decided before the removal by hand
+        if gone and len(tags) < self.keep and not is_pruned:
             return f"retention left {sorted(tags)}, fewer than {self.keep}"
         for tag in gone:
             self.removed.setdefault(tag, []).append(self.storage.pop(tag))
