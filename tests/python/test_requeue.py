@@ -19,8 +19,8 @@ from nfs_client import built  # noqa: E402
 from store_servers import shared  # noqa: E402
 
 LONG = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
-SHORT_STORIES = 10_000 if LONG else 400
-REAL_STORIES = {"directories": 180, "nfs": 60, "s3": 60} if LONG else {"directories": 4, "nfs": 2, "s3": 2}
+SHORT_STORIES = 10_000 if LONG else 300
+REAL_STORIES = {"directories": 180, "nfs": 60, "s3": 60} if LONG else {"directories": 3, "nfs": 1, "s3": 1}
 STORIES = sorted((ROOT / "tests" / "campaign" / "stories").glob("*/*"))
 
 pytestmark = pytest.mark.timeout(14400 if LONG else 300)
