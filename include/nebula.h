@@ -209,8 +209,8 @@ NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int
  * Foretells a file of the next checkpoints, so that the first save finds memory as the later ones do. The agent makes images for two versions. This
  * process maps them, asks for huge pages for the ranges and starts its copying threads. All of that happens in the background; the call returns at once.
  * `pickle_size`: bytes of the pickle that will be saved with nebula_checkpoint_save_pickle; 0: nebula_checkpoint_save_bytes will save the ranges.
- * A range with data NULL foretells memory that does not exist yet. Call it once for each file, before the first save. The memory tier's budget
- * bounds the images; other saves take their room if they need it. A file that turns out larger is saved as one that was not foretold.
+ * A range with data NULL hints memory that does not exist yet. Call it once for each file, before the first save. The memory tier's budget
+ * bounds the images; other saves take their room if they need it. A file that turns out larger is saved as one that was not hinted.
  */
 NEBULA_API enum nebula_status nebula_session_prepare(nebula_session *session, size_t pickle_size, const struct nebula_range *ranges,
         size_t count, struct nebula_error *ret_error);
@@ -219,7 +219,7 @@ NEBULA_API enum nebula_status nebula_session_prepare(nebula_session *session, si
  * not make a call on this session. */
 NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
         void *argument);
-/* Sets a callback for such programs. After nebula_session_prepare, a thread of the session maps the images that the agent makes for the foretold
+/* Sets a callback for such programs. After nebula_session_prepare, a thread of the session maps the images that the agent makes for the hinted
  * files, and calls `mapped` for each: it may register the image, so that the first saves need not. A save that is lent the image waits until
  * `mapped` has returned. The rules of `unmapping` hold. */
 NEBULA_API void nebula_session_watch_spares(nebula_session *session, void (*mapped)(void *argument, void *image, uint64_t capacity_bytes),

@@ -246,7 +246,7 @@ void sink_answer_pattern(struct call *call, int status, const char *fields, uint
         }
 }
 
-static void tell_counts(struct call *call)
+static void report_counts(struct call *call)
 {
         struct rusage usage;
         char text[400];
@@ -293,7 +293,7 @@ static void serve_one(struct link *link, size_t size)
         if (*sink_field(&call, "expect", value, sizeof value))
                 give(link, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0);
         if (!strcmp(call.path, "/__counts__")) {
-                tell_counts(&call);
+                report_counts(&call);
         } else if (!strcmp(call.path, "/__latency__")) {
                 atomic_store(&latency_ms, sink_param(&call, "ms", value, sizeof value) ? (unsigned)strtoul(value, NULL, 10) : 0);
                 sink_answer(&call, 200, "", "", 0);

@@ -108,7 +108,7 @@ static double sum_pieces(struct bulk_feed *feed, const char *data, uint64_t size
         if (bulk_feed_init_pieces(feed, size))
                 die("no memory");
         for (uint64_t offset = 0; offset < size; offset += BULK_REQUEST_BYTES)
-                bulk_feed_tell_summed(feed, offset, sum_crc64(0, data + offset, BULK_REQUEST_BYTES), false);
+                bulk_feed_report_summed(feed, offset, sum_crc64(0, data + offset, BULK_REQUEST_BYTES), false);
         bulk_feed_end(feed);
         return now().cpu_s - since.cpu_s;
 }

@@ -45,7 +45,7 @@ PyObject *session_watch_images(PyObject *module, PyObject *arguments)
 }
 
 /* Called without the GIL, by any thread that makes a call on a session, or by a thread of the session. */
-static void tell_watcher(PyObject **watcher, void *image, uint64_t size)
+static void report_watcher(PyObject **watcher, void *image, uint64_t size)
 {
         PyObject *type, *value, *trace, *result;
         PyGILState_STATE state;
@@ -64,12 +64,12 @@ static void tell_watcher(PyObject **watcher, void *image, uint64_t size)
 
 static void image_mapped(void *unused, void *image, uint64_t capacity_bytes)
 {
-        tell_watcher(&mapped_watcher, image, capacity_bytes);
+        report_watcher(&mapped_watcher, image, capacity_bytes);
 }
 
 static void image_unmapping(void *unused, void *image)
 {
-        tell_watcher(&unmapping_watcher, image, 0);
+        report_watcher(&unmapping_watcher, image, 0);
 }
 
 static PyObject *wait_watcher; /* NULL: no watcher. Guarded by the GIL */

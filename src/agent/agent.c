@@ -112,7 +112,7 @@ static void *page_maker_thread(void *argument)
         return NULL;
 }
 
-static void tell_threads_to_stop(struct catalogue *catalogue)
+static void report_threads_to_stop(struct catalogue *catalogue)
 {
         catalogue_lock(catalogue);
         catalogue->stopping = true;
@@ -133,10 +133,10 @@ static enum nebula_status start_threads(struct agent *agent, struct nebula_error
         status = listener_start(&agent->catalogue, agent->listen_fd, &agent->listener, error);
         if (status == NEBULA_OK)
                 return NEBULA_OK;
-        tell_threads_to_stop(&agent->catalogue);
+        report_threads_to_stop(&agent->catalogue);
         pthread_join(agent->page_maker, NULL);
 undo_worker:
-        tell_threads_to_stop(&agent->catalogue);
+        report_threads_to_stop(&agent->catalogue);
         pthread_join(agent->worker, NULL);
 failed:
         return status ? status : error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the agent's threads");
@@ -205,7 +205,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         return NEBULA_OK;
 
 undo_replica:
-        tell_threads_to_stop(&agent->catalogue);
+        report_threads_to_stop(&agent->catalogue);
         replica_stop(&agent->catalogue);
         os->close(agent->listen_fd);
         os->unlink(place->socket);

@@ -111,7 +111,7 @@ bool cli_agent_end_other_version(const struct nebula_error *error, uint32_t *ret
 {
         struct ipc_place place;
         uint32_t pid = 0;
-        bool is_told;
+        bool is_reported;
         int fd;
 
         if (error->status != NEBULA_UNAVAILABLE || error->sys_errno != IPC_OTHER_VERSION || ipc_place_find(&place, NULL))
@@ -119,11 +119,11 @@ bool cli_agent_end_other_version(const struct nebula_error *error, uint32_t *ret
         fd = ipc_place_connect(&place);
         if (fd < 0)
                 return false;
-        is_told = !ipc_place_check_peer(fd, &place, &pid, NULL) && !os_process_end(pid);
+        is_reported = !ipc_place_check_peer(fd, &place, &pid, NULL) && !os_process_end(pid);
         os->close(fd);
-        if (is_told)
+        if (is_reported)
                 *ret_pid = pid;
-        return is_told;
+        return is_reported;
 }
 
 void cli_agent_close(struct cli_agent *agent)

@@ -29,7 +29,7 @@ struct copy {
         uint64_t copied_bytes;
         int64_t begun_ns;
         atomic_uint_fast64_t done;
-        _Atomic int64_t told_ns;
+        _Atomic int64_t reported_ns;
 };
 
 /* Of the source: a file or record is missing, or is not what the manifest names. */
@@ -42,11 +42,11 @@ static void on_progress(void *argument, uint64_t bytes)
 {
         struct copy *copy = argument;
         uint64_t done = atomic_fetch_add(&copy->done, bytes) + bytes;
-        int64_t now = os->now_ns(), told = atomic_load(&copy->told_ns);
+        int64_t now = os->now_ns(), told = atomic_load(&copy->reported_ns);
         double seconds = (double)(now - copy->begun_ns) / 1e9;
 
         progress_add(bytes);
-        if (!copy->json || now - told < LINE_NS || !atomic_compare_exchange_strong(&copy->told_ns, &told, now))
+        if (!copy->json || now - told < LINE_NS || !atomic_compare_exchange_strong(&copy->reported_ns, &told, now))
                 return;
         cli_print_json_line(json_pack("{s:s, s:I, s:I, s:f, s:f}", "event", "progress", "bytes", (json_int_t)done, "total", (json_int_t)copy->total,
                                       "bytes_per_s", (double)done / seconds, "seconds_left",
@@ -243,7 +243,7 @@ static int run(struct copy *copy, const char *const *places)
         if (!status)
                 status = look(copy, &transfer, &error);
         copy->begun_ns = os->now_ns();
-        atomic_store(&copy->told_ns, copy->begun_ns);
+        atomic_store(&copy->reported_ns, copy->begun_ns);
         for (size_t i = 0; i < copy->count && !status; i++) {
                 char what[300];
 

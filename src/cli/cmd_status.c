@@ -197,7 +197,7 @@ static json_t *status_json(const struct status *status)
         return result;
 }
 
-static void tell_newest(void *argument, const struct versions *newest, size_t read, size_t count)
+static void report_newest(void *argument, const struct versions *newest, size_t read, size_t count)
 {
         struct status status = *(struct status *)argument;
 
@@ -211,7 +211,7 @@ static void tell_newest(void *argument, const struct versions *newest, size_t re
 static int serve(const char *given_path)
 {
         struct status status;
-        const struct versions_progress progress = { tell_newest, &status };
+        const struct versions_progress progress = { report_newest, &status };
         struct manifest_scan seen = { 0 };
         bool has_seen = false;
         uint64_t sum, shown = 0; /* of the versions; 0: none were shown */

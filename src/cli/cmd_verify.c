@@ -322,7 +322,7 @@ static bool is_storage_path(struct store *store, const char *directory)
 }
 
 /* Names directories without a manifest: other commands do not show them, but their files may be the damage that the user is looking for. */
-static void tell_incomplete(struct store *store)
+static void report_incomplete(struct store *store)
 {
         struct store_list list;
         char tag[256];
@@ -355,7 +355,7 @@ static enum nebula_status append_all(const struct verify_target *target, json_t 
         manifest_scan_done(&scan);
         if (status)
                 return status;
-        tell_incomplete(target->store);
+        report_incomplete(target->store);
         if (!status && !json_array_size(versions))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint in %s", target->store->root);
         return status;

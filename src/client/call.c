@@ -131,19 +131,19 @@ static enum nebula_status call_now(struct nebula_session *session, const struct 
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error)
 {
-        session_tell_untold(session, false, NULL); /* if no agent can be reached, the call below finds that out again */
+        session_report_unsent(session, false, NULL); /* if no agent can be reached, the call below finds that out again */
         return call_now(session, call, error);
 }
 
-void session_tell_later(struct nebula_session *session, struct client_copy *copy)
+void session_report_later(struct nebula_session *session, struct client_copy *copy)
 {
         atomic_fetch_add(&copy->checkpoint->user_count, 1);
-        atomic_store(&session->untold, copy);
+        atomic_store(&session->unsent, copy);
 }
 
-void session_forget_untold(struct nebula_session *session)
+void session_forget_unsent(struct nebula_session *session)
 {
-        struct client_copy *copy = atomic_exchange(&session->untold, NULL);
+        struct client_copy *copy = atomic_exchange(&session->unsent, NULL);
 
         if (!copy)
                 return;
@@ -152,13 +152,13 @@ void session_forget_untold(struct nebula_session *session)
 }
 
 /* Saves the file in the image again, at a new agent: the image may hold the only copy, because other ranks' agents may be gone too. */
-static void tell_once_more(struct nebula_session *session)
+static void report_once_more(struct nebula_session *session)
 {
-        struct client_copy *copy = atomic_load(&session->untold);
+        struct client_copy *copy = atomic_load(&session->unsent);
         nebula_checkpoint *checkpoint = copy->checkpoint;
 
         if (!atomic_load(&checkpoint->saved_version_id) && copies_ready(session) == NEBULA_OK) {
-                atomic_store(&session->untold, NULL);
+                atomic_store(&session->unsent, NULL);
                 copies_add(session, copy); /* its thread may free it at once */
                 nebula_checkpoint_free(checkpoint); /* the list of copies holds it */
         } else {
@@ -166,9 +166,9 @@ static void tell_once_more(struct nebula_session *session)
         }
 }
 
-enum nebula_status session_tell_untold(struct nebula_session *session, bool commits, struct nebula_error *error)
+enum nebula_status session_report_unsent(struct nebula_session *session, bool commits, struct nebula_error *error)
 {
-        struct client_copy *copy = atomic_load(&session->untold);
+        struct client_copy *copy = atomic_load(&session->unsent);
         struct client_call call = { .type = IPC_CAPTURED, .size = sizeof copy->captured, .timeout_ms = CLIENT_ANSWER_MS };
         enum nebula_status status;
 
@@ -184,17 +184,17 @@ enum nebula_status session_tell_untold(struct nebula_session *session, bool comm
         else if (status != NEBULA_NOT_FOUND)
                 atomic_store(&copy->checkpoint->is_torn, true);
         else if (session->wire.agent_nonce != copy->agent_nonce && !atomic_load(&copy->checkpoint->is_given_up))
-                tell_once_more(session);
-        session_forget_untold(session);
+                report_once_more(session);
+        session_forget_unsent(session);
         return status;
 }
 
-void session_tell_all(struct nebula_session *session)
+void session_report_all(struct nebula_session *session)
 {
-        if (!atomic_load(&session->untold))
+        if (!atomic_load(&session->unsent))
                 return;
         lock_take(&session->request_lock);
-        session_tell_untold(session, false, NULL);
+        session_report_unsent(session, false, NULL);
         lock_give(&session->request_lock);
 }
 
@@ -239,7 +239,7 @@ enum nebula_status session_call_alone(struct nebula_session *session, struct cli
         return silent(status, is_broken, error);
 }
 
-enum nebula_status session_tell(struct nebula_session *session, const struct client_call *call,
+enum nebula_status session_report(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error)
 {
         enum nebula_status status;

@@ -159,7 +159,7 @@ void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct cl
 /* Tells the agent now of an open-ended checkpoint of several ranks, because the commits of other ranks wait for each
  * rank that has begun. Any other checkpoint is begun with its first request, so that the first save waits for one
  * answer and not for two. */
-static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
+static enum nebula_status report_begun(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         struct nebula_session *session = checkpoint->session;
         struct ipc_begin request = { .file_count = checkpoint->file_count };
@@ -205,7 +205,7 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         checkpoint->user_count = 1;
         status = client_text(checkpoint->tag, sizeof checkpoint->tag, tag, "the tag", ret_error);
         if (status == NEBULA_OK)
-                status = tell_begun(checkpoint, ret_error);
+                status = report_begun(checkpoint, ret_error);
         if (status != NEBULA_OK) {
                 free(checkpoint);
                 return status;
@@ -215,21 +215,21 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
 }
 
 /* Sends the commit, with the message that the last file is complete if the agent has not had it yet. The caller holds request_lock. */
-static enum nebula_status tell_committed(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
+static enum nebula_status report_committed(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         struct ipc_version request = { 0 };
         struct client_call call = {
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
         };
-        const struct client_copy *untold = atomic_load(&checkpoint->session->untold);
+        const struct client_copy *unsent = atomic_load(&checkpoint->session->unsent);
         enum nebula_status status = NEBULA_NOT_FOUND;
 
-        if (untold && untold->checkpoint == checkpoint)
-                status = session_tell_untold(checkpoint->session, true, error);
+        if (unsent && unsent->checkpoint == checkpoint)
+                status = session_report_unsent(checkpoint->session, true, error);
         if (status != NEBULA_NOT_FOUND)
                 return status;
-        if (untold && copies_commit(checkpoint->session, checkpoint))
+        if (unsent && copies_commit(checkpoint->session, checkpoint))
                 return NEBULA_OK;
         status = session_call(checkpoint->session, &call, error);
         if (status == NEBULA_OK)
@@ -263,7 +263,7 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
         if (is_later)
                 return await_copies(checkpoint, ret_error);
         copies_lock_after_commit(checkpoint->session, checkpoint->tag); /* it may be another handle's commit */
-        status = tell_committed(checkpoint, ret_error);
+        status = report_committed(checkpoint, ret_error);
         lock_give(&checkpoint->session->request_lock);
         if (status == NEBULA_OK && copies_are_under_way(checkpoint->session, checkpoint))
                 status = await_copies(checkpoint, ret_error);
@@ -289,7 +289,7 @@ enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const c
         if (length > 0)
                 memcpy(request.reason, reason, length);
         atomic_store(&checkpoint->is_given_up, true);
-        return session_tell(checkpoint->session, &call, ret_error);
+        return session_report(checkpoint->session, &call, ret_error);
 }
 
 enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum nebula_state state, int64_t timeout_ms,
@@ -305,7 +305,7 @@ enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum ne
 
         if (!checkpoint || (unsigned)state > NEBULA_STATE_FAILED)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_wait needs a checkpoint and a known state");
-        session_tell_all(checkpoint->session);
+        session_report_all(checkpoint->session);
         status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
         session_wire_done(checkpoint->session, &wire);
         return status;
@@ -357,7 +357,7 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
         if (!checkpoint || !ret_text)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_report needs a checkpoint and a place "
                                  "for the text");
-        session_tell_all(checkpoint->session); /* so that the report lists every file */
+        session_report_all(checkpoint->session); /* so that the report lists every file */
         status = copies_await(checkpoint->session, 0, -1, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(checkpoint->session, &wire, &call, ret_error);

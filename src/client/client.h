@@ -11,7 +11,7 @@
  *     find.c        handles of complete checkpoints
  *     save.c        layout, image, capture
  *     copies.c      captures that go on after save returned
- *     prepare.c     foretells files
+ *     prepare.c     hints files
  *     spares.c      maps the images that were made for them
  *     map.c         loads files
  *     watch.c       events of the background work
@@ -92,8 +92,8 @@ struct client_copy {
         const void *image;                    /* stays mapped while the copy is in the list */
         uint64_t image_id, size, agent_nonce; /* agent_nonce: of the agent that lent the image */
         uint64_t copied_size;                 /* the progress that the agent was told */
-        /* is_told: the agent knows that the file is complete. brings_commit: also that it was the last. Guarded by copies_lock. */
-        bool is_told, brings_commit;
+        /* is_reported: the agent knows that the file is complete. brings_commit: also that it was the last. Guarded by copies_lock. */
+        bool is_reported, brings_commit;
         bool is_replaced;                     /* the file is saved again; guarded by copies_lock */
         int64_t added_ns;
         enum ipc_format format;
@@ -127,7 +127,7 @@ struct client_spares {
         uint64_t image_id; /* the image that the thread works on; 0: none */
         bool has_thread;   /* it must be joined */
         bool is_running;   /* it has not decided to end */
-        bool is_foretold;  /* a file was foretold while the thread ran */
+        bool is_hinted;  /* a file was hinted while the thread ran */
         bool is_ending;
         bool closes_session; /* the thread closes the session when it ends */
 };
@@ -164,7 +164,7 @@ struct nebula_session {
         /* A file that is complete in its image and of which the agent has not been told: that goes with its commit
          * or before the next request, whichever comes first. NULL: none. Read without the lock only to see whether
          * there is one. */
-        struct client_copy *_Atomic untold;
+        struct client_copy *_Atomic unsent;
 
         struct client_copies copies;
         struct client_spares spares;
@@ -206,8 +206,8 @@ enum nebula_status client_text(char *to, size_t size, const char *value, const c
 enum nebula_status client_persist_path(char to[IPC_PATH_MAX], const char *value, struct nebula_error *error);
 
 /* start.c */
-/* Runs `nebula agent --daemon`, which returns when the agent listens. *ret_hopeless: another attempt cannot succeed. */
-enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_hopeless,
+/* Runs `nebula agent --daemon`, which returns when the agent listens. *ret_final: another attempt cannot succeed. */
+enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_final,
                                       struct nebula_error *error);
 
 /* wire.c */
@@ -253,22 +253,22 @@ int64_t client_patience_ms(int64_t timeout_ms);
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);
 /* Takes over `copy`, which was allocated by malloc and is complete. The agent is told later. Holds the checkpoint.
- * The caller holds request_lock here and in the next two; no other copy may be untold. */
-void session_tell_later(struct nebula_session *session, struct client_copy *copy);
-/* Tells the agent of the untold copy, if there is one. `commits`: also that it was the last of its checkpoint.
+ * The caller holds request_lock here and in the next two; no other copy may be unsent. */
+void session_report_later(struct nebula_session *session, struct client_copy *copy);
+/* Tells the agent of the unsent copy, if there is one. `commits`: also that it was the last of its checkpoint.
  * NEBULA_NOT_FOUND: the agent does not know the image. If a new agent has replaced the one that lent the image,
  * copies.c saves the file again there. */
-enum nebula_status session_tell_untold(struct nebula_session *session, bool commits, struct nebula_error *error);
-void session_forget_untold(struct nebula_session *session);
-/* session_tell_untold for a caller without request_lock, before it asks on another connection. */
-void session_tell_all(struct nebula_session *session);
+enum nebula_status session_report_unsent(struct nebula_session *session, bool commits, struct nebula_error *error);
+void session_forget_unsent(struct nebula_session *session);
+/* session_report_unsent for a caller without request_lock, before it asks on another connection. */
+void session_report_all(struct nebula_session *session);
 /* Sends a request on `wire`, which the caller has set to { .fd = -1 } and releases with session_wire_done. The caller holds no lock. */
 enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
                                       const struct client_call *call, struct nebula_error *error);
 /* Keeps the connection for the next session_call_alone, or closes it. Frees the last answer. */
 void session_wire_done(struct nebula_session *session, struct client_wire *wire);
 /* Locks, calls, unlocks: for requests whose answer has no payload. */
-enum nebula_status session_tell(struct nebula_session *session, const struct client_call *call,
+enum nebula_status session_report(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);
 /* Copies the answer's text; the caller frees it. */
 enum nebula_status client_take_text(const struct ipc_frame *frame, char **ret_text, struct nebula_error *error);
@@ -302,7 +302,7 @@ enum nebula_status session_make_pool(struct nebula_session *session, struct nebu
 
 /* spares.c */
 void spares_init(struct nebula_session *session); /* in the child of a fork too: drops the parent's thread */
-/* Maps the images for the files that were foretold, in the background. */
+/* Maps the images for the files that were hinted, in the background. */
 void spares_start(struct nebula_session *session);
 /* The image that is being made ready, which must stay mapped; 0: none. */
 uint64_t spares_image(struct nebula_session *session);

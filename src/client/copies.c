@@ -49,7 +49,7 @@ static enum nebula_status tell(struct nebula_session *session, struct client_wir
         return session_call_alone(session, wire, &call, error);
 }
 
-static enum nebula_status tell_abandoned(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy,
+static enum nebula_status report_abandoned(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy,
                                          const char *reason)
 {
         struct ipc_abandon request = { .image_id = copy->captured.image_id };
@@ -107,7 +107,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         if (status == NEBULA_OK)
                 status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         else
-                tell_abandoned(session, wire, copy, error->message);
+                report_abandoned(session, wire, copy, error->message);
         return status;
 }
 
@@ -118,7 +118,7 @@ static bool takes_commit(struct nebula_session *session, struct client_copy *cop
         bool takes = checkpoint->commit_is_due;
 
         for (const struct client_copy *other = session->copies.first; other; other = other->next)
-                takes = takes && (other == copy || other->checkpoint != checkpoint || other->is_told);
+                takes = takes && (other == copy || other->checkpoint != checkpoint || other->is_reported);
         if (takes)
                 checkpoint->commit_is_due = false;
         copy->brings_commit |= takes;
@@ -167,7 +167,7 @@ static void lose(struct nebula_session *session, struct client_wire *wire, const
 }
 
 /* Sends CAPTURED, and the commit if it was left to this copy. */
-static enum nebula_status tell_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
+static enum nebula_status report_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
 {
         struct ipc_version request = { 0 };
@@ -192,7 +192,7 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         else
                 lose(session, wire, copy, status, error->message);
         lock_take(&session->copies.copies_lock);
-        copy->is_told = true;
+        copy->is_reported = true;
         is_late = takes_commit(session, copy);
         lock_give(&session->copies.copies_lock);
         if (status != NEBULA_OK || !is_late)
@@ -205,7 +205,7 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
 
 /* Tells the agent how far the copy is. False: the agent does not want to know. While the program waits for copies,
  * the agent is not told, because its work would take processors and memory bandwidth from them. */
-static bool tell_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
+static bool report_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
 {
         struct ipc_copied request = { .image_id = copy->captured.image_id, .size = cow_copied(copy->capture) };
 
@@ -229,7 +229,7 @@ static enum nebula_status await_capture(struct nebula_session *session, struct c
         enum nebula_status status;
 
         while ((status = cow_wait(copy->capture, is_told_of ? COPIED_EVERY_MS : -1, error)) == NEBULA_TIMEOUT)
-                is_told_of = tell_copied(session, wire, copy);
+                is_told_of = report_copied(session, wire, copy);
         return status;
 }
 
@@ -260,10 +260,10 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         if (status == NEBULA_OK)
                 status = checkpoint_check(copy->checkpoint, error);
         if (status == NEBULA_OK)
-                return tell_captured(session, wire, copy, error);
-        lose(session, wire, copy, tell_abandoned(session, wire, copy, error->message), error->message);
+                return report_captured(session, wire, copy, error);
+        lose(session, wire, copy, report_abandoned(session, wire, copy, error->message), error->message);
         lock_take(&session->copies.copies_lock);
-        copy->is_told = true;
+        copy->is_reported = true;
         takes_commit(session, copy); /* without effect: the version has failed */
         lock_give(&session->copies.copies_lock);
         return status;
@@ -404,7 +404,7 @@ static bool are_under_way(const struct client_copies *copies, const struct nebul
 {
         const struct client_copy *copy = copies->first;
 
-        while (copy && (copy->checkpoint != checkpoint || copy->is_told))
+        while (copy && (copy->checkpoint != checkpoint || copy->is_reported))
                 copy = copy->next;
         return copy != NULL;
 }

@@ -22,7 +22,7 @@ enum nebula_status nebula_checkpoint_publish(nebula_checkpoint *checkpoint, cons
                 status = client_text(request.path, sizeof request.path, path, "the path", ret_error);
         if (status == NEBULA_OK)
                 status = client_text(request.staging, sizeof request.staging, staging, "the staging directory", ret_error);
-        return status == NEBULA_OK ? session_tell(checkpoint->session, &call, ret_error) : status;
+        return status == NEBULA_OK ? session_report(checkpoint->session, &call, ret_error) : status;
 }
 
 enum nebula_status nebula_session_unpublish(nebula_session *session, const char *path, struct nebula_error *ret_error)
@@ -36,7 +36,7 @@ enum nebula_status nebula_session_unpublish(nebula_session *session, const char 
         if (!session || !path)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_unpublish needs a session and a path");
         status = client_text(request.path, sizeof request.path, path, "the path", ret_error);
-        return status == NEBULA_OK ? session_tell(session, &call, ret_error) : status;
+        return status == NEBULA_OK ? session_report(session, &call, ret_error) : status;
 }
 
 enum nebula_status nebula_session_find_published(nebula_session *session, const char *path,

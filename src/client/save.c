@@ -165,7 +165,7 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         struct ipc_image request = { .size = plan->size, .format = plan->format };
         struct client_call call;
         uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX + 2];
-        const struct client_copy *untold;
+        const struct client_copy *unsent;
         const struct ipc_granted *granted;
         enum nebula_status status;
         size_t live_count;
@@ -190,11 +190,11 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
         live_count = granted->live_count + copies_images(session, live_ids + granted->live_count);
         live_ids[live_count++] = spares_image(session);
-        untold = atomic_load(&session->untold);
-        /* A copy is untold because no agent could be reached; this agent may not know its image, which is then the only
+        unsent = atomic_load(&session->unsent);
+        /* A copy is unsent because no agent could be reached; this agent may not know its image, which is then the only
          * source of the file. */
-        if (untold)
-                live_ids[live_count++] = untold->image_id;
+        if (unsent)
+                live_ids[live_count++] = unsent->image_id;
         capture_pool_keep(session->pool, live_ids, live_count);
         spares_await(session, granted->image_id);
         /* A new agent may give the same id again. A copy may still write to the old mapping, so wait for it before
@@ -301,7 +301,7 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
 
 /* Every byte is in the image: tells the agent. For NEBULA_FILES_ALL_RANKS this can wait for the commit, because
  * without the commit the version is never complete. */
-static enum nebula_status tell_captured(const struct plan *plan, const struct lent *lent, struct ipc_captured *captured,
+static enum nebula_status report_captured(const struct plan *plan, const struct lent *lent, struct ipc_captured *captured,
                                         struct nebula_error *error)
 {
         struct nebula_checkpoint *checkpoint = plan->checkpoint;
@@ -310,12 +310,12 @@ static enum nebula_status tell_captured(const struct plan *plan, const struct le
         };
         bool commit_follows = checkpoint->file_count == NEBULA_FILES_ALL_RANKS &&
                               !copies_are_under_way(checkpoint->session, checkpoint) &&
-                              !atomic_load(&checkpoint->session->untold); /* else an earlier one could not be told */
+                              !atomic_load(&checkpoint->session->unsent); /* else an earlier one could not be told */
         struct client_copy *copy = commit_follows ? new_copy(plan, lent, captured) : NULL;
         enum nebula_status status;
 
         if (copy) {
-                session_tell_later(checkpoint->session, copy);
+                session_report_later(checkpoint->session, copy);
                 return NEBULA_OK;
         }
         status = session_call(checkpoint->session, &call, error);
@@ -385,7 +385,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
         if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
                 return copy_later(plan, &lent, capture, is_filling, &captured, error);
-        status = tell_captured(plan, &lent, &captured, error);
+        status = report_captured(plan, &lent, &captured, error);
         if (plan->ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
         *ret_releases = status == NEBULA_OK && plan->keep;

@@ -49,7 +49,7 @@ static void after_fork_in_child(void)
                         capture_pool_free(session->pool);
                 }
                 session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
-                session->untold = NULL; /* the parent tells the agent */
+                session->unsent = NULL; /* the parent tells the agent */
                 session->pool = NULL;
                 copies_fork(session);
                 spares_init(session);
@@ -283,7 +283,7 @@ void nebula_session_close(nebula_session *session)
                 return;
         is_last = list_remove(session);
         lock_take(&session->request_lock); /* waits for a running save */
-        session_forget_untold(session); /* without its commit the file's version never becomes complete */
+        session_forget_unsent(session); /* without its commit the file's version never becomes complete */
         lock_give(&session->request_lock);
         session_free(session);
         if (is_last)
@@ -301,7 +301,7 @@ void nebula_session_leave(nebula_session *session)
                 copies_await(session, 0, -1, NULL);
                 lock_take(&session->request_lock);
         }
-        session_tell_untold(session, false, NULL);
+        session_report_unsent(session, false, NULL);
         client_wire_close(&session->wire);
         lock_take(&session->settings_lock);
         client_wire_close(&session->idle_wire);
@@ -394,7 +394,7 @@ enum nebula_status nebula_session_flush(nebula_session *session, const char *tag
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_flush needs a session");
         number = flush_begins(session);
         status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
-        session_tell_all(session);
+        session_report_all(session);
         if (status == NEBULA_OK)
                 status = copies_await(session, 0, timeout_ms, ret_error);
         if (status == NEBULA_OK)
@@ -418,7 +418,7 @@ enum nebula_status nebula_session_report(nebula_session *session, enum nebula_re
         if (!session || !ret_text || (unsigned)report > NEBULA_REPORT_PINS)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_report needs a session, a known report and "
                                  "a place for the text");
-        session_tell_all(session);
+        session_report_all(session);
         status = client_persist_path(request.persist_path, persist_path, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(session, &wire, &call, ret_error);

@@ -1,5 +1,5 @@
 /*
- * Spare images: the agent makes them for a file that nebula_session_prepare has foretold. A thread of the session maps them, makes the
+ * Spare images: the agent makes them for a file that nebula_session_prepare has hinted. A thread of the session maps them, makes the
  * mapping's pages and calls the program, which may register them with a device. The first saves then find that done.
  *
  * The thread holds no lock while it works on an image. A save that is lent this image waits for it (spares_await).
@@ -98,27 +98,27 @@ static void make_ready(struct nebula_session *session, const struct spare *spare
         lock_give(&session->spares.spares_lock);
 }
 
-/* Returns after the pause, or as soon as the session ends or another file is foretold. */
+/* Returns after the pause, or as soon as the session ends or another file is hinted. */
 static void pause_for(struct nebula_session *session, int64_t pause_ms)
 {
         struct client_spares *spares = &session->spares;
 
         lock_take(&spares->spares_lock);
-        if (!spares->is_ending && !spares->is_foretold)
+        if (!spares->is_ending && !spares->is_hinted)
                 lock_wait_for(&spares->spares_lock, &spares->moved, pause_ms);
-        spares->is_foretold = false; /* the next request asks for that file, too */
+        spares->is_hinted = false; /* the next request asks for that file, too */
         lock_give(&spares->spares_lock);
 }
 
-/* True: a file was foretold after the last request. False: the thread ends, and the session is used no more unless the thread closes it. */
+/* True: a file was hinted after the last request. False: the thread ends, and the session is used no more unless the thread closes it. */
 static bool goes_on(struct nebula_session *session, bool *ret_closes_session)
 {
         struct client_spares *spares = &session->spares;
         bool result;
 
         lock_take(&spares->spares_lock);
-        result = spares->is_foretold && !spares->is_ending;
-        spares->is_foretold = false;
+        result = spares->is_hinted && !spares->is_ending;
+        spares->is_hinted = false;
         spares->is_running = result;
         *ret_closes_session = spares->closes_session;
         if (spares->closes_session)
@@ -169,7 +169,7 @@ void spares_start(struct nebula_session *session)
         struct client_spares *spares = &session->spares;
 
         lock_take(&spares->spares_lock);
-        spares->is_foretold = spares->is_running;
+        spares->is_hinted = spares->is_running;
         if (!spares->is_running && !spares->is_ending) {
                 if (spares->has_thread)
                         pthread_join(spares->thread, NULL); /* it has ended, or is about to */

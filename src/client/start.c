@@ -85,7 +85,7 @@ static enum nebula_status find_program(const struct client_settings *settings, c
                          "this library or on the PATH: set NEBULA_AGENT_PATH to where it is installed");
 }
 
-enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_hopeless,
+enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_final,
                                       struct nebula_error *error)
 {
         char *argv[] = { (char[]){ PROGRAM }, (char[]){ "agent" }, (char[]){ "--daemon" }, NULL };
@@ -95,7 +95,7 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
         int exit_status = 0;
         int result;
 
-        *ret_hopeless = true;
+        *ret_final = true;
         if (!place)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to start the agent");
         *place = settings->place;
@@ -109,7 +109,7 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
         if (result < 0 && result != -ECHILD) /* -ECHILD: the program ignores SIGCHLD, so the exit status is lost */
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "the agent cannot be started: %.300s does not run",
                                  path);
-        *ret_hopeless = false; /* an agent that was just ending may have caused the failure */
+        *ret_final = false; /* an agent that was just ending may have caused the failure */
         if (exit_status != 0)
                 return error_set(error, NEBULA_UNAVAILABLE, 0,
                                  "the agent did not start: `%.200s agent --daemon` ended with %d, see %.160s", path,

@@ -254,7 +254,7 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
         int start_count = 0;
         enum nebula_status status;
         enum outcome outcome;
-        bool is_hopeless;
+        bool is_final;
 
         for (;;) {
                 status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
@@ -262,8 +262,8 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
                         return status;
                 if (outcome == OUTCOME_ABSENT && os->now_ns() >= start_at_ns) {
                         start_at_ns = os->now_ns() + (int64_t)START_PAUSE_MS * 1000000;
-                        start_failure.status = client_start_agent(settings, &is_hopeless, &start_failure);
-                        if (start_failure.status != NEBULA_OK && (is_hopeless || ++start_count == START_COUNT_MAX))
+                        start_failure.status = client_start_agent(settings, &is_final, &start_failure);
+                        if (start_failure.status != NEBULA_OK && (is_final || ++start_count == START_COUNT_MAX))
                                 break;
                         if (start_failure.status == NEBULA_OK)
                                 continue; /* an agent listens already */

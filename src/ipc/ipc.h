@@ -61,7 +61,7 @@ enum ipc_type {
         IPC_COPIED,     /* ipc_copied -> empty: the start of an image is final and may be written to storage; more follows */
         IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
         IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
-        IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a foretold file, which the client may map before its save */
+        IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a hinted file, which the client may map before its save */
         IPC_KEEP,       /* ipc_keep -> empty: pins a tag, takes a pin back, or removes a version from storage */
         IPC_TYPE_LAST = IPC_KEEP,
 };

@@ -194,7 +194,7 @@ void bulk_feed_done(struct bulk_feed *feed)
 }
 
 /* The caller holds feed->lock. */
-static void tell_piece(struct bulk_feed *feed, uint64_t offset, bool is_same)
+static void report_piece(struct bulk_feed *feed, uint64_t offset, bool is_same)
 {
         uint64_t chunk = offset / feed->chunk_bytes;
 
@@ -207,35 +207,35 @@ static void tell_piece(struct bulk_feed *feed, uint64_t offset, bool is_same)
         pthread_cond_broadcast(&feed->changed);
 }
 
-void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset)
+void bulk_feed_report(struct bulk_feed *feed, uint64_t offset)
 {
         lock_take(&feed->lock);
-        tell_piece(feed, offset, false);
+        report_piece(feed, offset, false);
         lock_give(&feed->lock);
 }
 
-void bulk_feed_tell_same(struct bulk_feed *feed, uint64_t offset)
+void bulk_feed_report_same(struct bulk_feed *feed, uint64_t offset)
 {
         lock_take(&feed->lock);
-        tell_piece(feed, offset, true);
+        report_piece(feed, offset, true);
         lock_give(&feed->lock);
 }
 
-void bulk_feed_tell_summed(struct bulk_feed *feed, uint64_t offset, uint64_t crc64, bool is_same)
+void bulk_feed_report_summed(struct bulk_feed *feed, uint64_t offset, uint64_t crc64, bool is_same)
 {
         lock_take(&feed->lock);
         feed->sums[offset / BULK_REQUEST_BYTES] = crc64;
         feed->has_sum[offset / BULK_REQUEST_BYTES] = 1;
-        tell_piece(feed, offset, is_same);
+        report_piece(feed, offset, is_same);
         lock_give(&feed->lock);
 }
 
-void bulk_feed_tell_all(struct bulk_feed *feed)
+void bulk_feed_report_all(struct bulk_feed *feed)
 {
         lock_take(&feed->lock);
         for (size_t i = 0; i < feed->wanted; i++)
                 while (feed->missing[i])
-                        tell_piece(feed, i * feed->chunk_bytes, false);
+                        report_piece(feed, i * feed->chunk_bytes, false);
         lock_give(&feed->lock);
 }
 
@@ -290,7 +290,7 @@ bool bulk_feed_wait(struct bulk_feed *feed)
 }
 
 /* The first chunk for the job to write that is final and not taken. The caller holds feed->lock. */
-static uint64_t next_told(struct bulk_job *job)
+static uint64_t next_reported(struct bulk_job *job)
 {
         const struct bulk_feed *feed = job->feed;
         uint64_t index = atomic_load(&job->next_chunk);
@@ -303,14 +303,14 @@ static uint64_t next_told(struct bulk_job *job)
 
 /* Takes the next chunk that became final. Returns 0; -EAGAIN: none is final yet; -ENODATA: all were taken;
  * -ECANCELED: the feed ended early. */
-static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
+static int take_reported(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
 {
         struct bulk_feed *feed = job->feed;
         uint64_t index;
         int result;
 
         lock_take(&feed->lock);
-        while ((index = next_told(job)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
+        while ((index = next_reported(job)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
                 lock_wait(&feed->lock, &feed->changed);
         if (index < feed->count) {
                 *ret_offset = feed->offsets[index];
@@ -370,7 +370,7 @@ bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64
         if (atomic_load(&job->is_stopped))
                 return false;
         if (job->feed) {
-                int result = take_told(job, may_wait, &offset);
+                int result = take_reported(job, may_wait, &offset);
 
                 if (result == -ECANCELED)
                         bulk_fail(job, job->size, result, NULL);

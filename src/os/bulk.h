@@ -57,7 +57,7 @@ struct bulk_feed {
         uint8_t *missing;  /* per chunk: pieces not told yet */
         uint8_t *differs;  /* per chunk: 1 if a piece of it is not the same in another file */
         uint64_t *sums;    /* per piece: its CRC-64 */
-        uint8_t *has_sum;  /* per piece: 1 if bulk_feed_tell_summed told it */
+        uint8_t *has_sum;  /* per piece: 1 if bulk_feed_report_summed told it */
         uint64_t *offsets; /* the final chunks, in the order in which they became final */
         size_t count, wanted;
         size_t taken;    /* how many offsets the running bulk_write has taken */
@@ -69,12 +69,12 @@ struct bulk_feed {
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
 int bulk_feed_init_pieces(struct bulk_feed *feed, uint64_t size); /* the same; each chunk is one piece */
 void bulk_feed_done(struct bulk_feed *feed);
-void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset);
-/* bulk_feed_tell, and says that another file has the same bytes at this offset: a writer may take them from there. */
-void bulk_feed_tell_same(struct bulk_feed *feed, uint64_t offset);
+void bulk_feed_report(struct bulk_feed *feed, uint64_t offset);
+/* bulk_feed_report, and says that another file has the same bytes at this offset: a writer may take them from there. */
+void bulk_feed_report_same(struct bulk_feed *feed, uint64_t offset);
 /* One of the two, with the CRC-64 of the piece, so that a writer need not compute it again. */
-void bulk_feed_tell_summed(struct bulk_feed *feed, uint64_t offset, uint64_t crc64, bool is_same);
-void bulk_feed_tell_all(struct bulk_feed *feed);
+void bulk_feed_report_summed(struct bulk_feed *feed, uint64_t offset, uint64_t crc64, bool is_same);
+void bulk_feed_report_all(struct bulk_feed *feed);
 void bulk_feed_end(struct bulk_feed *feed);
 /* True if more than `ahead` bytes are final that the running bulk_write has not taken. Waits up to PACE_MS for it to catch up first. */
 bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead);
@@ -88,7 +88,7 @@ bool bulk_feed_wait(struct bulk_feed *feed);
  */
 void bulk_feed_begin(struct bulk_feed *feed, bool in_order);
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset);
-/* Whether bulk_feed_tell_same told all pieces of a taken chunk. */
+/* Whether bulk_feed_report_same told all pieces of a taken chunk. */
 bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset);
 /* The CRC-64 of a piece of a taken chunk. False: its producer told none. */
 bool bulk_feed_sum(struct bulk_feed *feed, uint64_t offset, uint64_t *ret_crc64);

@@ -164,17 +164,17 @@ static void run(struct loading *loading, void *(*work)(void *), size_t step_coun
 {
         size_t most = !loading->store->ops->reach ? 1 : LOADS_AT_ONCE, count = 0;
         pthread_t threads[LOADS_AT_ONCE];
-        int64_t told_ns = os->now_ns();
+        int64_t reported_ns = os->now_ns();
 
         atomic_store(&loading->next, 0);
         while (count + !tells < most && count + !tells < step_count && !os_thread_start(&threads[count], work, loading, false))
                 count++;
         while (tells && count && atomic_load(&loading->done) < step_count && !atomic_load(&loading->stops)) {
                 os->sleep_ms(POLL_MS);
-                if (os->now_ns() - told_ns < TELL_MS * INT64_C(1000000))
+                if (os->now_ns() - reported_ns < TELL_MS * INT64_C(1000000))
                         continue;
                 tell(loading);
-                told_ns = os->now_ns();
+                reported_ns = os->now_ns();
         }
         if (!tells || !count)
                 work(loading);

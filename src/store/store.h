@@ -14,7 +14,7 @@
  *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) final bytes are sent while others are still
  *                being made. On return the objects are durable, and no operation sees them. An object store holds small ones in memory
  *                until they are published.
- *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_tell_same). The
+ *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_report_same). The
  *                driver takes these bytes from the source while the source has the expected mark. If that fails, it sends them. The
  *                result is a whole object of its own in both cases.
  *                An object with `resume`: the driver tells the caller a text by which a later upload of the same key, also in another

@@ -33,7 +33,7 @@ struct moving {
 static void tell(struct moving *moving, uint64_t offset, uint64_t size, uint64_t crc64)
 {
         if (moving->file->chunk_bytes == BULK_REQUEST_BYTES) {
-                bulk_feed_tell_summed(&moving->feed, offset, crc64, false);
+                bulk_feed_report_summed(&moving->feed, offset, crc64, false);
                 return;
         }
         while (size) {
@@ -41,7 +41,7 @@ static void tell(struct moving *moving, uint64_t offset, uint64_t size, uint64_t
                 uint64_t part = end - offset < size ? end - offset : size;
 
                 if (atomic_fetch_sub(&moving->missing[piece], (unsigned)part) == part)
-                        bulk_feed_tell(&moving->feed, piece * BULK_REQUEST_BYTES);
+                        bulk_feed_report(&moving->feed, piece * BULK_REQUEST_BYTES);
                 offset += part;
                 size -= part;
         }

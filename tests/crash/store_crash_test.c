@@ -220,7 +220,7 @@ static void a_file_that_shares_blocks_survives_from_its_publishing_on(void)
         snprintf(source.mark.text, sizeof source.mark.text, "%s", stamp_of("first/x").text);
         memset(data, 'a', BIG_BYTES);
         REQUIRE(!bulk_feed_init_pieces(&feed, BIG_BYTES));
-        bulk_feed_tell_same(&feed, 0);
+        bulk_feed_report_same(&feed, 0);
         bulk_feed_end(&feed);
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && written.referred == BIG_BYTES);
         begun = os_crash_position();

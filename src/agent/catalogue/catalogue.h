@@ -179,7 +179,7 @@ struct job {
         struct job_runs runs;
         struct job_persist persist;
         struct job_copies copies;
-        bool history_broken, latest_told;
+        bool history_broken, latest_reported;
         bool spare_due;
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* failed attempts since the last success */
@@ -188,7 +188,7 @@ struct job {
         int64_t left_ns;       /* since when catalogue_forget_jobs knows that the job is not needed; 0: it is needed */
         uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
 };
-#define SESSION_FORETOLD_MAX 64 /* files; images for more are made when they are saved */
+#define SESSION_HINTS_MAX 64 /* files; images for more are made when they are saved */
 
 struct session {
         struct session *next;
@@ -201,12 +201,12 @@ struct session {
         uint32_t connection_count;
         uint64_t number; /* larger for a later session */
         struct lineage_base loaded;
-        uint64_t foretold[SESSION_FORETOLD_MAX]; /* capacities of images for the files that it has foretold, until its job's next commit */
-        uint32_t foretold_count;
+        uint64_t hinted[SESSION_HINTS_MAX]; /* capacities of images for the files that it has hinted, until its job's next commit */
+        uint32_t hint_count;
         uint64_t leased; /* of a reader: the version that it found last; 0: none */
         struct keep_rule rule;
         bool has_begun;  /* has begun a version; until then it may be about to load the version that it was told of */
-        uint64_t given_way_told; /* the job's given_way_count that it was told */
+        uint64_t given_way_reported; /* the job's given_way_count that it was told */
         int64_t left_ns; /* when its last connection ended */
         double since;
 };
@@ -368,12 +368,12 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
 /* Gives back one restored image that no thread is reading. */
 bool catalogue_drop_restored(struct catalogue *catalogue);
 /* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
-void catalogue_foretell(struct catalogue *catalogue, struct session *session, uint64_t size);
-/* A finished free image for a file which this session has foretold. No process that lives has it mapped. NULL: none.
+void catalogue_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
+/* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
 struct image *catalogue_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
 /* Versions of the job tell now how much memory it needs. */
-void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *job);
+void catalogue_forget_hints(struct catalogue *catalogue, const struct job *job);
 /* Size of the next spare image to make for the job; 0: none. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job);
 /* An image that is reused and whose pages can be joined now: no thread writes to it or writes it to storage. NULL: none. */

@@ -70,8 +70,8 @@ static bool gives_back(const struct job *job)
         return job->settings.retention_count == 1;
 }
 
-/* How many versions of a foretold file get memory ahead: the second save comes before the first version may leave memory. */
-static unsigned foretold_versions(const struct job *job)
+/* How many versions of a hinted file get memory ahead: the second save comes before the first version may leave memory. */
+static unsigned hinted_versions(const struct job *job)
 {
         return gives_back(job) ? 1 : 2;
 }
@@ -103,39 +103,39 @@ static uint64_t steady_bytes(const struct catalogue *catalogue, struct job *job)
         return bytes ? bytes * steady_count(job) : 0;
 }
 
-/* Capacities that the job's sessions have foretold, each once for each of its versions, to `ret_list` if that is not NULL. */
-static size_t foretold(const struct catalogue *catalogue, const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
+/* Capacities that the job's sessions have hinted, each once for each of its versions, to `ret_list` if that is not NULL. */
+static size_t hinted(const struct catalogue *catalogue, const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
 {
         size_t count = 0;
 
         *ret_bytes = 0;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
-                for (uint32_t i = 0; session->job == job && session->connection_count && i < session->foretold_count; i++)
-                        for (unsigned k = 0; k < foretold_versions(job); k++, count++) {
-                                *ret_bytes += session->foretold[i];
+                for (uint32_t i = 0; session->job == job && session->connection_count && i < session->hint_count; i++)
+                        for (unsigned k = 0; k < hinted_versions(job); k++, count++) {
+                                *ret_bytes += session->hinted[i];
                                 if (ret_list)
-                                        ret_list[count] = session->foretold[i];
+                                        ret_list[count] = session->hinted[i];
                         }
         return count;
 }
 
-void catalogue_foretell(struct catalogue *catalogue, struct session *session, uint64_t size)
+void catalogue_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
 {
         uint64_t capacity = memory_capacity(size);
 
-        if (session->foretold_count == SESSION_FORETOLD_MAX || capacity < MEMORY_SPARE_LEAST ||
-            capacity > catalogue->memory.budget / foretold_versions(session->job))
+        if (session->hint_count == SESSION_HINTS_MAX || capacity < MEMORY_SPARE_LEAST ||
+            capacity > catalogue->memory.budget / hinted_versions(session->job))
                 return;
-        session->foretold[session->foretold_count++] = capacity;
+        session->hinted[session->hint_count++] = capacity;
         session->job->spare_due = true;
         pthread_cond_signal(&catalogue->pages);
 }
 
-void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *job)
+void catalogue_forget_hints(struct catalogue *catalogue, const struct job *job)
 {
         for (struct session *session = catalogue->sessions; session; session = session->next)
                 if (session->job == job)
-                        session->foretold_count = 0;
+                        session->hint_count = 0;
 }
 
 static void trim_free(struct catalogue *catalogue, struct job *job)
@@ -143,7 +143,7 @@ static void trim_free(struct catalogue *catalogue, struct job *job)
         struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
         uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(catalogue, job) : 0, soon;
 
-        foretold(catalogue, job, NULL, &soon);
+        hinted(catalogue, job, NULL, &soon);
         limit += soon;
 
         for (; image && bytes > limit; image = next) {
@@ -403,18 +403,18 @@ static size_t remove_taken(const struct job *job, uint64_t *wanted, size_t count
         return count;
 }
 
-/* The capacities of the spare images that the session has foretold and does not know yet. The caller frees the list. NULL: none, or no memory. */
+/* The capacities of the spare images that the session has hinted and does not know yet. The caller frees the list. NULL: none, or no memory. */
 static uint64_t *unknown_spares(const struct catalogue *catalogue, const struct session *session, size_t *ret_count)
 {
-        unsigned versions = foretold_versions(session->job);
-        size_t count = (size_t)session->foretold_count * versions;
+        unsigned versions = hinted_versions(session->job);
+        size_t count = (size_t)session->hint_count * versions;
         uint64_t *wanted = count ? malloc(count * sizeof *wanted) : NULL;
 
         *ret_count = 0;
         if (!wanted)
                 return NULL;
         for (size_t i = 0; i < count; i++)
-                wanted[i] = session->foretold[i / versions];
+                wanted[i] = session->hinted[i / versions];
         for (const struct image *image = catalogue->memory.images; image; image = image->next)
                 if (image->owner_nonce == session->nonce)
                         count = remove_one(wanted, count, image);
@@ -446,14 +446,14 @@ struct image *catalogue_spare_image(struct catalogue *catalogue, const struct se
         return image;
 }
 
-static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct job *job)
+static uint64_t hinted_lacking(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes, result = 0, *wanted;
-        size_t count = foretold(catalogue, job, NULL, &bytes);
+        size_t count = hinted(catalogue, job, NULL, &bytes);
 
         wanted = count ? malloc(count * sizeof *wanted) : NULL;
         if (wanted) {
-                foretold(catalogue, job, wanted, &bytes);
+                hinted(catalogue, job, wanted, &bytes);
                 count = remove_taken(job, wanted, count);
                 result = lacking(catalogue, job, wanted, count);
         }
@@ -464,7 +464,7 @@ static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct
 /* Spare images are made only while the job trains, and at most up to the steady number. A small image is made as soon as it is needed. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
-        uint64_t soon = foretold_lacking(catalogue, job), bytes = version_bytes(job), steady, own, need = 0;
+        uint64_t soon = hinted_lacking(catalogue, job), bytes = version_bytes(job), steady, own, need = 0;
         const struct version *newest = job->versions;
         uint64_t *wanted;
         size_t wanted_count;

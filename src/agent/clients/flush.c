@@ -94,9 +94,9 @@ static bool flush_done(struct connection *connection, const char *tag)
 static enum nebula_status given_way(struct session *session, struct nebula_error *error)
 {
         const struct job *job = session->job;
-        uint64_t count = job->runs.given_way_count - session->given_way_told;
+        uint64_t count = job->runs.given_way_count - session->given_way_reported;
 
-        session->given_way_told = job->runs.given_way_count;
+        session->given_way_reported = job->runs.given_way_count;
         for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
                 if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,

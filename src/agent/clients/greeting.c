@@ -150,7 +150,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         session->job = job;
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
-                session->given_way_told = job->runs.given_way_count;
+                session->given_way_reported = job->runs.given_way_count;
         }
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;

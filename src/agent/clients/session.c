@@ -160,7 +160,7 @@ static enum nebula_status request_prepare(struct connection *connection, const v
         const struct ipc_prepare *prepare = payload;
 
         catalogue_lock(connection->catalogue);
-        catalogue_foretell(connection->catalogue, connection->session, prepare->size);
+        catalogue_hint(connection->catalogue, connection->session, prepare->size);
         catalogue_unlock(connection->catalogue);
         return NEBULA_OK;
 }
@@ -436,7 +436,7 @@ static void answer_init(struct answer *answer, enum ipc_type type)
 }
 
 /* Call after the answer was sent. */
-static void end_as_told(struct connection *connection)
+static void end_as_reported(struct connection *connection)
 {
         const struct ipc_stop *request = connection->frame.payload;
         struct catalogue *catalogue = connection->catalogue;
@@ -488,7 +488,7 @@ static enum session_step serve_one(struct connection *connection)
         if (type == IPC_IMAGE && !status)
                 image_loan_record(connection->catalogue, answer.body.granted.version_id);
         if (type == IPC_STOP && !status)
-                end_as_told(connection);
+                end_as_reported(connection);
         return sent || connection->catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
 }
 

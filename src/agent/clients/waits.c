@@ -174,7 +174,7 @@ static void send_wait_answer(struct connection *connection)
 }
 
 /* Sends the answer. A failed send means that the connection has ended; the thread that reads it finds that too. */
-static void waiter_tell(struct waiter *waiter)
+static void waiter_report(struct waiter *waiter)
 {
         struct connection *connection = (struct connection *)waiter;
 
@@ -202,7 +202,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
         if (connection->is_waiting) {
                 look_later(connection);
                 connection->waiter.is_over = waiter_is_over;
-                connection->waiter.tell = waiter_tell;
+                connection->waiter.tell = waiter_report;
                 catalogue_await(catalogue, &connection->waiter, request->version_id, (enum nebula_state)request->state);
         }
         catalogue_unlock(catalogue);

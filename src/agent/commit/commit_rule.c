@@ -146,7 +146,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         lineage_set(version, commit_next_sequence(version->job));
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_forget_foretold(catalogue, version->job);
+        catalogue_forget_hints(catalogue, version->job);
         catalogue_retain(catalogue, version->job, version->job->settings.retention_count);
         version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
         version_signal(catalogue, version); /* there may be room now, and pages to give back */

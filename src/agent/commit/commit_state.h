@@ -56,7 +56,7 @@ struct version_nodes {
         bool is_counted;  /* `writing` includes the earlier ones in storage */
         bool spread;      /* it has ranks on other nodes: documents in storage are exchanged */
         bool leads;       /* this node decides, and writes the manifest */
-        bool to_announce, wanted_told, tell_failed;
+        bool to_announce, wanted_reported, report_failed;
         bool withdrawn;   /* its documents were removed */
         size_t announced_size;
         bool announced_more;      /* this node may have written other captured documents before the last one */

@@ -165,7 +165,7 @@ static enum nebula_status put_committed(struct store *store, const struct commit
         return status;
 }
 
-enum nebula_status world_tell_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error)
+enum nebula_status world_report_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error)
 {
         char path[ANNOUNCE_PATH_MAX];
         bool is_new;
@@ -190,7 +190,7 @@ enum nebula_status world_is_wanted(struct store *store, const struct announce_of
         return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
 }
 
-void world_tell_again(struct catalogue *catalogue, struct store *store, struct version *version)
+void world_report_again(struct catalogue *catalogue, struct store *store, struct version *version)
 {
         struct nebula_error error = { 0 };
         struct committed own;
@@ -203,7 +203,7 @@ void world_tell_again(struct catalogue *catalogue, struct store *store, struct v
         if (own.rank_count)
                 status = put_committed(store, &own, &is_new, &error);
         if (!status && own.persist)
-                status = world_tell_wanted(store, &own.of, &error);
+                status = world_report_wanted(store, &own.of, &error);
         if (status)
                 log_event(LOG_LEVEL_WARN, "%s: the agent could not check whether storage still tells other nodes to persist it: %s", own.of.tag, error.message);
         committed_done(&own);

@@ -222,7 +222,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 worker_want(version);
-                version->nodes.wanted_told = true;
+                version->nodes.wanted_reported = true;
                 job->persist.spread_start_ns = os->now_ns();
         } else if (!catalogue_session_count(catalogue, job)) {
                 worker_want(version); /* no trainer is left: the newest version becomes durable */
@@ -472,7 +472,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
                 storage_trouble(catalogue, version, &error);
         else if (found)
                 adopt(catalogue, version, &committed);
-        else if (!world_is_hopeless(catalogue, version, now))
+        else if (!world_cannot_complete(catalogue, version, now))
                 look_again(version, now);
         committed_done(&committed);
         catalogue_signal(catalogue);
@@ -484,14 +484,14 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
 
         if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
                 return world_tidy(catalogue, version, now, due);
-        if (!waits || (!open && version->persist.wanted && version->nodes.wanted_told && !world_is_given_up(version, now)))
+        if (!waits || (!open && version->persist.wanted && version->nodes.wanted_reported && !world_is_given_up(version, now)))
                 return false;
         if (!open && world_is_given_up(version, now)) {
                 log_event(LOG_LEVEL_WARN, "%s will not become durable: another node has dropped it, and a newer checkpoint is durable", version->tag);
                 version_forget_memory(catalogue, version);
                 return true;
         }
-        if (version->nodes.poll_at_ns > now && !(!open && version->persist.wanted && !version->nodes.tell_failed)) {
+        if (version->nodes.poll_at_ns > now && !(!open && version->persist.wanted && !version->nodes.report_failed)) {
                 *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
                 return false;
         }

@@ -29,7 +29,7 @@ uint64_t world_next_writing(const struct job *job, const char *tag, const char *
 bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns);
 /* Call while this node waits for others to make a version durable, without the lock. A program that removed the tag may have removed the decision
  * that the others wait for: this writes it again. */
-void world_tell_again(struct catalogue *catalogue, struct store *store, struct version *version);
+void world_report_again(struct catalogue *catalogue, struct store *store, struct version *version);
 /* Describes the commit that this node has adopted, with `persist` if it wants the version durable. It has no ranks if an earlier agent
  * adopted it. Free it with committed_done. Lock held. */
 void world_describe_committed(const struct version *version, struct committed *ret_committed);

@@ -21,7 +21,7 @@ static const struct version *newer_complete(const struct version *version)
         return NULL;
 }
 
-bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int64_t now)
+bool world_cannot_complete(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         const struct version *newer = newer_complete(version);
         int64_t patience = (int64_t)catalogue->takeover_s * SECOND_NS;
@@ -57,20 +57,20 @@ static int64_t wanted_delay(const struct version *version, int64_t now)
 }
 
 /* Whether all nodes are told that the version must become durable. Tells them if `wanted`. A decision that an earlier agent adopted is read again. */
-static enum nebula_status exchange(struct store *store, const struct announce_of *of, bool wanted, struct committed *decision, bool *ret_told,
+static enum nebula_status exchange(struct store *store, const struct announce_of *of, bool wanted, struct committed *decision, bool *ret_reported,
                                    struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
         if (!decision->rank_count)
                 status = world_read_committed(store, of, decision, error);
-        *ret_told = !status && decision->persist;
-        if (*ret_told || (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT))
+        *ret_reported = !status && decision->persist;
+        if (*ret_reported || (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT))
                 return status;
         if (!wanted)
-                return world_is_wanted(store, of, ret_told, error);
-        status = world_tell_wanted(store, of, error);
-        *ret_told = !status;
+                return world_is_wanted(store, of, ret_reported, error);
+        status = world_report_wanted(store, of, error);
+        *ret_reported = !status;
         return status;
 }
 
@@ -94,8 +94,8 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         if (!version->nodes.decided && decision.rank_count)
                 world_keep_decision(version, &decision);
         committed_done(&decision);
-        version->nodes.wanted_told = told;
-        version->nodes.tell_failed = wanted && !told;
+        version->nodes.wanted_reported = told;
+        version->nodes.report_failed = wanted && !told;
         if (told)
                 worker_want(version);
         version->nodes.poll_at_ns = now + (version->persist.wanted && !told ? WORLD_POLL_MOST_NS : version->persist.wanted ? 0 : wanted_delay(version, now));

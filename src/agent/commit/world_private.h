@@ -31,7 +31,7 @@ enum nebula_status world_write_captured(struct store *store, struct captured *ca
                                         struct nebula_error *error);
 /* *ret_count: the last writing of the tag in this run that other nodes have committed with ranks of `own`; 0: none. */
 enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, struct nebula_error *error);
-enum nebula_status world_tell_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error);
+enum nebula_status world_report_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error);
 enum nebula_status world_is_wanted(struct store *store, const struct announce_of *of, bool *ret_is_wanted, struct nebula_error *error);
 /* Decides, unless another node has: then *ret_committed is that node's decision. All agents compute the same numbers from the documents,
  * unless storage holds the tag already. */
@@ -42,7 +42,7 @@ void world_remove_captured(struct store *store, const struct captured *own, cons
 
 /* world_end.c */
 /* Whether an open version can never be whole. It has then been failed. */
-bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int64_t now);
+bool world_cannot_complete(struct catalogue *catalogue, struct version *version, int64_t now);
 /* Whether a version that is committed here has been overtaken by a newer durable one: the other nodes no longer write it. */
 bool world_is_given_up(const struct version *version, int64_t now);
 /* If one node wants a version durable, all must persist it; this exchanges the wish. Releases the lock meanwhile. */

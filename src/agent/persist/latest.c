@@ -9,11 +9,11 @@ void latest_write(struct store *store, struct job *job, const char *directory)
         struct nebula_error error = { 0 };
         enum nebula_status status = latest_put(store, directory, &error);
 
-        if (status == NEBULA_BUSY && !job->latest_told)
+        if (status == NEBULA_BUSY && !job->latest_reported)
                 log_event(LOG_LEVEL_WARN, "%s", error.message);
         else if (status && status != NEBULA_BUSY)
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
-        job->latest_told = job->latest_told || status == NEBULA_BUSY;
+        job->latest_reported = job->latest_reported || status == NEBULA_BUSY;
 }
 
 void latest_mend(struct catalogue *catalogue, struct job *job, struct store *store)

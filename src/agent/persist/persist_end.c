@@ -23,7 +23,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
 }
 
 /* A later writing of the tag that carries this file over need not write it again: its entry says so. */
-static bool tell_later(struct version *later, const struct agent_file *file)
+static bool report_later(struct version *later, const struct agent_file *file)
 {
         struct agent_file *same = file->image ? version_file(later, file->name) : NULL;
 
@@ -52,7 +52,7 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
                 if (later == version || later->generation <= version->generation || strcmp(later->tag, version->tag))
                         continue;
                 for (size_t i = 0; i < version->file_count; i++)
-                        told = tell_later(later, &version->files[i]) || told;
+                        told = report_later(later, &version->files[i]) || told;
                 if (told) {
                         survival_log_restate(later);
                         survival_log_write(catalogue, later);

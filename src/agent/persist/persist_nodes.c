@@ -45,7 +45,7 @@ static void keep_others_going(struct plan *plan)
 
         if (!is_due)
                 return;
-        world_tell_again(plan->catalogue, plan->writer.store, version);
+        world_report_again(plan->catalogue, plan->writer.store, version);
         if (plan_take_share(plan, NULL) || writer_number(&plan->writer, NULL) || persist_is_recorded(plan))
                 return;
         log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, or is about to: the node writes its share again",

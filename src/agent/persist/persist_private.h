@@ -95,7 +95,7 @@ bool plan_source_has(const struct plan_file *file, uint64_t offset, uint64_t crc
 void plan_drop_source(struct plan_file *file);
 /* Call when the files are in storage. The share of bytes that they had in common with their sources decides when the worker searches for
  * sources again. Lock held. */
-void plan_tell_common(struct job *job, const struct plan *plan);
+void plan_report_common(struct job *job, const struct plan *plan);
 
 /* The number of the try: that of an interrupted attempt, or a new one. Lock held. */
 uint32_t persist_choose_try(const struct version *version);

@@ -15,7 +15,7 @@ uint32_t persist_choose_try(const struct version *version)
 }
 
 /* The next agent learns of the upload before its first part is sent. */
-static void tell_began(void *argument, const char *key, const char *text, bool is_last)
+static void report_began(void *argument, const char *key, const char *text, bool is_last)
 {
         const struct plan *plan = argument;
         struct version *version = plan->version;
@@ -30,7 +30,7 @@ static void tell_began(void *argument, const char *key, const char *text, bool i
 
 void persist_set_resume(struct plan *plan, struct plan_file *file, const char *key)
 {
-        file->resume = (struct store_resume){ unfinished_find(&plan->version->persist.unfinished, key), tell_began, plan };
+        file->resume = (struct store_resume){ unfinished_find(&plan->version->persist.unfinished, key), report_began, plan };
 }
 
 void persist_end_try(struct plan *plan)

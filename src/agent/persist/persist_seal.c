@@ -43,9 +43,9 @@ static void seal_begin(void)
         atomic_fetch_sub(&seal_waiting, 1);
 }
 
-static void tell_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
+static void report_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
 {
-        bulk_feed_tell_summed(&file->feed, offset, crc64, plan_source_has(file, offset, crc64));
+        bulk_feed_report_summed(&file->feed, offset, crc64, plan_source_has(file, offset, crc64));
 }
 
 /* Checksums are some ten times as fast as storage. If they ran ahead of it, they would take a processor from training and gain
@@ -55,7 +55,7 @@ static void tell(void *argument, uint64_t offset, uint64_t crc64)
         struct flowing *flowing = argument;
         struct bulk_feed *feed = &flowing->file->feed;
 
-        tell_feed(flowing->file, offset, crc64);
+        report_feed(flowing->file, offset, crc64);
         while (flowing->sealing->file_count == 1 && !atomic_load(&seal_waiting) && bulk_feed_pace(feed, PACE_BYTES))
                 ;
 }
@@ -137,7 +137,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
                 }
         } else if (!status && feed) {
                 for (size_t i = 0; i < file->chunk_count; i++)
-                        tell_feed(file, i * (uint64_t)IMAGE_CHUNK_BYTES, file->chunks[i]);
+                        report_feed(file, i * (uint64_t)IMAGE_CHUNK_BYTES, file->chunks[i]);
         }
         lock_give(&seal_lock);
         return status;

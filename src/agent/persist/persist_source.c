@@ -133,7 +133,7 @@ static bool is_to_look(struct job_persist *persist)
         return false;
 }
 
-void plan_tell_common(struct job *job, const struct plan *plan)
+void plan_report_common(struct job *job, const struct plan *plan)
 {
         struct job_persist *persist = &job->persist;
         uint64_t size = 0, referred = 0;

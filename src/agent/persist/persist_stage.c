@@ -126,7 +126,7 @@ enum nebula_status persist_upload(void *argument, struct nebula_error *error)
         return status;
 }
 
-static void tell_written(const struct plan *plan)
+static void report_written(const struct plan *plan)
 {
         uint64_t size = 0, written = 0;
 
@@ -138,7 +138,7 @@ static void tell_written(const struct plan *plan)
         }
         catalogue_lock(plan->catalogue);
         plan->version->persist.written_bytes = written;
-        plan_tell_common(plan->job, plan);
+        plan_report_common(plan->job, plan);
         catalogue_unlock(plan->catalogue);
         if (written < size)
                 log_event(LOG_LEVEL_INFO, "%s: %" PRIu64 " of %" PRIu64 " MiB had to be written, storage had the rest already",
@@ -166,6 +166,6 @@ enum nebula_status persist_publish(void *argument, struct nebula_error *error)
         if (status)
                 return status;
         plan->is_published = true;
-        tell_written(plan);
+        report_written(plan);
         return NEBULA_OK;
 }

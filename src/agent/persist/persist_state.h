@@ -72,7 +72,7 @@ struct job_storage {
         size_t half_removed_count;
         size_t removals;               /* since their numbers were swept; used by the worker */
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
-        bool metric_told;              /* the log has said that no version has the metric of a rule */
+        bool metric_reported;              /* the log has said that no version has the metric of a rule */
         bool retain_due;               /* a version has become durable since the rules were applied */
         bool is_remover;               /* this agent has written the manifest of that version */
         struct asked_removal *asked;         /* removals that clients wait for */

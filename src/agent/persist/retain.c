@@ -138,7 +138,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
 }
 
 /* Notes the removal for clients that follow events. */
-static void tell_removed(struct catalogue *catalogue, struct job *job, const struct manifest *manifest, const char *rules)
+static void report_removed(struct catalogue *catalogue, struct job *job, const struct manifest *manifest, const char *rules)
 {
         struct removed *removed;
 
@@ -170,7 +170,7 @@ static enum nebula_status remove_one(struct catalogue *catalogue, struct job *jo
         }
         status = manifest_remove(store, manifest, error);
         if (!status)
-                tell_removed(catalogue, job, manifest, rules);
+                report_removed(catalogue, job, manifest, rules);
         else
                 log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error->message);
         if (!status && job->storage.metrics)

@@ -93,12 +93,12 @@ static const json_t *metrics_of(struct job *job, struct store *store, const stru
         return json_object_set_new(job->storage.metrics, manifest->tag, known) ? NULL : metrics;
 }
 
-static void tell_missing(struct job *job, const struct keep_rule *rule)
+static void report_missing(struct job *job, const struct keep_rule *rule)
 {
-        if (!job->storage.metric_told)
+        if (!job->storage.metric_reported)
                 log_event(LOG_LEVEL_WARN, "no version in %s has a value of the metric \"%s\" of keep_best, so all stay until one has", job->persist_path,
                           rule->metric);
-        job->storage.metric_told = true;
+        job->storage.metric_reported = true;
 }
 
 /* Finds the values for a rule with a metric. False: they are not known, so nothing may be removed now. */
@@ -120,7 +120,7 @@ static bool find_metrics(struct job *job, struct store *store, struct rules *rul
                 has_any = has_any || !isnan(values[i]);
         }
         if (values && !has_any)
-                tell_missing(job, &rules->of_job[index]);
+                report_missing(job, &rules->of_job[index]);
         return values;
 }
 

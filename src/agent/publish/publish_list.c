@@ -99,7 +99,7 @@ void publish_keep_list(struct catalogue *catalogue, const struct job *job)
         json_t *body, *entries;
         char *text;
         size_t size;
-        bool is_told = false;
+        bool is_reported = false;
 
         if (!catalogue->memory.directory[0])
                 return;
@@ -113,11 +113,11 @@ void publish_keep_list(struct catalogue *catalogue, const struct job *job)
                 task.id = list_id(job);
                 task.data = text;
                 task.size = size;
-                is_told = memory_files_add(&catalogue->memory, &task);
+                is_reported = memory_files_add(&catalogue->memory, &task);
         }
         json_decref(entries);
         json_decref(body);
-        if (!is_told)
+        if (!is_reported)
                 publish_lose_list(-ENOMEM);
 }
 

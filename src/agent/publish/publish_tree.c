@@ -312,7 +312,7 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         return result ? publish_fail(error, "finish", publish->path, result) : NEBULA_OK;
 }
 
-static void tell_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation)
+static void report_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation)
 {
         struct label label;
 
@@ -332,11 +332,11 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
 
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!os->stat(old, false, &stat)) {
-                tell_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier attempt got this far */
+                report_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier attempt got this far */
         } else {
                 result = os->stat(publish->path, false, &stat);
                 if (!result && stat.kind == OS_KIND_DIRECTORY) {
-                        tell_version(catalogue, job, publish->path, ret_tag, ret_generation);
+                        report_version(catalogue, job, publish->path, ret_tag, ret_generation);
                         result = os->rename(publish->path, old); /* so that no reader sees half of it */
                 } else if (!result) {
                         result = os->unlink(publish->path);

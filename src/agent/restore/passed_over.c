@@ -37,7 +37,7 @@ void passed_scan(struct passed *passed, struct store *store, const struct manife
         }
 }
 
-void passed_tell(const struct passed *passed, struct ipc_found *found)
+void passed_report(const struct passed *passed, struct ipc_found *found)
 {
         found->passed_count = 0;
         for (uint32_t i = 0; i < passed->count; i++) {

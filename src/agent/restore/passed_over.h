@@ -20,6 +20,6 @@ void passed_add(struct passed *passed, const char *tag, const char *reason);
 /* Adds the tags that the scan could not read and the directories without a manifest, unless they are known to be older than `found`. */
 void passed_scan(struct passed *passed, struct store *store, const struct manifest_scan *scan, const struct manifest *found);
 /* Gives the program those that may be newer than `found`. */
-void passed_tell(const struct passed *passed, struct ipc_found *found);
+void passed_report(const struct passed *passed, struct ipc_found *found);
 
 #endif

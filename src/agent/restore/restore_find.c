@@ -159,7 +159,7 @@ static enum nebula_status take_stored(struct catalogue *catalogue, const struct 
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", stored->manifest.tag);
         ancestry_set_compared(version);
         fill_found(version, ret_found);
-        passed_tell(&stored->passed, ret_found);
+        passed_report(&stored->passed, ret_found);
         if (job == session->job && !session->has_begun)
                 ancestry_follow(session, version->run, version->sequence);
         if (job == session->job && session->role == IPC_ROLE_TRAINER)
@@ -231,7 +231,7 @@ static void take_unseen(struct job *job, const struct session *session, const st
                           job->persist_path, why->message);
                 passed_add(&passed, PASSED_UNSEEN, why->message);
         }
-        passed_tell(&passed, ret_found);
+        passed_report(&passed, ret_found);
         if (!*wanted->tag && session->role == IPC_ROLE_TRAINER)
                 job->runs.unseen_after = memory->entry.sequence;
 }
@@ -362,7 +362,7 @@ static enum verdict judge(struct catalogue *catalogue, const struct session *ses
 static void take_memory(const struct in_memory *memory, const struct stored *stored, struct ipc_found *ret_found)
 {
         *ret_found = memory->found;
-        passed_tell(&stored->passed, ret_found);
+        passed_report(&stored->passed, ret_found);
 }
 
 /* Looks into storage, and takes the newer one of what is there and what memory has. False: look again. */

@@ -66,7 +66,7 @@ enum nebula_status azure_find_credential(struct azure_store *azure, struct nebul
         lock_give(&azure->lock);
         vars_leave(before);
         if (status)
-                object_tell_origin(&azure->object, error);
+                object_report_origin(&azure->object, error);
         return status;
 }
 

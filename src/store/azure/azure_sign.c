@@ -100,7 +100,7 @@ enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fiel
         case AZURE_PROOF_TOKEN:
                 status = object_token_sign(signing->azure->credential.identity, &signing->serial, was_refused, fields, error);
                 if (status)
-                        object_tell_origin(&signing->azure->object, error);
+                        object_report_origin(&signing->azure->object, error);
                 return status;
         default:
                 return NEBULA_OK; /* the URL holds the SAS */

@@ -30,7 +30,7 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         if (!signing->gs->s3.keys) {
                 status = object_token_sign(signing->gs->bearer, &signing->serial, was_refused, fields, error);
                 if (status)
-                        object_tell_origin(&signing->gs->s3.object, error);
+                        object_report_origin(&signing->gs->s3.object, error);
                 return status;
         }
         status = object_token_get(signing->gs->s3.keys, 0, &text, &signing->serial, error);
@@ -52,7 +52,7 @@ static enum nebula_status find_credential(struct gs_store *gs, struct nebula_err
                 status = gs_credential_find(&gs->s3.keys, &gs->bearer, gs->s3.source, error);
         lock_give(&gs->s3.lock);
         if (status)
-                object_tell_origin(&gs->s3.object, error);
+                object_report_origin(&gs->s3.object, error);
         return status;
 }
 

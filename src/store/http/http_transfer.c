@@ -141,7 +141,7 @@ static size_t take_body(char *from, size_t unit, size_t count, void *argument)
         return size;
 }
 
-static void tell_moved(struct transfer *transfer, uint64_t bytes)
+static void report_moved(struct transfer *transfer, uint64_t bytes)
 {
         if (transfer->request->moved)
                 atomic_fetch_add(transfer->request->moved, bytes - transfer->told); /* modulo 2^64 */
@@ -161,7 +161,7 @@ static bool must_end(struct transfer *transfer)
         if (put != transfer->put) {
                 transfer->put = put;
                 transfer->moved_ns = now_ns;
-                tell_moved(transfer, (uint64_t)put);
+                report_moved(transfer, (uint64_t)put);
         }
         if (!is_under_way)
                 limit_ms = request->answer_ms ? request->answer_ms : http_settings.answer_ms;
@@ -430,7 +430,7 @@ enum http_outcome http_transfer(struct http_connection *connection, const struct
         outcome = outcome_of(&transfer, code);
         if (outcome == HTTP_OUTCOME_ANSWER && !hand_out(&transfer, ret_response))
                 outcome = HTTP_OUTCOME_NO_MEMORY;
-        tell_moved(&transfer, outcome == HTTP_OUTCOME_ANSWER && transfer.is_success ? request->body_size : 0);
+        report_moved(&transfer, outcome == HTTP_OUTCOME_ANSWER && transfer.is_success ? request->body_size : 0);
         if (transfer.is_quiet)
                 strcpy(text, "no byte moved for too long");
         else if (code && !*text)

@@ -178,7 +178,7 @@ struct object_store {
 };
 
 /* object_fail.c: adds from where this process has its credentials, if that is not its own environment. */
-void object_tell_origin(const struct object_store *store, struct nebula_error *error);
+void object_report_origin(const struct object_store *store, struct nebula_error *error);
 
 /* object_call.c */
 void object_new_id(char ret_id[OBJECT_ID_SIZE]);
@@ -448,7 +448,7 @@ bool object_add_found(struct object_upload *object, uint64_t index, const struct
 /* Takes the part from those that were found, if it has the same bytes. False: the caller must send it. */
 bool object_take_found(struct object_upload *object, const struct object_range *range);
 /* Tells the caller of the upload how its objects can go on later. */
-void object_tell_began(struct store_upload *upload);
+void object_report_began(struct store_upload *upload);
 
 /* The key of a temporary object for an upload whose service cannot hide it. NULL: no memory. */
 char *object_make_place(const struct store_upload *upload, const struct object_upload *object);

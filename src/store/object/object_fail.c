@@ -54,7 +54,7 @@ const char *object_sentence(const struct http_response *response, char *text, si
         return text;
 }
 
-void object_tell_origin(const struct object_store *store, struct nebula_error *error)
+void object_report_origin(const struct object_store *store, struct nebula_error *error)
 {
         struct vars *before = vars_enter(store->vars);
         const char *origin = vars_origin();
@@ -77,7 +77,7 @@ enum nebula_status object_refused(const struct object_store *store, enum nebula_
                 error_set(error, status, 0, "cannot %s %.150s/%.150s: the answer is %d %.60s%s%s", verbs[deed], store->store.root, key,
                           response->status, code, *advice ? ": " : "", advice);
         if (response->status == 401 || response->status == 403 || response->status == 400)
-                object_tell_origin(store, error);
+                object_report_origin(store, error);
         if (error)
                 error->http_status = response->status;
         return status;

@@ -296,7 +296,7 @@ char *object_make_place(const struct store_upload *upload, const struct object_u
         return strdup(place);
 }
 
-static void tell_written(const struct store_upload *upload)
+static void report_written(const struct store_upload *upload)
 {
         for (size_t i = 0; i < upload->count; i++) {
                 struct store_written *written = upload->objects[i].ret_written;
@@ -321,7 +321,7 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
                 return status;
         status = step_all(store, upload, steps->begin, error);
         if (!status)
-                object_tell_began(upload);
+                object_report_began(upload);
         if (!status)
                 object_touch_begin(store, upload);
         if (!status)
@@ -332,7 +332,7 @@ enum nebula_status object_upload(struct store *base, const struct store_object *
                 object_abort(base, upload);
                 return status;
         }
-        tell_written(upload);
+        report_written(upload);
         *ret_upload = upload;
         return NEBULA_OK;
 }

@@ -46,7 +46,7 @@ bool object_take_found(struct object_upload *object, const struct object_range *
         return true;
 }
 
-void object_tell_began(struct store_upload *upload)
+void object_report_began(struct store_upload *upload)
 {
         size_t left = 0;
 

@@ -28,7 +28,7 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
 
         status = object_token_get(signing->s3->keys, was_refused ? signing->serial : signing->refused, &text, &signing->serial, error);
         if (status) {
-                object_tell_origin(&signing->s3->object, error);
+                object_report_origin(&signing->s3->object, error);
                 return status;
         }
         size = strlen(text);
@@ -139,7 +139,7 @@ static enum nebula_status find_keys(struct s3_store *s3, char ret_region[S3_REGI
         }
         if (!s3->keys) {
                 status = error ? error->status : NEBULA_UNAVAILABLE;
-                object_tell_origin(&s3->object, error);
+                object_report_origin(&s3->object, error);
         }
         memcpy(ret_region, s3->region, S3_REGION_MAX);
         lock_give(&s3->lock);

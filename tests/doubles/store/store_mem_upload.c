@@ -47,7 +47,7 @@ static uint64_t fill(struct store *store, const struct store_object *object, cha
         return referred;
 }
 
-static void tell_written(struct store *store, const struct store_object *object, struct mem_object *uploaded, uint64_t referred)
+static void report_written(struct store *store, const struct store_object *object, struct mem_object *uploaded, uint64_t referred)
 {
         struct mem_volume *volume = mem_volume_of(store);
 
@@ -74,7 +74,7 @@ static enum nebula_status upload_one(struct store *store, const struct store_obj
         *uploaded = (struct mem_object){ .key = strdup(object->key), .data = malloc(object->size + 1), .size = object->size };
         if (!uploaded->key || !uploaded->data)
                 return mem_no_memory(store, error);
-        tell_written(store, object, uploaded, fill(store, object, uploaded->data));
+        report_written(store, object, uploaded, fill(store, object, uploaded->data));
         return NEBULA_OK;
 }
 

@@ -1049,7 +1049,7 @@ static bool is_anonymous(const unsigned char *data)
 }
 
 /* Whether this kernel reports which pages belong to a file, and where a mapping ends. */
-static bool can_tell_pages(void)
+static bool can_report_pages(void)
 {
         int maps_fd = os->open("/proc/self/maps", OS_READ), pagemap_fd = os->open("/proc/self/pagemap", OS_READ);
         uint64_t page = (uintptr_t)&maps_fd & ~UINT64_C(4095);
@@ -1090,7 +1090,7 @@ static void memory_of_a_file_is_protected_once_it_was_written_to(void)
         struct cow_capture *capture;
         struct cow_stats stats;
 
-        if (!can_tell_pages())
+        if (!can_report_pages())
                 return;
         own(&part, 1);
         CHECK(!is_anonymous(memory + from)); /* a copy would be anonymous memory */
@@ -1135,7 +1135,7 @@ static void memory_of_a_file_is_protected_beside_mappings_of_any_kind(void)
                 { memory + half + 21 * MIB, 4096, half + 21 * MIB },   /* small, and beside no other part */
         };
 
-        if (!can_tell_pages())
+        if (!can_report_pages())
                 return;
         memset(memory + 3 * MIB, 7, half + 17 * MIB);
         memory[half + 21 * MIB] = 7;
@@ -1177,7 +1177,7 @@ static void writes_during_a_move_of_memory_are_not_lost(void)
 {
         size_t size = 4 * MIB;
 
-        for (int round = 0; round < 40 && can_tell_pages(); round++) {
+        for (int round = 0; round < 40 && can_report_pages(); round++) {
                 unsigned char *memory = file_new(size);
                 struct capture_part part = { memory, size, 0 };
                 struct counting countings[2];
@@ -1413,7 +1413,7 @@ static void as_with_a_write_beside_what_is_moved(void)
 
 static void a_write_beside_memory_that_changes_its_place_lets_no_other_through(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_a_write_beside_what_is_moved));
+        CHECK(HAVE_TSAN || !can_report_pages() || in_child(as_with_a_write_beside_what_is_moved));
 }
 
 static atomic_bool is_slow;
@@ -1451,7 +1451,7 @@ static void as_on_a_slow_machine(void)
 
 static void memory_of_a_file_is_protected_to_its_last_page(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_on_a_slow_machine));
+        CHECK(HAVE_TSAN || !can_report_pages() || in_child(as_on_a_slow_machine));
 }
 
 static uint64_t little_memory(void)
@@ -1480,7 +1480,7 @@ static void as_with_little_memory(void)
 
 static void memory_of_a_file_moves_bit_by_bit_where_there_is_little_room(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_little_memory));
+        CHECK(HAVE_TSAN || !can_report_pages() || in_child(as_with_little_memory));
 }
 
 static int moves_to_fail = 2;
@@ -1515,7 +1515,7 @@ static void as_where_moves_find_no_memory(void)
 
 static void memory_that_is_moved_is_never_left_without_a_place(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_where_moves_find_no_memory));
+        CHECK(HAVE_TSAN || !can_report_pages() || in_child(as_where_moves_find_no_memory));
 }
 
 static uint64_t largest_unmapped;
@@ -1552,7 +1552,7 @@ static void as_a_program_that_unmaps_loaded_memory(void)
 
 static void an_unused_reservation_is_unmapped(void)
 {
-        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_a_program_that_unmaps_loaded_memory));
+        CHECK(HAVE_TSAN || !can_report_pages() || in_child(as_a_program_that_unmaps_loaded_memory));
 }
 
 static void as_on_an_old_kernel(void)

@@ -677,7 +677,7 @@ static void *end_filling_soon(void *argument)
         return NULL;
 }
 
-static void a_tag_is_not_begun_again_before_its_commit_is_told(void)
+static void a_tag_is_not_begun_again_before_its_commit_is_reported(void)
 {
         struct nebula_checkpoint *first;
         pthread_t thread;
@@ -1570,7 +1570,7 @@ static const struct tap_test tests[] = {
         TEST(a_commit_during_copies_goes_with_the_last),
         TEST(a_release_that_waits_holds_up_no_other_copy_and_no_commit),
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
-        TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
+        TEST(a_tag_is_not_begun_again_before_its_commit_is_reported),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
         TEST(a_release_may_ask_while_a_save_finds_no_room),
         TEST(a_release_is_told_that_it_cannot_wait_for_later_copies),

@@ -230,7 +230,7 @@ struct told {
         size_t count, bad_sums;
 };
 
-static void copy_told(void *argument, uint64_t offset, uint64_t crc64)
+static void copy_reported(void *argument, uint64_t offset, uint64_t crc64)
 {
         struct told *told = argument;
         uint64_t left = told->size - offset;
@@ -250,7 +250,7 @@ static void every_chunk_is_told_once_and_final(void)
 
         for (size_t c = 0; c < sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
                 struct told told = { .chunk_bytes = chunk_sizes[c] };
-                struct image_flow flow = { .ready = copy_told, .argument = &told };
+                struct image_flow flow = { .ready = copy_reported, .argument = &told };
                 struct zip_layout layout;
                 size_t chunk_count;
                 uint64_t *chunks;

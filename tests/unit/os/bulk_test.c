@@ -296,7 +296,7 @@ static void a_large_read_into_new_memory_is_checked_before_it_is_there(void)
         end();
 }
 
-static void a_failed_write_is_told(void)
+static void a_failed_write_is_reported(void)
 {
         int fd;
 
@@ -323,12 +323,12 @@ static void make_piece(struct telling *telling, uint64_t piece)
         uint64_t offset = piece * BULK_REQUEST_BYTES, left = telling->size - offset;
 
         memcpy(telling->to + offset, telling->from + offset, left < BULK_REQUEST_BYTES ? left : BULK_REQUEST_BYTES);
-        bulk_feed_tell(&telling->feed, offset);
+        bulk_feed_report(&telling->feed, offset);
         os->sleep_ms(2);
 }
 
 /* Makes the bytes as it tells them: back to front, of each four pieces the second one at the end. */
-static void *tell_backwards(void *argument)
+static void *report_backwards(void *argument)
 {
         struct telling *telling = argument;
         uint64_t count = (telling->size + BULK_REQUEST_BYTES - 1) / BULK_REQUEST_BYTES;
@@ -343,7 +343,7 @@ static void *tell_backwards(void *argument)
         return NULL;
 }
 
-static void write_told(bool is_direct, uint64_t size)
+static void write_reported(bool is_direct, uint64_t size)
 {
         struct telling telling = { .from = aligned_alloc(4096, LARGE_ROOM), .to = aligned_alloc(4096, LARGE_ROOM), .size = size };
         pthread_t thread;
@@ -355,7 +355,7 @@ static void write_told(bool is_direct, uint64_t size)
         for (uint64_t i = 0; i < size / 8; i++)
                 ((uint64_t *)(void *)(uintptr_t)telling.from)[i] = i * 0x9e3779b97f4a7c15u;
         memset(telling.to, 0, LARGE_ROOM);
-        REQUIRE(!pthread_create(&thread, NULL, tell_backwards, &telling));
+        REQUIRE(!pthread_create(&thread, NULL, report_backwards, &telling));
         CHECK(bulk_write(fd, is_direct, telling.to, size, &telling.feed) == 0);
         pthread_join(thread, NULL);
         os->close(fd);
@@ -378,9 +378,9 @@ static void bytes_are_written_when_they_are_final(void)
         begin();
         for (int engine = 0; engine < 2; engine++)
                 if (!bulk_engine_force((enum bulk_engine)engine)) {
-                        write_told(true, BYTES_MAX);
-                        write_told(false, BYTES_MAX);
-                        write_told(true, LARGE_BYTES);
+                        write_reported(true, BYTES_MAX);
+                        write_reported(false, BYTES_MAX);
+                        write_reported(true, LARGE_BYTES);
                 }
         end();
 }
@@ -396,11 +396,11 @@ static void a_feed_that_ends_early_cancels_the_write(void)
                         continue;
                 fd = open_as(false, OS_WRITE | OS_CREATE);
                 REQUIRE(fd >= 0 && !bulk_feed_init(&feed, BYTES_MAX));
-                bulk_feed_tell(&feed, BULK_REQUEST_BYTES);
+                bulk_feed_report(&feed, BULK_REQUEST_BYTES);
                 bulk_feed_end(&feed);
                 CHECK(!bulk_feed_wait(&feed));
                 CHECK(bulk_write(fd, false, data, BYTES_MAX, &feed) == -ECANCELED);
-                bulk_feed_tell_all(&feed);
+                bulk_feed_report_all(&feed);
                 CHECK(bulk_feed_wait(&feed));
                 CHECK(bulk_write(fd, false, data, BYTES_MAX, &feed) == 0);
                 bulk_feed_done(&feed);
@@ -415,9 +415,9 @@ static void a_sum_that_was_told_comes_back(void)
         uint64_t offset, sum = 0;
 
         REQUIRE(!bulk_feed_init_pieces(&feed, 3 * (uint64_t)BULK_REQUEST_BYTES));
-        bulk_feed_tell_summed(&feed, BULK_REQUEST_BYTES, 5, true);
-        bulk_feed_tell_summed(&feed, 2 * BULK_REQUEST_BYTES, 6, false);
-        bulk_feed_tell(&feed, 0);
+        bulk_feed_report_summed(&feed, BULK_REQUEST_BYTES, 5, true);
+        bulk_feed_report_summed(&feed, 2 * BULK_REQUEST_BYTES, 6, false);
+        bulk_feed_report(&feed, 0);
         bulk_feed_begin(&feed, false);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == BULK_REQUEST_BYTES && bulk_feed_is_same(&feed, offset));
         CHECK(bulk_feed_sum(&feed, offset, &sum) && sum == 5);
@@ -433,12 +433,12 @@ static void a_writer_in_order_takes_the_lowest_final_chunk(void)
         uint64_t offset;
 
         REQUIRE(!bulk_feed_init_pieces(&feed, 4 * (uint64_t)BULK_REQUEST_BYTES));
-        bulk_feed_tell(&feed, 3 * BULK_REQUEST_BYTES);
-        bulk_feed_tell(&feed, 2 * BULK_REQUEST_BYTES);
+        bulk_feed_report(&feed, 3 * BULK_REQUEST_BYTES);
+        bulk_feed_report(&feed, 2 * BULK_REQUEST_BYTES);
         bulk_feed_begin(&feed, true);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == 2 * BULK_REQUEST_BYTES);
-        bulk_feed_tell(&feed, BULK_REQUEST_BYTES);
-        bulk_feed_tell(&feed, 0);
+        bulk_feed_report(&feed, BULK_REQUEST_BYTES);
+        bulk_feed_report(&feed, 0);
         CHECK(!bulk_feed_pace(&feed, 0)); /* nobody waits for the writer */
         CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == 0);
         CHECK(!bulk_feed_take(&feed, 0, &offset) && offset == BULK_REQUEST_BYTES);
@@ -458,7 +458,7 @@ static void the_feeding_thread_is_held_back_only_while_a_write_runs(void)
 
         begin();
         REQUIRE(!bulk_feed_init(&feed, BYTES_MAX));
-        bulk_feed_tell_all(&feed);
+        bulk_feed_report_all(&feed);
         CHECK(!bulk_feed_pace(&feed, 0));
         feed.is_written = true; /* as during a write that has taken one of three */
         feed.taken = 1;
@@ -490,5 +490,5 @@ TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was),
          TEST(pinned_memory_is_written_as_it_is_then), TEST(pinned_memory_may_be_written_from_by_several_threads),
          TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
-         TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
+         TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_reported), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
          TEST(a_sum_that_was_told_comes_back), TEST(a_writer_in_order_takes_the_lowest_final_chunk), TEST(the_feeding_thread_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))

@@ -85,7 +85,7 @@ static void a_process_that_keeps_its_umask_makes_files_by_it(void)
         in_child(as_it_is);
 }
 
-static void as_told(void)
+static void as_reported(void)
 {
         umask(027);
         os_umask_take();
@@ -103,9 +103,9 @@ static void as_told(void)
         CHECK(!make_directory("e", 0777) && mode_of("e") == 0750);
 }
 
-static void each_thread_of_an_agent_makes_files_by_the_umask_that_it_is_told(void)
+static void each_thread_of_an_agent_makes_files_by_the_umask_that_it_is_reported(void)
 {
-        in_child(as_told);
+        in_child(as_reported);
 }
 
 static void below_acl(void)
@@ -169,7 +169,7 @@ static void a_process_knows_its_umask_and_group_without_changing_them(void)
         in_child(self);
 }
 
-TAP_MAIN(TEST(a_process_that_keeps_its_umask_makes_files_by_it), TEST(each_thread_of_an_agent_makes_files_by_the_umask_that_it_is_told),
+TAP_MAIN(TEST(a_process_that_keeps_its_umask_makes_files_by_it), TEST(each_thread_of_an_agent_makes_files_by_the_umask_that_it_is_reported),
          TEST(default_acls_take_the_place_of_the_umask_as_they_do_for_other_programs),
          TEST(files_have_the_group_that_the_thread_is_told_unless_their_directory_hands_down_its_own),
          TEST(a_process_knows_its_umask_and_group_without_changing_them))

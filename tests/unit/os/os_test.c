@@ -526,7 +526,7 @@ static void threads_leave_signals_to_the_program_but_those_of_their_own_faults(v
         }
 }
 
-static void *sleep_until_told(void *pipe)
+static void *sleep_until_reported(void *pipe)
 {
         char byte;
 
@@ -541,7 +541,7 @@ static void a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_anot
         int ends[2], here;
 
         REQUIRE(pipe(ends) == 0 && sched_getaffinity(0, sizeof all, &all) == 0);
-        REQUIRE(os_thread_start(&thread, sleep_until_told, &ends[0], false) == 0);
+        REQUIRE(os_thread_start(&thread, sleep_until_reported, &ends[0], false) == 0);
         here = sched_getcpu();
         CPU_ZERO(&alone);
         CPU_SET(here, &alone);

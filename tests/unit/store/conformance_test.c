@@ -272,8 +272,8 @@ static void *feed_all(void *argument)
         struct feeding *feeding = argument;
 
         for (uint64_t offset = 0; offset + BULK_REQUEST_BYTES < BIG_BYTES; offset += BULK_REQUEST_BYTES)
-                bulk_feed_tell_summed(&feeding->feed, offset, sum_crc64(0, feeding->data + offset, BULK_REQUEST_BYTES), false);
-        bulk_feed_tell_all(&feeding->feed);
+                bulk_feed_report_summed(&feeding->feed, offset, sum_crc64(0, feeding->data + offset, BULK_REQUEST_BYTES), false);
+        bulk_feed_report_all(&feeding->feed);
         bulk_feed_end(&feeding->feed);
         return NULL;
 }
@@ -294,7 +294,7 @@ static void fed(void)
         object.feed = &feed;
         CHECK(store->ops->read(store, "t/big", back, 0, BIG_BYTES, &error) == NEBULA_OK && !memcmp(data, back, BIG_BYTES));
         REQUIRE(!bulk_feed_init(&feed, BIG_BYTES));
-        bulk_feed_tell(&feed, 0);
+        bulk_feed_report(&feed, 0);
         bulk_feed_end(&feed); /* the writer gives up */
         object.key = "t/other";
         CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_STORAGE && !strcmp(get("t/other"), "-"));
@@ -308,10 +308,10 @@ EACH(an_upload_takes_bytes_while_they_are_made, fed)
 #define REFER_BYTES (5 * REFER_CHUNK + 777)
 #define REFER_CHUNK (uint64_t)BULK_REQUEST_BYTES
 
-static void tell_all_but(struct bulk_feed *feed, unsigned differing)
+static void report_all_but(struct bulk_feed *feed, unsigned differing)
 {
         for (unsigned i = 0; i < 6; i++)
-                (i == differing ? bulk_feed_tell : bulk_feed_tell_same)(feed, i * REFER_CHUNK);
+                (i == differing ? bulk_feed_report : bulk_feed_report_same)(feed, i * REFER_CHUNK);
         bulk_feed_end(feed);
 }
 
@@ -323,7 +323,7 @@ static uint64_t upload_with(const char *key, const char *data, const struct stor
         struct store_object object = { .key = key, .data = data, .size = REFER_BYTES, .feed = &feed, .source = source, .ret_written = &written };
 
         CHECK(!bulk_feed_init_pieces(&feed, REFER_BYTES));
-        tell_all_but(&feed, differing);
+        report_all_but(&feed, differing);
         upload_and_publish(&object, 1, NEBULA_OK);
         bulk_feed_done(&feed);
         if (ret_mark)

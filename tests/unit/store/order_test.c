@@ -61,7 +61,7 @@ static void a_list_has_one_order_where_comparisons_would_run_in_a_circle(void)
         CHECK(order_newest(entries, 3) == (int64_t)order[0]);
 }
 
-static void storage_keeps_all_unless_told(void)
+static void storage_keeps_all_unless_reported(void)
 {
         struct order_entry entries[] = { entry("global_step1", 1), entry("global_step2", 2), entry("global_step3", 3) };
         bool stay[3];
@@ -245,7 +245,7 @@ static void any_list_has_the_order_and_the_rules_of_the_model(void)
 
 TAP_MAIN(TEST(newest_follows_steps_then_commits), TEST(between_steps_and_names_the_later_commit_is_newest),
          TEST(a_number_in_another_tag_is_no_step_to_follow), TEST(a_list_has_one_order_where_comparisons_would_run_in_a_circle),
-         TEST(storage_keeps_all_unless_told), TEST(storage_keeps_multiples_the_newest_and_the_latest),
+         TEST(storage_keeps_all_unless_reported), TEST(storage_keeps_multiples_the_newest_and_the_latest),
          TEST(an_abandoned_version_takes_no_other_version_s_place_in_storage),
          TEST(the_best_stay_and_a_metric_that_none_has_removes_nothing), TEST(what_one_of_two_rules_names_stays),
          TEST(any_list_has_the_order_and_the_rules_of_the_model))

@@ -387,13 +387,13 @@ static enum nebula_status reach_nothing(struct store *from, struct store_reach *
         return error_set(ret_error, NEBULA_UNAVAILABLE, 0, "no service");
 }
 
-/* The calls of take_told, which a scan makes while it reads. */
+/* The calls of take_reported, which a scan makes while it reads. */
 static struct {
         size_t calls, read, count, first;
         bool newest_first;
 } told;
 
-static void take_told(void *argument, const struct manifest_scan *newest, size_t read, size_t count)
+static void take_reported(void *argument, const struct manifest_scan *newest, size_t read, size_t count)
 {
         (void)argument;
         if (!told.calls++)
@@ -405,7 +405,7 @@ static void take_told(void *argument, const struct manifest_scan *newest, size_t
 
 static void a_scan_that_takes_long_tells_the_newest_versions_first(void)
 {
-        static const struct manifest_scan_options options = { .tell = take_told };
+        static const struct manifest_scan_options options = { .tell = take_reported };
         struct manifest_scan scan = { 0 };
         struct store_ops ops;
 

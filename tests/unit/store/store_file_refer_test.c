@@ -92,7 +92,7 @@ static uint64_t write_file(const char *key, const char *data, unsigned changed, 
 
         CHECK(!bulk_feed_init_pieces(&feed, SIZE));
         for (unsigned i = 0; i < CHUNKS; i++)
-                (changed >> i & 1 ? bulk_feed_tell : bulk_feed_tell_same)(&feed, i * CHUNK);
+                (changed >> i & 1 ? bulk_feed_report : bulk_feed_report_same)(&feed, i * CHUNK);
         bulk_feed_end(&feed);
         written = 0;
         CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);

@@ -442,9 +442,9 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
 
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = session = &bench.session;
-        catalogue_foretell(&bench.catalogue, session, bench.catalogue.memory.budget); /* two do not fit */
+        catalogue_hint(&bench.catalogue, session, bench.catalogue.memory.budget); /* two do not fit */
         CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0 && !bench.job->spare_due);
-        catalogue_foretell(&bench.catalogue, session, size);
+        catalogue_hint(&bench.catalogue, session, size);
         CHECK(bench.job->spare_due);
         for (int i = 0; i < 2; i++) {
                 CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == capacity);
@@ -465,8 +465,8 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         CHECK(page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
         session->connection_count = 1;
-        REQUIRE(session->foretold_count == 1 && bench_version(&bench, "step1", 1, 0));
-        CHECK(session->foretold_count == 0);
+        REQUIRE(session->hint_count == 1 && bench_version(&bench, "step1", 1, 0));
+        CHECK(session->hint_count == 0);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
         bench_done(&bench, true);
 }
@@ -482,8 +482,8 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = session = &bench.session;
         catalogue_lock(&bench.catalogue);
-        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has foretold nothing */
-        catalogue_foretell(&bench.catalogue, session, size);
+        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has hinted nothing */
+        catalogue_hint(&bench.catalogue, session, size);
         CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 2);
         catalogue_unlock(&bench.catalogue);
         REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, 2 * capacity) && make_spare(&bench, capacity) &&
@@ -525,13 +525,13 @@ static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(voi
 
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = &bench.session;
-        catalogue_foretell(&bench.catalogue, &bench.session, size);
+        catalogue_hint(&bench.catalogue, &bench.session, size);
         REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, capacity));
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "step0", NEBULA_FILES_OPEN, &bench.error);
         id = version ? version->id : 0;
         catalogue_unlock(&bench.catalogue);
-        REQUIRE(id && !bench_save_bytes(&bench, &id, "model", 1, size) && bench.session.foretold_count == 1);
+        REQUIRE(id && !bench_save_bytes(&bench, &id, "model", 1, size) && bench.session.hint_count == 1);
         CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
         bench_done(&bench, true);
@@ -551,7 +551,7 @@ static size_t open_descriptors(void)
         return count;
 }
 
-static int tell_few_descriptors(enum os_probe what, uint64_t *ret_value)
+static int report_few_descriptors(enum os_probe what, uint64_t *ret_value)
 {
         if (what != OS_PROBE_DESCRIPTORS)
                 return os_linux.probe(what, ret_value);
@@ -591,7 +591,7 @@ static void a_version_of_more_files_than_there_are_descriptors_is_saved_persiste
         snprintf(storage, sizeof storage, "%s/storage", directory);
         snprintf(memory, sizeof memory, "%s/memory", directory);
         table = os_linux;
-        table.probe = tell_few_descriptors;
+        table.probe = report_few_descriptors;
         os = &table;
         bench_init(&bench, memory, storage);
         before = open_descriptors();
@@ -622,7 +622,7 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
         struct bench bench;
 
         table = os_linux;
-        table.probe = tell_few_descriptors;
+        table.probe = report_few_descriptors;
         os = &table;
         bench_init(&bench, NULL, "");
         CHECK(!version_of_many(&bench, "large", 60));

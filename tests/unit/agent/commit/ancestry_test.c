@@ -182,7 +182,7 @@ static void a_run_replaces_what_the_one_before_had_committed_and_made_durable_la
         nodes_done();
 }
 
-static void two_jobs_on_one_path_leave_each_others_tags_alone_and_are_told(void)
+static void two_jobs_on_one_path_leave_each_others_tags_alone_and_are_reported(void)
 {
         struct test_client a, b;
 
@@ -226,7 +226,7 @@ static void *race(void *argument)
         return NULL;
 }
 
-static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_told(void)
+static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_reported(void)
 {
         struct racer racers[2] = { { .seed = 1 }, { .seed = 2 } };
         pthread_t threads[2];
@@ -313,8 +313,8 @@ TAP_MAIN(TEST(a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_lat
          TEST(a_job_that_comes_back_to_the_node_loads_what_is_durable),
          TEST(a_job_that_is_started_again_writes_the_tags_of_the_run_before_again),
          TEST(a_run_replaces_what_the_one_before_had_committed_and_made_durable_late),
-         TEST(two_jobs_on_one_path_leave_each_others_tags_alone_and_are_told),
-         TEST(of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_told),
+         TEST(two_jobs_on_one_path_leave_each_others_tags_alone_and_are_reported),
+         TEST(of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_reported),
          TEST(retention_removes_nothing_of_another_run_that_goes_on),
          TEST(a_run_that_has_loaded_a_checkpoint_of_another_goes_on_from_it),
          TEST(each_of_several_jobs_of_one_path_writes_its_own_tags))

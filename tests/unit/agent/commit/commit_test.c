@@ -128,7 +128,7 @@ static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_r
         REQUIRE(version && newer);
         newer->stored = true;
         version_move(&bench.catalogue, newer, NEBULA_STATE_DURABLE);
-        version->nodes.spread = version->persist.recorded_here = version->persist.wanted = version->nodes.wanted_told = true;
+        version->nodes.spread = version->persist.recorded_here = version->persist.wanted = version->nodes.wanted_reported = true;
         version->nodes.waiting_since_ns = os->now_ns() - 60000000000;
         version->pins++;
         catalogue_lock(&bench.catalogue);

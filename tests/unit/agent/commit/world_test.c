@@ -203,7 +203,7 @@ static bool is_wanted(const char *tag)
 }
 
 /* A client asks for a durable version, and its agent has told the other node. That node's agent is stopped and has not read it. */
-static bool tell_who_is_stopped(struct test_client *zero, const char *tag, pid_t stopped)
+static bool report_who_is_stopped(struct test_client *zero, const char *tag, pid_t stopped)
 {
         kill(stopped, SIGSTOP);
         if (flush(zero, tag, 0) != NEBULA_TIMEOUT)
@@ -252,7 +252,7 @@ static void what_other_agents_decide_and_a_removal_of_the_decision_block_no_vers
                 struct test_agent agent, other_agent;
 
                 REQUIRE(commit_on_two_nodes(&zero, &one, &agent, &other_agent));
-                REQUIRE(tell_who_is_stopped(&zero, "t", other_agent.pid));
+                REQUIRE(report_who_is_stopped(&zero, "t", other_agent.pid));
                 disturb_decision("t", what);
                 kill(other_agent.pid, SIGCONT);
                 CHECK(!flush(&zero, "t", AT_MOST_MS) && !flush(&one, "t", AT_MOST_MS));
@@ -297,7 +297,7 @@ static void a_record_that_another_program_removes_is_written_again_and_one_of_an
 
         NEEDS_FILES("a process is stopped");
         REQUIRE(commit_on_two_nodes(&zero, &one, &agent, &other_agent));
-        REQUIRE(tell_who_is_stopped(&zero, "t", other_agent.pid) && take_record("t"));
+        REQUIRE(report_who_is_stopped(&zero, "t", other_agent.pid) && take_record("t"));
         kill(other_agent.pid, SIGCONT);
         CHECK(!flush(&zero, "t", AT_MOST_MS) && !flush(&one, "t", AT_MOST_MS));
         CHECK(!find(&zero, place.storage, "t", &found) && !load(&zero, found.version_id, "0.pt", 3, FILE_BYTES, NULL));

@@ -14,7 +14,7 @@ static char root[256], memory[300], path[400];
 static struct os_table table;
 static atomic_int waiting, is_stuck, failures_left;
 
-static int64_t write_as_told(int fd, const void *data, size_t size, uint64_t offset)
+static int64_t write_as_reported(int fd, const void *data, size_t size, uint64_t offset)
 {
         if (atomic_load(&failures_left) > 0 && atomic_fetch_sub(&failures_left, 1) > 0)
                 return -ENOSPC;
@@ -31,7 +31,7 @@ static void begin(struct bench *bench)
         snprintf(memory, sizeof memory, "%s/memory", root);
         snprintf(path, sizeof path, "%s/%016x.x", memory, ID);
         table = os_linux;
-        table.pwrite = write_as_told;
+        table.pwrite = write_as_reported;
         os = &table;
         atomic_store(&is_stuck, 0);
         atomic_store(&failures_left, 0);

@@ -474,7 +474,7 @@ static void a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_i
 
 static uint64_t free_bytes;
 
-static int tell_space(const char *path, struct os_space *ret_space)
+static int report_space(const char *path, struct os_space *ret_space)
 {
         (void)path;
         *ret_space = (struct os_space){ .total_bytes = 10u << 20, .free_bytes = free_bytes, .block_bytes = 4096 };
@@ -489,7 +489,7 @@ static void adopted_images_do_not_make_the_memory_directory_smaller(void)
         struct bench bench;
         size_t size, ends[32], count;
 
-        table.space = tell_space;
+        table.space = report_space;
         os = &table;
         free_bytes = 5 * memory_capacity(BENCH_FILE_BYTES);
         free(make_note(&bench, &size, ends, &count));

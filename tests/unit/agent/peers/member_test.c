@@ -34,7 +34,7 @@ static void end(void)
         storage_remove(storage);
 }
 
-static uint32_t tell_uid(void)
+static uint32_t report_uid(void)
 {
         return own_uid;
 }
@@ -44,7 +44,7 @@ static void become(uint32_t uid)
 {
         own_uid = uid;
         table = os_linux;
-        table.uid = tell_uid;
+        table.uid = report_uid;
         os = &table;
 }
 

@@ -50,7 +50,7 @@ static enum nebula_status take(void)
         return secret_take(store, &key, &error);
 }
 
-static uint32_t tell_uid(void)
+static uint32_t report_uid(void)
 {
         return own_uid;
 }
@@ -70,7 +70,7 @@ static void become(uint32_t uid, uint32_t server)
         own_uid = uid;
         server_uid = server;
         table = os_linux;
-        table.uid = tell_uid;
+        table.uid = report_uid;
         table.fstat = stat_by_server;
         os = &table;
 }

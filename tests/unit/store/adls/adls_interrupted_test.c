@@ -72,7 +72,7 @@ static void interrupt(struct writer *writer, unsigned count)
         *told = 0;
         REQUIRE(!bulk_feed_init_pieces(&writer->feed, SIZE) && !pthread_create(&writer->thread, NULL, write_large, writer));
         for (unsigned i = 0; i < count; i++)
-                bulk_feed_tell(&writer->feed, i * (uint64_t)PART);
+                bulk_feed_report(&writer->feed, i * (uint64_t)PART);
         while (!flushed())
                 os->sleep_ms(5);
         bulk_feed_end(&writer->feed);
@@ -89,7 +89,7 @@ static uint64_t complete(const char *former)
 
         if (!back || bulk_feed_init_pieces(&writer.feed, SIZE))
                 abort();
-        bulk_feed_tell_all(&writer.feed);
+        bulk_feed_report_all(&writer.feed);
         write_large(&writer);
         bulk_feed_done(&writer.feed);
         if (writer.status)
@@ -167,7 +167,7 @@ static void other_bytes_than_those_that_were_flushed_make_a_new_file(void)
         data[2 * PART + 7] ^= 1;
         second.former = former;
         REQUIRE(!bulk_feed_init_pieces(&second.feed, SIZE));
-        bulk_feed_tell_all(&second.feed);
+        bulk_feed_report_all(&second.feed);
         write_large(&second);
         bulk_feed_done(&second.feed);
         CHECK(second.status == NEBULA_STORAGE && store_class(&second.error) == STORE_LATER && second.written.resumed == 0);

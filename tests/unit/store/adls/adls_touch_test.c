@@ -98,10 +98,10 @@ static void a_sweep_leaves_the_file_of_an_upload_that_lasts_long(void)
         memset(data, 7, SIZE);
         REQUIRE(!bulk_feed_init_pieces(&feed, SIZE) && !pthread_create(&writer.thread, NULL, write_large, &writer));
         CHECK(sweep_later(1) == 0); /* before the first byte is final */
-        bulk_feed_tell(&feed, 0);
-        bulk_feed_tell(&feed, BULK_REQUEST_BYTES);
+        bulk_feed_report(&feed, 0);
+        bulk_feed_report(&feed, BULK_REQUEST_BYTES);
         CHECK(sweep_later(1) == 0); /* between two parts */
-        bulk_feed_tell(&feed, 2 * BULK_REQUEST_BYTES);
+        bulk_feed_report(&feed, 2 * BULK_REQUEST_BYTES);
         pthread_join(writer.thread, NULL);
         bulk_feed_done(&feed);
         REQUIRE(writer.status == NEBULA_OK);

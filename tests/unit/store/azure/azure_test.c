@@ -225,8 +225,8 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         free(data);
 }
 
-/* Uploads the data, and tells the sums of all pieces but those from `untold` on; `wrong`: changed bits of the last told one. */
-static enum nebula_status upload_summed(const char *data, uint64_t size, uint64_t untold, uint64_t wrong)
+/* Uploads the data, and tells the sums of all pieces but those from `unsent` on; `wrong`: changed bits of the last told one. */
+static enum nebula_status upload_summed(const char *data, uint64_t size, uint64_t unsent, uint64_t wrong)
 {
         struct bulk_feed feed;
         struct store_object object = { .key = "m.pt", .data = data, .size = size, .feed = &feed };
@@ -234,13 +234,13 @@ static enum nebula_status upload_summed(const char *data, uint64_t size, uint64_
         enum nebula_status status;
 
         CHECK(!bulk_feed_init_pieces(&feed, size));
-        for (uint64_t piece = 0; piece < untold; piece++) {
+        for (uint64_t piece = 0; piece < unsent; piece++) {
                 uint64_t offset = piece * BULK_REQUEST_BYTES, left = size - offset;
                 uint64_t sum = sum_crc64(0, data + offset, left < BULK_REQUEST_BYTES ? left : BULK_REQUEST_BYTES);
 
-                bulk_feed_tell_summed(&feed, offset, piece + 1 == untold ? sum ^ wrong : sum, false);
+                bulk_feed_report_summed(&feed, offset, piece + 1 == unsent ? sum ^ wrong : sum, false);
         }
-        bulk_feed_tell_all(&feed);
+        bulk_feed_report_all(&feed);
         bulk_feed_end(&feed);
         status = store->ops->upload(store, &object, 1, &upload, &error);
         store->ops->abort(store, upload);
@@ -249,7 +249,7 @@ static enum nebula_status upload_summed(const char *data, uint64_t size, uint64_
 }
 
 /* The server compares each block with its sum. */
-static void a_block_has_the_sum_that_its_producer_told(void)
+static void a_block_has_the_sum_that_its_producer_reported(void)
 {
         const uint64_t size = 3 * (uint64_t)BULK_REQUEST_BYTES + 777;
         char *data = malloc(size);
@@ -822,7 +822,7 @@ static void a_block_that_its_source_refuses_is_sent(void)
 TAP_MAIN(TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source_refuses_is_sent),
          TEST(each_operation_is_the_request_of_the_reference), TEST(a_put_whose_answer_was_lost_is_known_as_its_own),
          TEST(a_publication_whose_answer_was_lost_is_known_as_its_own), TEST(an_upload_that_came_second_gives_way),
-         TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_block_has_the_sum_that_its_producer_told), TEST(a_chunk_that_changed_on_the_way_is_read_again),
+         TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_block_has_the_sum_that_its_producer_reported), TEST(a_chunk_that_changed_on_the_way_is_read_again),
          TEST(an_object_that_is_too_short_says_how_long_it_is), TEST(ranges_of_two_contents_are_never_mixed), TEST(limits_are_kept_by_the_client),
          TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_azure_writes_it), TEST(a_copy_is_waited_for), TEST(a_copy_goes_on_with_the_new_sas_of_the_file),
          TEST(the_machines_identity_is_asked_once), TEST(a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload),

@@ -110,7 +110,7 @@ static char *make_big(void)
 static atomic_ullong moved; /* of the last request that counts it */
 
 /* Waits until the client has told all bytes. The first request then fails, the second one succeeds, and the third one is refused. */
-static void answer_when_told(struct server_call *call, void *argument)
+static void answer_when_reported(struct server_call *call, void *argument)
 {
         atomic_uint *told = argument;
 
@@ -123,7 +123,7 @@ static void answer_when_told(struct server_call *call, void *argument)
 static void the_bytes_of_a_body_are_counted_while_they_move(void)
 {
         atomic_uint told = 0;
-        struct server *server = begin(answer_when_told, &told);
+        struct server *server = begin(answer_when_reported, &told);
         struct http_settings settings = quick();
         char *big = make_big();
         struct http_request request = { .method = "PUT", .url = url, .body = big, .body_size = BIG_BYTES, .moved = &moved };

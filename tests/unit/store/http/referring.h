@@ -37,7 +37,7 @@ static inline uint64_t referring_upload(struct store *to, const char *key, const
         if (bulk_feed_init_pieces(&feed, REFERRING_BYTES))
                 return UINT64_MAX;
         for (unsigned i = 0; i < REFERRING_CHUNKS; i++)
-                (changed >> i & 1 ? bulk_feed_tell : bulk_feed_tell_same)(&feed, i * REFERRING_CHUNK);
+                (changed >> i & 1 ? bulk_feed_report : bulk_feed_report_same)(&feed, i * REFERRING_CHUNK);
         bulk_feed_end(&feed);
         status = to->ops->upload(to, &object, 1, &upload, ret_error);
         if (!status)

@@ -254,7 +254,7 @@ static void a_small_object_is_one_request(void)
         settings.small_bytes = 5;
         http_settings_set(&settings);
         REQUIRE(!bulk_feed_init_pieces(&feed, 5));
-        bulk_feed_tell(&feed, 0);
+        bulk_feed_report(&feed, 0);
         bulk_feed_end(&feed);
         REQUIRE(store->ops->upload(store, objects, 2, &upload, &error) == NEBULA_OK);
         memcpy(bytes, "later", 5); /* as the caller may from now on */
