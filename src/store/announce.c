@@ -151,6 +151,7 @@ enum nebula_status committed_format(const struct committed *committed, char **re
                 failed = json_array_append_new(ranks, json_integer(committed->ranks[i]));
         failed = failed || !line_format(&committed->line, body) || json_object_set_new(body, "persist", json_boolean(committed->persist)) ||
                  json_object_set_new(body, "nodes", json_integer((json_int_t)committed->node_count)) ||
+                 (*committed->given_up && json_object_set_new(body, "given_up", json_string(committed->given_up))) ||
                  json_object_set(body, "ranks", ranks);
         json_decref(ranks);
         return finish(body, failed, &committed->of, committed->generation, committed->sequence, ret_text, ret_size, error);
@@ -253,7 +254,11 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
         committed.persist = json_is_true(json_object_get(body, "persist"));
         committed.node_count = (size_t)document_u64(&reader, body, "nodes", DOCUMENT_WORLD_MAX);
         ranks = document_array(&reader, body, "ranks");
-        count = begin_ranks(&reader, ranks);
+        if (json_object_get(body, "given_up"))
+                document_text(&reader, body, "given_up", 0, committed.given_up, sizeof committed.given_up);
+        if (*committed.given_up && json_array_size(ranks))
+                document_wrong(&reader, "ranks", "is not empty, although the version was given up");
+        count = *committed.given_up ? 0 : begin_ranks(&reader, ranks);
         if (count && !(committed.ranks = calloc(count, sizeof *committed.ranks)))
                 no_memory(&reader, count);
         for (size_t i = 0; i < count && !reader.status; i++) {

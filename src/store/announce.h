@@ -46,6 +46,7 @@ struct committed {
         uint32_t *ranks; /* the ranks whose records make up the version, ascending */
         size_t rank_count;
         size_t node_count; /* nodes that write a record; 0: unknown */
+        char given_up[256]; /* why a rank has given the version up: then it has no ranks, and never becomes complete; "": it has not */
 };
 
 enum nebula_status captured_format(const struct captured *captured, char **ret_text, size_t *ret_size, struct nebula_error *error);

@@ -5,6 +5,7 @@
 #include "agent/commit/commit.h"
 #include "agent/memory/image_loan.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/world.h"
 #include "agent/clients/location.h"
 #include "agent/publish/publish.h"
 #include "agent/clients/report.h"
@@ -240,12 +241,14 @@ static enum nebula_status request_fail(struct connection *connection, const void
 
         catalogue_lock(connection->catalogue);
         version = session_version(connection, request->version_id, error);
-        if (!version)
+        if (!version) {
                 status = NEBULA_NOT_FOUND;
-        else if (commit_open(version))
+        } else if (commit_open(version)) {
                 version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
-        else if (version->life.state != NEBULA_STATE_FAILED)
+                world_give_up(connection->catalogue, version);
+        } else if (version->life.state != NEBULA_STATE_FAILED) {
                 status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and cannot be marked as failed", version->tag);
+        }
         catalogue_unlock(connection->catalogue);
         return status;
 }

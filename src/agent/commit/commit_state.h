@@ -57,6 +57,7 @@ struct version_nodes {
         bool spread;      /* it has ranks on other nodes: documents in storage are exchanged */
         bool leads;       /* this node decides, and writes the manifest */
         bool to_announce, wanted_reported, report_failed;
+        bool to_give_up;  /* the program has given it up: the other nodes are to learn that */
         bool withdrawn;   /* its documents were removed */
         size_t announced_size;
         bool announced_more;      /* this node may have written other captured documents before the last one */

@@ -98,7 +98,7 @@ static bool lists_any(const struct committed *committed, const struct captured *
         return false;
 }
 
-/* The later writings come last, but for the length of their numbers. */
+/* The later writings come last, but for the length of their numbers. One that was given up may be the present one, and does not count. */
 enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, struct nebula_error *error)
 {
         char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
@@ -163,6 +163,13 @@ static enum nebula_status put_committed(struct store *store, const struct commit
         status = put_once(store, committed->of.tag, path, text, size, ret_is_new, error);
         free(text);
         return status;
+}
+
+enum nebula_status world_write_given_up(struct store *store, const struct committed *given_up, struct nebula_error *error)
+{
+        bool is_new;
+
+        return put_committed(store, given_up, &is_new, error);
 }
 
 enum nebula_status world_report_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error)

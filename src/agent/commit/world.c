@@ -11,6 +11,7 @@
 #include "agent/commit/world_private.h"
 #include "agent/persist/worker.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
 
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
@@ -208,11 +209,25 @@ void world_keep_decision(struct version *version, const struct committed *commit
         nodes->decided_nodes = committed->node_count;
 }
 
+void world_give_up(struct catalogue *catalogue, struct version *version)
+{
+        if (version->life.state != NEBULA_STATE_FAILED || version->adopted || !world_is_spread(catalogue, version))
+                return;
+        version->nodes.to_give_up = version->nodes.spread = true;
+        version->nodes.poll_count = 0;
+        version->nodes.poll_at_ns = 0;
+        catalogue_signal(catalogue);
+}
+
 /* Lock held. */
 static void adopt(struct catalogue *catalogue, struct version *version, const struct committed *committed)
 {
         struct job *job = version->job;
 
+        if (commit_open(version) && *committed->given_up) {
+                version_fail(catalogue, version, NEBULA_FAILED, "%s", committed->given_up);
+                return;
+        }
         if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
         version_set_generation(version, committed->generation);
@@ -369,6 +384,33 @@ static void announce(struct catalogue *catalogue, struct version *version)
         catalogue_signal(catalogue);
 }
 
+/* Lock held; released meanwhile. */
+static void write_given_up(struct catalogue *catalogue, struct version *version)
+{
+        struct committed given_up = { .generation = version->generation };
+        struct nebula_error error = { 0 };
+        struct store *store;
+        enum nebula_status status;
+
+        world_fill_of(version, &given_up.of);
+        if (!version->nodes.announce_sequence)
+                version->nodes.announce_sequence = commit_next_sequence(version->job);
+        given_up.sequence = version->nodes.announce_sequence;
+        snprintf(given_up.given_up, sizeof given_up.given_up, "%.255s", version->error.message);
+        text_make_printable(given_up.given_up);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status)
+                status = world_write_given_up(store, &given_up, &error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        version->nodes.to_give_up = status && status != NEBULA_INVALID;
+        if (status)
+                log_event(LOG_LEVEL_WARN, "the other nodes do not learn that %s was given up: %s", version->tag, error.message);
+        look_again(version, os->now_ns());
+}
+
 /* The agent of rank 0 writes the documents that need one writer. */
 static bool has_rank_zero(const struct catalogue *catalogue, const struct version *version)
 {
@@ -482,6 +524,14 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
 {
         bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
 
+        if (version->nodes.to_give_up && version->nodes.poll_at_ns > now) {
+                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
+                return false;
+        }
+        if (version->nodes.to_give_up) {
+                write_given_up(catalogue, version);
+                return true;
+        }
         if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
                 return world_tidy(catalogue, version, now, due);
         if (!waits || (!open && version->persist.wanted && version->nodes.wanted_reported && !world_is_given_up(version, now)))

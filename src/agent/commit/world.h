@@ -23,6 +23,8 @@
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version);
 /* Call when ranks of this node have captured: the share is announced, or announced again with more ranks. */
 void world_captured(struct catalogue *catalogue, struct version *version);
+/* Call after the program has given the version up: a decision in storage tells the other nodes so, unless there is another one. */
+void world_give_up(struct catalogue *catalogue, struct version *version);
 /* The number of a new version among the writings of its tag in its run. */
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);
 /* One piece of work on the job. False when none is due; *due_ns is lowered to when the next is. Its worker only. */

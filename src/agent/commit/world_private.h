@@ -37,6 +37,8 @@ enum nebula_status world_is_wanted(struct store *store, const struct announce_of
  * unless storage holds the tag already. */
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage, const struct line *line,
                                          bool persist, struct committed *ret_committed, struct nebula_error *error);
+/* Decides that the writing was given up, unless a node has decided before. */
+enum nebula_status world_write_given_up(struct store *store, const struct committed *given_up, struct nebula_error *error);
 /* Removes the document with that path; "": all documents of this writing under the ranks of `own`. */
 void world_remove_captured(struct store *store, const struct captured *own, const char *path);
 

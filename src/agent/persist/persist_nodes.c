@@ -68,6 +68,8 @@ static enum nebula_status find_decision(const struct plan *plan, struct committe
         status = world_read_committed(plan->writer.store, &of, ret_committed, error);
         if (status == NEBULA_NOT_FOUND)
                 return error_set(error, NEBULA_BUSY, 0, "storage no longer says which ranks \"%.200s\" has", of.tag);
+        if (!status && !ret_committed->rank_count)
+                return error_set(error, NEBULA_CORRUPT, 0, "another node has given \"%.200s\" up", of.tag);
         return status;
 }
 

@@ -462,6 +462,48 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         place_done(&other);
 }
 
+static bool is_given_up(struct test_client *client, uint64_t version, const char *reason)
+{
+        struct ipc_fail fail = { .version_id = version };
+
+        strcpy(fail.reason, reason);
+        return !ask(client, IPC_FAIL, &fail, sizeof fail);
+}
+
+static void a_version_that_a_program_gives_up_on_one_node_fails_on_all_with_the_reason_and_the_tag_can_be_written_again(void)
+{
+        struct test_client zero, one;
+        struct test_agent agent, other_agent;
+        uint64_t first, second;
+
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        agent = agent_run(&place);
+        other_agent = agent_run(&other);
+        REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+        for (int turn = 0; turn < 2; turn++) { /* the share of the other node is announced, then not yet */
+                second = begin(&one, "t", NEBULA_FILES_ALL_RANKS);
+                if (turn)
+                        CHECK(second && is_given_up(&one, second, "the optimizer is on fire"));
+                first = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
+                REQUIRE(first && second);
+                if (!turn)
+                        CHECK(captured_comes("t", 0) && is_given_up(&one, second, "the optimizer is on fire"));
+                CHECK(wait_for(&zero, first, NEBULA_STATE_COMMITTED, AT_MOST_MS) == NEBULA_FAILED);
+                CHECK(strstr(zero.error.message, "the optimizer is on fire"));
+        }
+        first = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 2);
+        second = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 3);
+        CHECK(first && !wait_for(&zero, first, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        CHECK(second && !wait_for(&one, second, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
+        place_done(&place);
+        place_done(&other);
+}
+
 /* Commits as an agent of rank 0 would that knows only its own rank. */
 static bool commit_without_rank_one(const char *tag)
 {
@@ -557,6 +599,7 @@ TAP_MAIN(TEST(what_other_agents_decide_and_a_removal_of_the_decision_block_no_ve
          TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
          TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
+         TEST(a_version_that_a_program_gives_up_on_one_node_fails_on_all_with_the_reason_and_the_tag_can_be_written_again),
          TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
