@@ -14,7 +14,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from nebulaml.manager import pins
+from nebulaml._session import locate
 from playwright.sync_api import expect
 
 TABS = ["now", "checkpoints", "version", "timeline", "nodes", "config"]
@@ -28,6 +28,15 @@ TRAINS = """
         say(step)
         time.sleep(0.2)
 """
+
+
+def pins(storage: Path, *words: str) -> dict[str, str]:
+    """Pins a version, if there are words. Returns the reasons by tag."""
+    command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "pin", "--path", storage]
+    if words:
+        subprocess.run([*command, *words], check=True, capture_output=True)
+    listed = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
+    return {one["tag"]: one["reason"] for one in json.loads(listed.stdout)["pins"]}
 
 
 def card(page, title):
@@ -185,13 +194,13 @@ def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, p
     page.get_by_label("Reason").fill("the paper's <b>figure</b>")
     page.get_by_role("button", name="Pin", exact=True).click()
     expect(page.get_by_role("button", name="Unpin")).to_be_visible()
-    assert pins.read(str(place.storage)) == {"global_step1": "the paper's <b>figure</b>"}
+    assert pins(place.storage) == {"global_step1": "the paper's <b>figure</b>"}
     expect(page.locator("dl")).to_contain_text("the paper's <b>figure</b>")
     page.get_by_role("button", name="Unpin").click()
     page.get_by_role("button", name="Pin…").click()
     page.get_by_role("button", name="Pin", exact=True).click()  # without a reason
     expect(page.locator("dl")).to_contain_text("pinned, without a reason")
-    assert pins.read(str(place.storage)) == {"global_step1": ""}
+    assert pins(place.storage) == {"global_step1": ""}
     page.get_by_role("button", name="Unpin").click()
     expect(page.get_by_role("button", name="Pin…")).to_be_visible()
     file = place.storage / "global_step1/model.pt"
@@ -264,7 +273,7 @@ def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, st
         place.storage,
         *tags,
     )
-    pins.add(str(place.storage), tags[0], "a long reason " * 10)
+    pins(place.storage, tags[0], "--reason", "a long reason " * 10)
     page.set_viewport_size({"width": width, "height": 800})
     back, time_form = DAYS[day]
     # The browser's clock: `back` days later than that of the saves.
