@@ -347,7 +347,7 @@ def test_prune_keeps_a_version_that_was_written_again_after_the_preview(place, s
     save(1, 9)  # the newest is another, so that a rule would still remove the first
     page.get_by_role("button", name="Remove them").click()
     expect(dialog).to_contain_text("Some stay", timeout=20_000)
-    expect(dialog).to_contain_text("global_step1 is not removed: \"global_step1\" was written again meanwhile")
+    expect(dialog).to_contain_text("global_step1: \"global_step1\" was written again meanwhile")
     left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
     assert left == {"global_step1", "global_step3", "global_step9"}
 
