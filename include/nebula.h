@@ -230,7 +230,7 @@ NEBULA_API void nebula_session_watch_waits(nebula_session *session, int (*is_int
 /* Waits until all committed checkpoints (tag NULL), or the one of `tag`, are durable. A checkpoint that this rank
  * has committed and other ranks have not is waited for too. Without a tag, that wait ends if no rank has committed
  * anything for NEBULA_TAKEOVER_S (docs/cli.md): NEBULA_TIMEOUT then names the missing ranks. timeout_ms < 0: no
- * other limit, except NEBULA_PERSIST_GIVE_UP. */
+ * other limit, except NEBULA_PERSIST_GIVE_UP. Without a tag it then waits, 10 s at most, until the versions that no rule keeps are removed. */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
 

@@ -250,6 +250,7 @@ class Session:
             rank has committed. If other ranks have not committed it, this waits until nothing has come from them for 30 s. Then
             it returns False, or raises NebulaTimeout, and names the missing ranks.
         timeout: seconds; None sets no limit.
+        Without a tag it also waits, 10 s at most, until the versions that no rule keeps are removed.
         Without a storage path it returns when all saves are whole in memory, where they survive this process. Raises
         NebulaConfigError for the tag of a `with` block that this thread is in.
         """

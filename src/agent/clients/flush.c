@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "os/os.h"
 
+#define RULES_NS INT64_C(10000000000)
+
 /* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
 static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
 {
@@ -130,6 +132,25 @@ static enum nebula_status flush_result(struct session *session, struct job *job,
                       publish_failure(job, NULL, error);
 }
 
+/* Whether versions that no rule keeps any more are about to be removed. */
+static bool retains(const struct catalogue *catalogue, const struct job *job)
+{
+        return job->persist_path[0] && job->settings.rule_count && job->storage.is_remover && (job->storage.retain_due || job->persist.is_busy) &&
+               !catalogue_resumes(catalogue, job);
+}
+
+/* A program that has flushed expects no more versions than its rules keep. Many removals go on after the flush. Lock held. */
+static enum nebula_status await_rules(struct connection *connection, const struct job *job, int64_t until, struct nebula_error *error)
+{
+        int64_t limit = os->now_ns() + RULES_NS;
+        enum nebula_status status = NEBULA_OK;
+        bool timeout = false;
+
+        while (!status && !timeout && retains(connection->catalogue, job))
+                status = wait_slice(connection, &connection->catalogue->moved, limit < until ? limit : until, &timeout, error);
+        return status;
+}
+
 enum nebula_status request_flush(struct connection *connection, const void *payload, struct answer *answer, struct nebula_error *error)
 {
         const struct ipc_flush *request = payload;
@@ -152,6 +173,8 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                 if (!timeout)
                         status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
         }
+        if (!status && !timeout && !*request->tag)
+                status = await_rules(connection, job, until, error);
         if (!status && timeout && !flush_done(connection, request->tag))
                 status = flush_timeout(connection, request->tag, error);
         else if (!status && job->persist_path[0])
