@@ -151,8 +151,8 @@ static int run(struct follow *follow)
                                 return nebula_watch_close(watch), code;
                         continue;
                 }
-                if (error.status && error.status != NEBULA_NOT_FOUND && strcmp(told, error.message)) {
-                        cli_complain("%s", error.message);
+                if (error.status && strcmp(told, error.message)) {
+                        cli_complain(error.status == NEBULA_NOT_FOUND ? "%s yet: waiting for the first one" : "%s", error.message);
                         snprintf(told, sizeof told, "%s", error.message);
                 }
                 if (nebula_watch_next(watch, POLL_MS, &event, &error) == NEBULA_UNAVAILABLE) { /* the next look starts another agent */
