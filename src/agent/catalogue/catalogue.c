@@ -433,6 +433,7 @@ void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
                 settings->rule_count = 0;
         else
                 settings->awaited_rules = 0;
+        job->storage.retain_due |= settings->rule_count && job->storage.is_remover; /* a session that was away may have left some undone */
 }
 
 void catalogue_create_as(const struct job *job)
