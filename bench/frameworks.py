@@ -293,7 +293,7 @@ def main():
     keys = ("processor", "cores", "kernel", "file system", "commit")
     lines += ["", "Where: " + "; ".join(f"{key} {where[key]}" for key in keys if key in where) + f"; load at the end {os.getloadavg()[0]:.1f}."]
     if not args.names:
-        report.publish("frameworks", "make bench-frameworks", "What a framework's own call blocks", lines)
+        report.publish("frameworks", "make bench-frameworks", "The blocked time of a framework's own call", lines)
     return 0
 
 

@@ -235,7 +235,7 @@ NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, cons
         int64_t timeout_ms, struct nebula_error *ret_error);
 
 /*
- * What storage keeps beside the rules keep_last, keep_every and keep_best of the options. The agent removes a version that no rule of the
+ * Pins and removals, beside the rules keep_last, keep_every and keep_best of the options. The agent removes a version that no rule of the
  * job's sessions keeps, when a newer one has become durable. It reads the metrics of keep_best from the file nebula-metadata.json of a
  * version (docs/formats.md). If no version has the metric, all stay.
  *

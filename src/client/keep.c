@@ -1,4 +1,4 @@
-/* What storage keeps of a tag beside the rules of the options. The agent does the work. */
+/* Pins and removals of one tag, beside the rules of the options. The agent does the work. */
 #include "base/error.h"
 #include "client/client.h"
 

@@ -1,4 +1,4 @@
-/* What storage keeps of one tag beside the rules: pins, and removals that a program asks for. */
+/* Pins of one tag, and removals that a program asks for: both beside the rules. */
 #include <string.h>
 
 #include "agent/clients/session_private.h"

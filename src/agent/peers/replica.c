@@ -352,7 +352,7 @@ static void fan_free(struct replica *replica, struct fan *fan)
         free(fan);
 }
 
-/* Lock held; dropped meanwhile. Nobody needs the job on this node. If the node keeps no copies of it for others either, it leaves the job's
+/* Lock held; dropped meanwhile. No session, thread or memory of this node needs the job. If the node keeps no copies of it for others either, it leaves the job's
  * nodes, and the catalogue forgets the job. Returns when to look again. */
 static int64_t let_go(struct replica *replica, struct job *job)
 {
