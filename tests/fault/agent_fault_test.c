@@ -255,7 +255,7 @@ static bool sweep_retain(int error, uint64_t at)
         }
         bench_keep(bench.job, 1);
         os_fault_begin(&fault);
-        storage_retain(&bench.catalogue, bench.job);
+        bench_retain(&bench);
         hit = os_fault_end();
         CHECK(!store_open(storage, &store, &failure));
         CHECK(!manifest_scan(store, &scan, &failure) && scan.count >= 1 && !scan.broken_count);

@@ -286,7 +286,7 @@ static bool remove_once(void)
         }
         bench_keep(bench.job, 1);
         start_faults();
-        storage_retain(&bench.catalogue, bench.job);
+        bench_retain(&bench);
         was_hit = end_faults();
         CHECK(!manifest_scan(bench.job->storage.store, &scan, &bench.error) && scan.count >= 1 && !scan.broken_count);
         for (size_t i = 0; i < scan.count; i++)
@@ -295,11 +295,11 @@ static bool remove_once(void)
         CHECK(scan.count && scan.manifests[scan.count - 1].step == 3);
         manifest_scan_done(&scan);
         if (at % 2) { /* this agent, or the next one */
-                storage_retain(&bench.catalogue, bench.job);
+                bench_retain(&bench);
         } else {
                 next_agent();
                 bench_keep(bench.job, 1);
-                storage_retain(&bench.catalogue, bench.job);
+                bench_retain(&bench);
         }
         CHECK(is_tidy("step1") && is_tidy("step2") && is_tidy("step3"));
         CHECK(!manifest_scan(bench.job->storage.store, &scan, &bench.error) && scan.count == 1 && scan.manifests[0].step == 3);

@@ -161,8 +161,8 @@ struct dropped {
         bool has_other_runs; /* one is of a run that is not this agent's own and may go on elsewhere */
         char rules[512];     /* that no longer keep them */
 };
-/* Reads metrics from storage if a rule names one. Finds none if storage fails. The caller frees the tags. */
-void retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped);
+/* Reads metrics from storage if a rule names one. The caller frees the tags. */
+enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped, struct nebula_error *error);
 /* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */
 void latest_write(struct store *store, struct job *job, const char *directory);
 /* If the hint names a step whose directory is gone, this makes it name the newest version. */

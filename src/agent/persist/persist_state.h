@@ -73,7 +73,9 @@ struct job_storage {
         size_t removals;               /* since their numbers were swept; used by the worker */
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
-        bool retain_due;               /* a version has become durable since the rules were applied */
+        bool retain_due;               /* a version has become durable since the rules were applied, or they could not be applied to all */
+        int64_t retain_at_ns;          /* not before this time: the last attempt has failed */
+        uint32_t retain_attempt;       /* failed attempts since the last success */
         bool is_remover;               /* this agent has written the manifest of that version */
         struct asked_removal *asked;         /* removals that clients wait for */
         struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */

@@ -198,14 +198,15 @@ static void remove_rests(struct catalogue *catalogue, struct job *job, struct st
 }
 
 /* The number of versions that stay is counted over those that exist: another program may have removed some since the scan. A listing may be
- * stale, so a version that it lacks is looked up by name. False: storage cannot be listed. */
-static bool forget_missing(struct catalogue *catalogue, struct job *job, struct store *store)
+ * stale, so a version that it lacks is looked up by name. */
+static enum nebula_status forget_missing(struct catalogue *catalogue, struct job *job, struct store *store, struct nebula_error *error)
 {
         struct known_versions *known = &job->storage.known;
         struct store_list tags;
+        enum nebula_status status = store_list_all(store, "", false, &tags, error);
 
-        if (store_list_all(store, "", false, &tags, NULL))
-                return false;
+        if (status)
+                return status;
         for (size_t i = known->count; i--;) {
                 struct manifest there = { 0 }, *gone = NULL;
                 char directory[256];
@@ -221,31 +222,31 @@ static bool forget_missing(struct catalogue *catalogue, struct job *job, struct 
                 manifest_done(&there);
         }
         store_list_done(&tags);
-        return true;
+        return NEBULA_OK;
 }
 
-/* Returns whether some are left, because the turn is over. */
-static bool remove_some(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped)
+static enum nebula_status remove_some(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped,
+                                      bool *ret_has_more, struct nebula_error *error)
 {
-        struct nebula_error error = { 0 };
+        struct nebula_error removal = { 0 };
         int64_t until = os->now_ns() + TURN_NS;
         struct pins pins;
         size_t next;
+        enum nebula_status status = pins_load(store, false, &pins, error);
 
-        if (pins_load(store, false, &pins, &error)) {
-                log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins cannot be read: %s", job->persist_path, error.message);
-                return false;
-        }
+        if (status)
+                return status;
         if (dropped->has_other_runs)
                 find_rivals(catalogue, job, store);
         for (next = 0; next < dropped->count && (!next || os->now_ns() < until); next++) {
                 struct manifest *manifest = pins_find(&pins, dropped->tags[next]) ? NULL : take(catalogue, job, dropped->tags[next]);
 
                 if (manifest)
-                        remove_one(catalogue, job, store, manifest, dropped->rules, &error);
+                        remove_one(catalogue, job, store, manifest, dropped->rules, &removal);
         }
         pins_done(&pins);
-        return next < dropped->count;
+        *ret_has_more = next < dropped->count;
+        return NEBULA_OK;
 }
 
 /* An agent that writes for months opens the path, and sweeps it, only once. */
@@ -257,29 +258,33 @@ static void sweep_numbers(struct job *job, struct store *store)
         tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
 }
 
-bool storage_retain(struct catalogue *catalogue, struct job *job)
+enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, bool *ret_has_more, struct nebula_error *error)
 {
-        struct dropped dropped;
+        struct dropped dropped = { 0 };
         struct store *store;
-        bool has_more = false, is_remover;
+        bool is_remover;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
 
-        if (storage_open(catalogue, job, &store, NULL))
-                return false;
+        *ret_has_more = false;
+        if (status)
+                return status;
         catalogue_lock(catalogue);
         is_remover = job->storage.is_remover;
         catalogue_unlock(catalogue);
         remove_rests(catalogue, job, store);
-        retain_decide(catalogue, job, store, &dropped);
-        if (!is_remover && dropped.count >= FORGET_AT)
-                forget_missing(catalogue, job, store);
-        if (is_remover && dropped.count && forget_missing(catalogue, job, store)) {
-                free(dropped.tags);
-                retain_decide(catalogue, job, store, &dropped);
-                has_more = remove_some(catalogue, job, store, &dropped);
+        status = retain_decide(catalogue, job, store, &dropped, error);
+        if (!status && dropped.count >= (is_remover ? 1 : FORGET_AT)) {
+                status = forget_missing(catalogue, job, store, error);
+                if (!status && is_remover) {
+                        free(dropped.tags);
+                        status = retain_decide(catalogue, job, store, &dropped, error);
+                }
+                if (!status && is_remover)
+                        status = remove_some(catalogue, job, store, &dropped, ret_has_more, error);
         }
         free(dropped.tags);
         sweep_numbers(job, store);
-        return has_more;
+        return status;
 }
 
 /* The version of the tag that a client may have removed, taken out of the list. */
@@ -289,10 +294,10 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
         const struct manifest *newest, *manifest;
         struct pins pins;
         bool is_pinned;
-        enum nebula_status status;
+        enum nebula_status status = forget_missing(catalogue, job, store, error);
 
-        if (!forget_missing(catalogue, job, store))
-                return error_set(error, NEBULA_STORAGE, 0, "%s cannot be listed", job->persist_path);
+        if (status)
+                return status;
         status = pins_load(store, false, &pins, error);
         if (status)
                 return status;

@@ -7,8 +7,14 @@
 
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "base/error.h"
 #include "store/metrics.h"
 #include "store/order.h"
+
+static enum nebula_status no_memory(struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to apply the rules");
+}
 
 /* The runs whose versions stay, because they go on elsewhere; the caller frees them. And the newest run. */
 static struct ancestor *copy_rivals(struct catalogue *catalogue, const struct job *job, size_t *ret_count, char ret_newest[IPC_NAME_MAX])
@@ -78,19 +84,25 @@ static void rules_done(struct rules *rules)
                 free(rules->metrics[i]);
 }
 
-/* The metrics of a version, from the file that it has in storage. Each is read once. NULL: storage fails, or there is no memory. */
-static const json_t *metrics_of(struct job *job, struct store *store, const struct manifest *manifest)
+/* The metrics of a version, from the file that it has in storage. Each is read once. */
+static enum nebula_status metrics_of(struct job *job, struct store *store, const struct manifest *manifest, const json_t **ret_metrics,
+                                     struct nebula_error *error)
 {
         json_t *known = json_object_get(job->storage.metrics, manifest->tag), *metrics;
+        enum nebula_status status;
 
-        if (known && (uint64_t)json_integer_value(json_array_get(known, 0)) == manifest->sequence)
-                return json_array_get(known, 1);
-        if (metrics_load(store, manifest, &metrics, NULL))
-                return NULL;
+        if (known && (uint64_t)json_integer_value(json_array_get(known, 0)) == manifest->sequence) {
+                *ret_metrics = json_array_get(known, 1);
+                return NEBULA_OK;
+        }
+        status = metrics_load(store, manifest, &metrics, error);
+        if (status)
+                return status;
+        *ret_metrics = metrics;
         known = json_pack("[I, o]", (json_int_t)manifest->sequence, metrics);
         if (!job->storage.metrics)
                 job->storage.metrics = json_object();
-        return json_object_set_new(job->storage.metrics, manifest->tag, known) ? NULL : metrics;
+        return json_object_set_new(job->storage.metrics, manifest->tag, known) ? no_memory(error) : NEBULA_OK;
 }
 
 static void report_missing(struct job *job, const struct keep_rule *rule)
@@ -101,45 +113,49 @@ static void report_missing(struct job *job, const struct keep_rule *rule)
         job->storage.metric_reported = true;
 }
 
-/* Finds the values for a rule with a metric. False: they are not known, so nothing may be removed now. */
-static bool find_metrics(struct job *job, struct store *store, struct rules *rules, uint32_t index)
+/* Finds the values for a rule with a metric. If one is not known, nothing may be removed. */
+static enum nebula_status find_metrics(struct job *job, struct store *store, struct rules *rules, uint32_t index, struct nebula_error *error)
 {
         const struct known_versions *known = &job->storage.known;
         double *values = calloc(known->count + 1, sizeof *values);
         bool has_any = false;
+        enum nebula_status status = values ? NEBULA_OK : no_memory(error);
 
         rules->metrics[index] = values;
         rules->list[index].metrics = values;
-        for (size_t i = 0; values && i < known->count; i++) {
-                bool is_own = !strcmp(known->list[i]->job, job->name);
-                const json_t *metrics = is_own ? metrics_of(job, store, known->list[i]) : NULL;
+        for (size_t i = 0; !status && i < known->count; i++) {
+                const json_t *metrics = NULL;
 
-                if (is_own && !metrics)
-                        return false;
+                if (!strcmp(known->list[i]->job, job->name))
+                        status = metrics_of(job, store, known->list[i], &metrics, error);
                 values[i] = metrics_value(metrics, rules->of_job[index].metric);
                 has_any = has_any || !isnan(values[i]);
         }
-        if (values && !has_any)
+        if (!status && !has_any)
                 report_missing(job, &rules->of_job[index]);
-        return values;
+        return status;
 }
 
-static void list_dropped(const struct known_versions *known, const bool *stay, const char *newest_run, struct dropped *ret_dropped)
+static enum nebula_status list_dropped(const struct known_versions *known, const bool *stay, const char *newest_run, struct dropped *ret_dropped,
+                                       struct nebula_error *error)
 {
         size_t count = 0;
 
         for (size_t i = 0; i < known->count; i++)
                 count += !stay[i];
-        ret_dropped->tags = count ? calloc(count, sizeof *ret_dropped->tags) : NULL;
-        for (size_t i = 0; ret_dropped->tags && i < known->count; i++) {
+        ret_dropped->tags = calloc(count + 1, sizeof *ret_dropped->tags);
+        if (!ret_dropped->tags)
+                return no_memory(error);
+        for (size_t i = 0; i < known->count; i++) {
                 if (stay[i])
                         continue;
                 strcpy(ret_dropped->tags[ret_dropped->count++], known->list[i]->tag);
                 ret_dropped->has_other_runs |= strcmp(known->list[i]->run, newest_run) != 0;
         }
+        return NEBULA_OK;
 }
 
-void retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped)
+enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped, struct nebula_error *error)
 {
         const struct known_versions *known = &job->storage.known;
         struct rules rules = copy_rules(catalogue, job);
@@ -147,22 +163,27 @@ void retain_decide(struct catalogue *catalogue, struct job *job, struct store *s
         size_t rival_count;
         struct ancestor *rivals = copy_rivals(catalogue, job, &rival_count, newest_run);
         struct order_entry *entries = calloc(known->count + 1, sizeof *entries);
-        bool *stay = calloc(known->count + 1, sizeof *stay), is_known = rivals && entries && stay;
+        bool *stay = calloc(known->count + 1, sizeof *stay);
+        enum nebula_status status = rivals && entries && stay ? NEBULA_OK : no_memory(error);
 
         *ret_dropped = (struct dropped){ 0 };
-        for (uint32_t i = 0; i < rules.count && is_known; i++)
-                is_known = !rules.list[i].best || find_metrics(job, store, &rules, i);
-        for (size_t i = 0; i < known->count && is_known; i++) {
+        for (uint32_t i = 0; i < rules.count && !status; i++)
+                if (rules.list[i].best)
+                        status = find_metrics(job, store, &rules, i, error);
+        for (size_t i = 0; i < known->count && !status; i++) {
                 const struct manifest *manifest = known->list[i];
 
                 entries[i] = order_entry(manifest->tag, manifest->sequence, &manifest->line);
                 entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run);
         }
-        if (is_known && order_mark(entries, known->count) && order_stay(entries, known->count, rules.list, rules.count, stay))
-                list_dropped(known, stay, newest_run, ret_dropped);
+        if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules.list, rules.count, stay)))
+                status = no_memory(error);
+        if (!status)
+                status = list_dropped(known, stay, newest_run, ret_dropped, error);
         memcpy(ret_dropped->rules, rules.text, sizeof rules.text);
         rules_done(&rules);
         free(rivals);
         free(entries);
         free(stay);
+        return status;
 }

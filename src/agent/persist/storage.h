@@ -35,8 +35,9 @@ void storage_unseal(struct catalogue *catalogue, struct image *image);
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */
 void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list);
-/* Only the agent that has written the last manifest removes; others forget what it has removed. Works for about a second. True: call it again when no version waits to be written. */
-bool storage_retain(struct catalogue *catalogue, struct job *job);
+/* Only the agent that has written the last manifest removes; others forget what it has removed. Works for about a second. has_more: call it
+ * again when no version waits to be written. After an error call it again later. */
+enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, bool *ret_has_more, struct nebula_error *error);
 /* NEBULA_INVALID: the version stays; the error says why. */
 enum nebula_status storage_remove_tag(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
 

@@ -288,21 +288,38 @@ static bool is_spilled(const struct version *version)
         return false;
 }
 
-/* Applies the rules for versions in storage. False: that is not due. */
-static bool retain(struct catalogue *catalogue, struct job *job)
+static void retain_failed(struct job *job, const struct nebula_error *error)
 {
+        job->storage.retain_at_ns = os->now_ns() + back_off(++job->storage.retain_attempt);
+        log_event(LOG_LEVEL_WARN, "the rules that remove checkpoints from %s cannot be applied yet, the agent tries again: %s", job->persist_path,
+                  error->message);
+}
+
+/* Applies the rules for versions in storage. False: that is not due. */
+static bool retain(struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due)
+{
+        struct nebula_error error;
         bool has_more;
+        enum nebula_status status;
 
         if (!job->settings.rule_count)
                 job->storage.retain_due = false;
         if (!job->storage.retain_due || catalogue_resumes(catalogue, job))
                 return false;
+        if (job->storage.retain_at_ns > now) {
+                *due = earlier(*due, job->storage.retain_at_ns);
+                return false;
+        }
         job->storage.retain_due = false;
         job->persist.is_busy = true;
         catalogue_unlock(catalogue);
-        has_more = storage_retain(catalogue, job);
+        status = storage_retain(catalogue, job, &has_more, &error);
         catalogue_lock(catalogue);
-        job->storage.retain_due |= has_more;
+        job->storage.retain_due |= has_more || status;
+        if (status)
+                retain_failed(job, &error);
+        else
+                job->storage.retain_at_ns = job->storage.retain_attempt = 0;
         job->persist.is_busy = false;
         catalogue_signal(catalogue);
         return true;
@@ -371,7 +388,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
         if (!status)
-                retain(catalogue, job);
+                retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });
 }
 
 static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
@@ -458,7 +475,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         if (!version)
                 version = next_version(catalogue, lane, true, now, due);
         for (struct job *job = catalogue->jobs; job && !version; job = job->next)
-                if (job->lane == lane && retain(catalogue, job))
+                if (job->lane == lane && retain(catalogue, job, now, due))
                         return true;
         if (!version)
                 return false;

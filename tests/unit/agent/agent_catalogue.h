@@ -55,6 +55,14 @@ static inline void bench_keep(struct job *job, uint32_t last)
         job->storage.is_remover = true; /* as the agent that has written the last manifest */
 }
 
+/* Applies the rules once. */
+static inline enum nebula_status bench_retain(struct bench *bench)
+{
+        bool has_more;
+
+        return storage_retain(&bench->catalogue, bench->job, &has_more, &bench->error);
+}
+
 /* forget: true ends as an agent does; false as if the agent had been killed. */
 static inline void bench_done(struct bench *bench, bool forget)
 {

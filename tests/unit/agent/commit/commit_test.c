@@ -8,6 +8,7 @@
 #include "agent/commit/ancestry.h"
 #include "agent/clients/report.h"
 #include "agent/commit/world.h"
+#include "agent/persist/worker.h"
 #include "base/error.h"
 #include "store/announce.h"
 #include "store/tag_log.h"
@@ -408,10 +409,10 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         again = bench_version(&bench, "best", 5, 0);
         REQUIRE(again && !bench_persist(&bench, other));
         bench_keep(bench.job, 1);
-        storage_retain(&bench.catalogue, bench.job);
+        bench_retain(&bench);
         CHECK(!bench_persist(&bench, again));
         CHECK(bench.job->storage.known.count == 2 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[1], "b", 2));
-        storage_retain(&bench.catalogue, bench.job);
+        bench_retain(&bench);
         CHECK(bench.job->storage.known.count == 1);
         bench_done(&bench, true);
         storage_remove(storage);
@@ -457,14 +458,59 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
                 ops.remove = remove_all_but_one;
                 bench.job->storage.store->ops = &ops;
                 for (int turn = 0; turn < 2; turn++)
-                        storage_retain(&bench.catalogue, bench.job);
+                        bench_retain(&bench);
                 bench.job->storage.store->ops = stored_ops;
                 CHECK(storage_count(storage, "x", unremovable + 1, NULL) == 1);
                 CHECK(bench.job->storage.known.count + bench.job->storage.half_removed_count == 2);
                 CHECK(!strcmp(bench.job->storage.known.list[bench.job->storage.known.count - 1]->tag, "y"));
-                storage_retain(&bench.catalogue, bench.job);
+                bench_retain(&bench);
                 CHECK(!storage_count(storage, "x/", "", NULL));
                 CHECK(bench.job->storage.known.count == 1 && !bench.job->storage.half_removed_count);
+                bench_done(&bench, true);
+                storage_remove(storage);
+        }
+}
+
+static const char *unlisted; /* lists of keys with this beginning fail */
+
+static enum nebula_status list_but_some(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                                        struct nebula_error *error)
+{
+        if (!strncmp(prefix, unlisted, strlen(unlisted)))
+                return error_set(error, NEBULA_STORAGE, EIO, "\"%s\" cannot be listed", prefix);
+        return stored_ops->list(store, prefix, deep, from, ret_page, error);
+}
+
+/* If the last version is durable, nothing else makes the rules due. */
+static void rules_that_could_not_be_applied_stay_due(void)
+{
+        static const char *const refused[] = { "", ".nebula/pins" };
+
+        for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+                struct version *version;
+                struct store_ops ops;
+                struct bench bench;
+                char storage[256];
+
+                storage_make(storage);
+                bench_init(&bench, NULL, storage);
+                bench_keep(bench.job, 1);
+                version = bench_version(&bench, "x", 1, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                version = bench_version(&bench, "y", 2, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                unlisted = refused[i];
+                stored_ops = bench.job->storage.store->ops;
+                ops = *stored_ops;
+                ops.list = list_but_some;
+                bench.job->storage.store->ops = &ops;
+                bench.job->storage.retain_due = true;
+                worker_run(&bench.catalogue, bench.job);
+                CHECK(bench.job->storage.known.count == 2 && bench.job->storage.retain_due && bench.job->storage.retain_at_ns);
+                bench.job->storage.store->ops = stored_ops;
+                bench.job->storage.retain_at_ns = 1; /* the pause is over */
+                worker_run(&bench.catalogue, bench.job);
+                CHECK(bench.job->storage.known.count == 1 && !bench.job->storage.retain_due && !bench.job->storage.retain_at_ns);
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -790,6 +836,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
+         TEST(rules_that_could_not_be_applied_stay_due),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),

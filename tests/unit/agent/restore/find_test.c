@@ -221,7 +221,7 @@ static void what_a_blind_resume_abandons_is_not_removed(void)
                 snprintf(tag, sizeof tag, "global_step%u", step);
                 REQUIRE(bench_version(&turn.here, tag, step, 0) && !storage_scan(&turn.here.catalogue, turn.here.job, NULL));
                 REQUIRE(!bench_persist(&turn.here, turn.here.job->versions));
-                storage_retain(&turn.here.catalogue, turn.here.job);
+                bench_retain(&turn.here);
         }
         CHECK(is_stored(&turn, "global_step20") && is_stored(&turn, "global_step30") && is_stored(&turn, "global_step13"));
         CHECK(!is_stored(&turn, "global_step10") && !is_stored(&turn, "global_step12"));
