@@ -56,5 +56,10 @@ int map_add_type(PyObject *module);
 int watch_add_type(PyObject *module);
 /* order(versions): see order.c. */
 PyObject *order_versions(PyObject *module, PyObject *versions);
+/* See delta.c. */
+PyObject *delta_sums_of(PyObject *module, PyObject *arguments);
+PyObject *delta_sum_of_state(PyObject *module, PyObject *list);
+PyObject *delta_between(PyObject *module, PyObject *arguments);
+PyObject *delta_apply_to(PyObject *module, PyObject *arguments);
 
 #endif

@@ -101,13 +101,17 @@ _LAZY: dict[str, str] = {
     "NebulaFabricModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaTrainerMixin": ".integrations.hf",
+    "Published": ".weights.subscriber",
+    "Publisher": ".weights.publisher",
     "Reader": ".reader",
     "Restored": ".manager.manager",
+    "Subscriber": ".weights.subscriber",
     "add_to_trace": ".monitor.profiling",
     "attach": ".integrations.attaching",
     "export_safetensors": ".integrations.export",
     "log_to": ".monitor.trackers",
     "profiler_track": ".monitor.profiling",
+    "publish": ".weights.publisher",
     "rng_state": ".tensors.rng",
     "set_rng_state": ".tensors.rng",
     "wait_for_exports": ".integrations.export",
@@ -127,6 +131,8 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .monitor.trackers import log_to
     from .reader import Reader
     from .tensors.rng import rng_state, set_rng_state
+    from .weights.publisher import Publisher, publish
+    from .weights.subscriber import Published, Subscriber
 
     # made from Lightning's classes when they are used
     NebulaCallback: Any
@@ -150,13 +156,17 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "NebulaFabricModelParallelStrategy",
         "NebulaModelParallelStrategy",
         "NebulaTrainerMixin",
+        "Published",
+        "Publisher",
         "Reader",
         "Restored",
+        "Subscriber",
         "add_to_trace",
         "attach",
         "export_safetensors",
         "log_to",
         "profiler_track",
+        "publish",
         "rng_state",
         "set_rng_state",
         "wait_for_exports",

@@ -1,0 +1,107 @@
+"""The form of a publication in its storage path, which the maker writes and subscribers read.
+
+Each publication is one checkpoint ``publication-<number>``. Its file ``weights`` is the whole safetensors file, or its file ``delta`` leads to it
+from the publication before (src/delta/delta.h). The metadata say which. Numbers grow; a step may come again after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+from .. import _nebula
+from ..errors import NebulaCorrupt
+
+__all__ = ["DELTA", "EXTRA", "WEIGHTS", "About", "Layout", "number_of", "tag_of", "tensors_of"]
+
+WEIGHTS, DELTA = "weights", "delta"
+EXTRA = "files/"  # other files of the directory, such as config.json
+_PREFIX = "publication-"
+_WIDTHS = {"F64": 4, "I64": 4, "U64": 4, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_HEADER_MOST = 100_000_000  # bytes; the format's own limit
+
+
+def tag_of(number: int) -> str:
+    """Returns the tag of a publication."""
+    return f"{_PREFIX}{number:010d}"
+
+
+def number_of(tag: str) -> int | None:
+    """Returns the number of a publication's tag; None: it is another tag."""
+    digits = tag.removeprefix(_PREFIX)
+    return int(digits) if digits != tag and digits.isascii() and digits.isdigit() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """The metadata of a publication. ``first``: the number of the whole one that it builds on. ``total``: the sum of its state."""
+
+    number: int
+    step: int
+    first: int
+    total: int
+    name: str  # of the file for engines, such as model.safetensors
+
+    def stored(self) -> dict[str, Any]:
+        """Returns it as the metadata of a checkpoint."""
+        return {**dataclasses.asdict(self), "total": f"{self.total:016x}"}
+
+    @classmethod
+    def read(cls, metadata: dict[str, Any]) -> About | None:
+        """Returns it from the metadata of a checkpoint; None: they are those of another kind of checkpoint."""
+        try:
+            number, step, first = (int(metadata[key]) for key in ("number", "step", "first"))
+            name, total = metadata["name"], int(metadata["total"], 16)
+        except (KeyError, TypeError, ValueError):
+            return None
+        is_plain = isinstance(name, str) and name and "/" not in name and not name.startswith(".")
+        return cls(number, step, first, total, name) if is_plain and 0 < first <= number else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a safetensors file lie. ``head``: the bytes before them, which two states must share for a delta."""
+
+    head: bytes
+    parts: list[_nebula.Part]
+
+    @classmethod
+    def of(cls, data: memoryview) -> Layout:
+        """Reads the header of a file. Raises NebulaCorrupt if it is none, or names bytes beyond the end."""
+        size = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or size > min(len(data) - 8, _HEADER_MOST):
+            raise NebulaCorrupt("these weights are no safetensors file")
+        head = bytes(data[: 8 + size])
+        try:
+            tensors = [about for name, about in json.loads(head[8:]).items() if name != "__metadata__"]
+            parts = sorted(
+                (len(head) + begin, end - begin, _WIDTHS.get(about["dtype"], 1), 0) for about in tensors for begin, end in [about["data_offsets"]]
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as failure:
+            raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
+        if any(offset < len(head) or size < 0 or offset + size > len(data) or size % width for offset, size, width, _ in parts):
+            raise NebulaCorrupt("the header of these weights names bytes beyond their end")
+        return cls(head, parts)
+
+
+def tensors_of(path: Path) -> dict[str, Any]:
+    """Returns the tensors of a safetensors file, in a private mapping of it."""
+    import torch
+
+    from ..integrations.redirect import SAFETENSORS_DTYPES
+
+    dtypes = {name: getattr(torch, text.removeprefix("torch.")) for text, name in SAFETENSORS_DTYPES.items()}
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    head = int.from_bytes(memory[:8], "little") + 8
+    tensors = {}
+    for name, about in json.loads(memory[8:head]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = about["data_offsets"]
+        data = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=head + begin) if end > begin else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = data.view(dtypes[about["dtype"]]).reshape(about["shape"])
+    return tensors

@@ -1,0 +1,268 @@
+"""Subscriber: the published weights of a storage path, in a directory in memory that engines read as any model directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import _nebula
+from ..checkpoint import Checkpoint
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError
+from ..reader import Reader
+from .publication import DELTA, EXTRA, WEIGHTS, About, Layout, tag_of, tensors_of
+
+__all__ = ["Published", "Subscriber"]
+
+log = logging.getLogger("nebulaml")
+
+PIECE = 64 << 20  # bytes that are copied at once
+
+
+class Slot:
+    """One copy of the weights, in a directory. ``about``: the publication that it has; None: none, or a half changed one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.about, self.total = directory, None, 0
+        directory.mkdir()
+
+    about: About | None
+
+    def forget(self) -> None:
+        """Empties the directory. Tensors that lie in its file stay valid."""
+        self.about = None
+        for entry in self.directory.iterdir():
+            entry.unlink()
+
+
+class Published:
+    """Weights that are staged: whole and verified. They become the current ones by ``commit()``."""
+
+    def __init__(self, owner: Subscriber, slot: Slot, about: About, read: int) -> None:
+        self._owner, self._slot, self._about = owner, slot, about
+        self.bytes_read = read  # of the publication's files
+
+    def __repr__(self) -> str:
+        return f"<nebulaml.Published {self.number}, step {self.step}>"
+
+    @property
+    def number(self) -> int:
+        """The number of the publication. It grows with each one."""
+        return self._about.number
+
+    @property
+    def step(self) -> int:
+        """The trainer's step. After a restart of the trainer it may be smaller than before."""
+        return self._about.step
+
+    @property
+    def directory(self) -> Path:
+        """The directory with the weights' file and the files beside it. It stays as it is until the next but one ``prepare``."""
+        return self._slot.directory
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns the tensors by name, without a copy. They stay as they are until the next but one ``prepare``.
+
+        The program may change them: that changes neither the directory nor the next publication.
+        """
+        return tensors_of(self.directory / self._about.name)
+
+    def commit(self) -> Path:
+        """Makes ``Subscriber.current`` lead to these weights, by one rename. Returns that path."""
+        return self._owner._commit(self._slot, self._about)
+
+
+class Subscriber:
+    """Follows what a ``Publisher`` publishes to a path, on the same machine or on another one.
+
+    path: the publisher's path.
+    directory: where the weights lie, best in memory. None: a new directory in /dev/shm, which ``close()`` removes. It holds two copies of the
+        weights, one of which is current while the next one is staged, and the link ``current``.
+    poll: seconds between looks at storage. A publication of this machine is noticed at once.
+
+    Each publication is whole, verified and durable before it is shown. A subscriber never goes back to an earlier number. After any doubt it reads
+    the whole weights again. Trainer, agent and storage may be away at any time: then it waits.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], directory: str | os.PathLike[str] | None = None, *, poll: float = 1.0) -> None:
+        if not poll > 0:
+            raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
+        self._reader = Reader(path)
+        self._poll, self._is_own = poll, directory is None
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self._root = Path(tempfile.mkdtemp(prefix="nebula-weights-", dir=memory) if directory is None else directory).absolute()
+        self._root.mkdir(parents=True, exist_ok=True)
+        for name in ("0", "1"):
+            shutil.rmtree(self._root / name, ignore_errors=True)
+        self._slots = [Slot(self._root / "0"), Slot(self._root / "1")]
+        self._current: Slot | None = None
+        self._staged: Slot | None = None
+        self._newest = 0  # number that was staged
+        self._deltas: dict[int, bytes] = {}  # that the other copy still lacks
+        self._bytes = 0  # that were read of publications
+        self._trouble, self._trouble_until, self._trouble_pause = "", 0.0, 1.0
+        with contextlib.suppress(FileNotFoundError):
+            self.current.unlink()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def current(self) -> Path:
+        """The link to the directory of the weights that were committed last."""
+        return self._root / "current"
+
+    def close(self) -> None:
+        """Ends the subscriber. It removes a directory that it has made itself."""
+        self._reader.close()
+        if self._is_own:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def follow(self, swap: Callable[[Published], object] | None = None, timeout: float | None = None) -> Iterator[Published]:
+        """Yields the newest publication, then each newer one, committed. It skips those that were replaced meanwhile.
+
+        swap: called with each one before it is yielded, for an engine that has to be paused only while it changes its weights.
+        timeout: ends the iteration if nothing has come for so many seconds. None: it never ends.
+        """
+        while (published := self.prepare(timeout)) is not None:
+            published.commit()
+            if swap is not None:
+                swap(published)
+            yield published
+
+    def prepare(self, timeout: float | None = None) -> Published | None:
+        """Waits for a publication that is newer than the last one, and stages it. None: none has come for so many seconds.
+
+        It changes the copy that is not current: an engine may go on with the current one.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (left := None if deadline is None else deadline - time.monotonic()) is None or left > 0:
+            try:
+                for found in self._reader.follow(poll=self._poll, timeout=left):
+                    about = About.read(found.metadata)
+                    if about is not None and about.number > self._newest:
+                        found.wait("durable", left)
+                        return self._stage(found, about)
+            except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
+                self._report(failure)
+                time.sleep(min(self._poll, 0.2 if left is None else left))
+        return None
+
+    def _report(self, failure: Exception) -> None:
+        """Logs a trouble, and the same one again ever more rarely."""
+        now = time.monotonic()
+        if str(failure) != self._trouble or now >= self._trouble_until:
+            self._trouble_pause = 1.0 if str(failure) != self._trouble else min(600.0, 2 * self._trouble_pause)
+            self._trouble, self._trouble_until = str(failure), now + self._trouble_pause
+            log.warning("nebula: the newest weights cannot be staged yet, the subscriber tries again: %s", failure)
+
+    # -- staging
+
+    def _stage(self, found: Checkpoint, about: About) -> Published:
+        slot = next(slot for slot in self._slots if slot is not self._current)
+        other = next(other for other in self._slots if other is not slot)
+        before = self._bytes
+        try:
+            if not self._is_on(slot, about):
+                self._copy_of(other, slot, about)
+            self._advance(slot, found, about)
+        except NebulaError:
+            self._copy(slot, about)
+            self._advance(slot, found, about)
+        if slot.total != about.total:
+            slot.forget()
+            raise NebulaCorrupt(f"the weights of publication {about.number} do not have the sum that it names")
+        slot.about = about
+        self._newest, self._staged = about.number, slot
+        have = other.about.number if other.about is not None and other.about.first == about.first else about.number
+        self._deltas = {number: data for number, data in self._deltas.items() if number > have}
+        return Published(self, slot, about, self._bytes - before)
+
+    def _is_on(self, slot: Slot, about: About) -> bool:
+        """Whether deltas lead from the slot's publication to this one."""
+        return slot.about is not None and slot.about.first == about.first and slot.about.number <= about.number
+
+    def _copy_of(self, other: Slot, slot: Slot, about: About) -> None:
+        """Copies the other slot. The sums of the deltas after it verify the copy."""
+        if not self._is_on(other, about) or other.about == about:
+            raise NebulaCorrupt("no copy of this chain is here")
+        slot.forget()
+        for entry in other.directory.iterdir():
+            shutil.copyfile(entry, slot.directory / entry.name)
+        slot.about, slot.total = other.about, other.total
+
+    def _checkpoint(self, number: int) -> Checkpoint:
+        found = self._reader.get(tag_of(number))
+        if found is None:
+            raise NebulaCorrupt(f"publication {number} is not there any more")
+        return found
+
+    def _copy(self, slot: Slot, about: About) -> None:
+        """Copies the whole publication that the chain begins with, and verifies it."""
+        slot.forget()
+        whole = self._checkpoint(about.first)
+        first = About.read(whole.metadata)
+        if first is None or first.number != about.first:
+            raise NebulaCorrupt(f"publication {about.first} is not what the chain begins with")
+        with whole.view(WEIGHTS) as data:
+            self._bytes += len(data)
+            layout = Layout.of(data)
+            self._write(slot.directory / first.name, data)
+        for name in whole._all_files():
+            if name.startswith(EXTRA) and "/" not in name.removeprefix(EXTRA):
+                self._write(slot.directory / name.removeprefix(EXTRA), whole.read_bytes(name))
+        with self._mapped(slot, first) as memory:
+            slot.total = _nebula.delta_state_sum(_nebula.delta_sums(memory, layout.parts))
+        if slot.total != first.total:
+            slot.forget()
+            raise NebulaCorrupt(f"the weights of publication {about.first} do not have the sum that it names")
+        slot.about = first
+
+    def _write(self, path: Path, data: memoryview | bytes) -> None:
+        with open(path, "xb") as file:
+            for at in range(0, len(data), PIECE):
+                file.write(data[at : at + PIECE])
+
+    def _advance(self, slot: Slot, found: Checkpoint, about: About) -> None:
+        """Applies the deltas up to a publication of the slot's chain. After an error the slot has nothing."""
+        have = slot.about
+        assert have is not None
+        slot.about = None
+        with self._mapped(slot, have) as memory:
+            for number in range(have.number + 1, about.number + 1):
+                delta = self._deltas.get(number) or self._read_delta(self._checkpoint(number) if number != about.number else found)
+                self._deltas[number] = delta
+                slot.total = _nebula.delta_apply(memory, slot.total, delta)
+        slot.about = about
+
+    def _read_delta(self, checkpoint: Checkpoint) -> bytes:
+        delta = checkpoint.read_bytes(DELTA)
+        self._bytes += len(delta)
+        return delta
+
+    @contextlib.contextmanager
+    def _mapped(self, slot: Slot, about: About) -> Iterator[mmap.mmap]:
+        with open(slot.directory / about.name, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            yield memory
+
+    def _commit(self, slot: Slot, about: About) -> Path:
+        if self._staged is not slot or slot.about is not about:
+            raise NebulaConfigError(f"publication {about.number} is not staged any more: commit each one before the next prepare()")
+        link = self._root / "next"
+        with contextlib.suppress(FileNotFoundError):
+            link.unlink()
+        link.symlink_to(slot.directory.name)
+        link.rename(self.current)
+        self._current = slot
+        return self.current

@@ -1,0 +1,39 @@
+/*
+ * delta.h - the difference between two states of the same tensors.
+ *
+ * A publisher of weights calls delta_sums for a state that it publishes whole, then delta_make for each later one. A follower calls delta_sums
+ * for its copy of the whole state, then delta_apply for each delta, in their order. docs/formats.md describes the bytes of a delta.
+ *
+ * The tensors are parts of one block of memory, such as a safetensors file. The bytes between the parts are not compared: the caller makes
+ * sure that they are equal. The state's sum is one number for the values of all parts. A delta names the sum of the state that it
+ * starts from, and the sum of each part of its result, so applying it to another state is an error.
+ *
+ * Threads: all functions are pure.
+ */
+#ifndef NB_DELTA_DELTA_H
+#define NB_DELTA_DELTA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nebula.h"
+
+struct delta_part {
+        uint64_t offset, size; /* bytes; size is a multiple of width */
+        uint32_t width;        /* bytes of an element: 1, 2 or 4; of wider elements 4 */
+        uint64_t sum;          /* CRC-64 of the values */
+};
+
+/* Computes the sum of each part. */
+void delta_sums(const void *state, struct delta_part *parts, size_t count);
+/* The sum of the state whose parts have these sums. */
+uint64_t delta_state_sum(const struct delta_part *parts, size_t count);
+/* Makes the delta from `base`, whose sums the parts have, to `next`. Both have `size` bytes. Then the parts have the sums of `next`.
+ * *ret_delta: the caller frees it; NULL: the delta would exceed `limit` bytes. Fails only without memory. */
+enum nebula_status delta_make(const void *base, const void *next, uint64_t size, struct delta_part *parts, size_t count, uint64_t limit,
+                              void **ret_delta, size_t *ret_size, struct nebula_error *error);
+/* Changes the state that has *sum into the one that the delta describes, and *sum with it.
+ * NEBULA_INVALID: the delta starts from another state; nothing has changed. NEBULA_CORRUPT: the state is to be thrown away. */
+enum nebula_status delta_apply(void *state, uint64_t size, uint64_t *sum, const void *delta, uint64_t delta_size, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,184 @@
+/* Deltas between two states of the same tensors. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "delta/delta.h"
+#include "delta/delta_block.h"
+#include "sum/sum.h"
+#include "tap.h"
+
+#define STATE (400 * 1000)
+
+static uint32_t random_state = 1;
+
+static uint32_t draw(void)
+{
+        random_state = random_state * 1664525 + 1013904223;
+        return random_state >> 8;
+}
+
+/* Two states; `percent` of the elements differ. Small: only in their low byte. */
+struct pair {
+        uint8_t *base, *next;
+        struct delta_part parts[4];
+        size_t count;
+};
+
+static struct pair make_pair(uint32_t width, double percent, bool is_small)
+{
+        struct pair pair = { .base = malloc(STATE), .next = malloc(STATE), .count = 4 };
+        uint64_t at = 64;
+
+        for (size_t i = 0; i < STATE; i++)
+                pair.base[i] = (uint8_t)draw();
+        memcpy(pair.next, pair.base, STATE);
+        for (size_t i = 0; i < pair.count; i++) { /* an empty part, a short one, one block, several with a rest */
+                uint64_t elements = (uint64_t[]){ 0, 37, DELTA_BLOCK, 3 * DELTA_BLOCK + 1001 }[i];
+
+                pair.parts[i] = (struct delta_part){ .offset = at, .size = elements * width, .width = width };
+                at += elements * width + 3; /* at an odd address */
+                for (uint64_t e = 0; e < elements; e++) {
+                        uint8_t *element = pair.next + pair.parts[i].offset + e * width;
+
+                        if (draw() % 100000 < percent * 1000)
+                                for (uint32_t byte = 0; byte < (is_small ? 1 : width); byte++)
+                                        element[byte] ^= (uint8_t)draw();
+                }
+        }
+        return pair;
+}
+
+static void pair_done(struct pair *pair)
+{
+        free(pair->base);
+        free(pair->next);
+}
+
+static void a_delta_gives_the_exact_state_for_each_width_and_density(void)
+{
+        static const double percents[] = { 0, 0.01, 0.3, 1, 3, 12, 30, 70, 100 };
+
+        for (size_t i = 0; i < sizeof percents / sizeof *percents; i++)
+                for (uint32_t width = 1; width <= 4; width *= 2)
+                        for (int small = 0; small < 2; small++) {
+                                struct pair pair = make_pair(width, percents[i], small);
+                                uint64_t sum;
+                                void *delta;
+                                size_t size;
+
+                                delta_sums(pair.base, pair.parts, pair.count);
+                                sum = delta_state_sum(pair.parts, pair.count);
+                                REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
+                                CHECK(!delta_apply(pair.base, STATE, &sum, delta, size, NULL));
+                                CHECK(!memcmp(pair.base, pair.next, STATE) && sum == delta_state_sum(pair.parts, pair.count));
+                                free(delta);
+                                pair_done(&pair);
+                        }
+}
+
+static size_t size_of_delta(uint32_t width, double percent, bool is_small)
+{
+        struct pair pair = make_pair(width, percent, is_small);
+        void *delta;
+        size_t size;
+
+        if (delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL))
+                return SIZE_MAX;
+        free(delta);
+        pair_done(&pair);
+        return size;
+}
+
+static void a_delta_of_few_changes_is_small(void)
+{
+        size_t whole = 2 * (37 + DELTA_BLOCK + 3 * DELTA_BLOCK + 1001);
+
+        CHECK(size_of_delta(2, 0, false) < whole / 100);
+        CHECK(size_of_delta(2, 1, false) * 100 < 3 * whole); /* for 1 % changed at most 3 % of the bytes */
+        CHECK(size_of_delta(2, 30, true) * 100 < 30 * whole); /* the upper bytes cost nothing */
+        CHECK(size_of_delta(2, 100, false) < whole + 1000);
+}
+
+static void a_delta_beyond_its_limit_is_not_made_and_the_sums_are_right(void)
+{
+        struct pair pair = make_pair(2, 50, false);
+        struct delta_part again[4];
+        void *delta = &pair;
+        size_t size = 1;
+
+        REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, 1000, &delta, &size, NULL));
+        CHECK(!delta && !size);
+        memcpy(again, pair.parts, sizeof again);
+        delta_sums(pair.next, again, pair.count);
+        CHECK(delta_state_sum(again, pair.count) == delta_state_sum(pair.parts, pair.count));
+        pair_done(&pair);
+}
+
+static void a_delta_is_refused_by_another_state_and_changes_nothing(void)
+{
+        struct pair pair = make_pair(2, 1, false);
+        uint8_t *before = malloc(STATE);
+        uint64_t sum = 12345;
+        struct nebula_error error;
+        void *delta;
+        size_t size;
+
+        delta_sums(pair.base, pair.parts, pair.count);
+        REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
+        memcpy(before, pair.base, STATE);
+        CHECK(delta_apply(pair.base, STATE, &sum, delta, size, &error) == NEBULA_INVALID && sum == 12345);
+        CHECK(!memcmp(before, pair.base, STATE));
+        free(before);
+        free(delta);
+        pair_done(&pair);
+}
+
+/* A changed state has the sum of the base in this test, as after a fault of its memory. */
+static void a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothing(void)
+{
+        struct pair pair = make_pair(2, 1, false);
+        uint64_t sum;
+        void *delta;
+        size_t size;
+
+        delta_sums(pair.base, pair.parts, pair.count);
+        sum = delta_state_sum(pair.parts, pair.count);
+        REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
+        pair.base[pair.parts[3].offset + 5] ^= 1;
+        CHECK(delta_apply(pair.base, STATE, &sum, delta, size, NULL) == NEBULA_CORRUPT);
+        free(delta);
+        pair_done(&pair);
+}
+
+static void each_changed_byte_of_a_delta_and_each_cut_is_found(void)
+{
+        struct pair pair = make_pair(2, 0.5, true);
+        uint8_t *state = malloc(STATE), *delta;
+        uint64_t first;
+        size_t size;
+        void *made;
+
+        delta_sums(pair.base, pair.parts, pair.count);
+        first = delta_state_sum(pair.parts, pair.count);
+        REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &made, &size, NULL));
+        delta = made;
+        for (size_t i = 0; i < size; i++) {
+                uint64_t sum = first;
+                bool is_cut = i % 2;
+                enum nebula_status status;
+
+                memcpy(state, pair.base, STATE);
+                delta[i] ^= is_cut ? 0 : (uint8_t)(1 << i % 8);
+                status = delta_apply(state, STATE, &sum, delta, is_cut ? i : size, NULL);
+                CHECK(status == NEBULA_CORRUPT || status == NEBULA_INVALID);
+                delta[i] ^= is_cut ? 0 : (uint8_t)(1 << i % 8);
+        }
+        free(state);
+        free(delta);
+        pair_done(&pair);
+}
+
+TAP_MAIN(TEST(a_delta_gives_the_exact_state_for_each_width_and_density), TEST(a_delta_of_few_changes_is_small),
+         TEST(a_delta_beyond_its_limit_is_not_made_and_the_sums_are_right), TEST(a_delta_is_refused_by_another_state_and_changes_nothing),
+         TEST(a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothing),
+         TEST(each_changed_byte_of_a_delta_and_each_cut_is_found))
