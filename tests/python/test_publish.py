@@ -389,3 +389,33 @@ def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_p
         publisher.publish(1)
         version = follower.prepare(60)
         assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.safetensors"]
+
+
+def pull(local: Path, source: Path, target: int) -> None:
+    """The published rules of slime's receiver for a whole version (sglang's /pull_weights, sgl-project/sglang pull request 30366).
+
+    A version is a directory weight_v<at least six digits>. It is whole if it has no index, or its index names no delta_encoding. Then each of its
+    plain files is copied, and other files of the local directory go.
+    """
+    version = source / f"weight_v{target:06d}"
+    assert version.is_dir() and not (version / "model.safetensors.index.json").exists()
+    local.mkdir(exist_ok=True)
+    for entry in os.scandir(version):
+        assert entry.is_file()
+        shutil.copy2(entry.path, local / entry.name)
+
+
+def test_receivers_of_slimes_directories_find_each_version_whole(place, tmp_path):
+    state, root = weights(), tmp_path / "engine"
+    with nm.Subscriber(place.storage, root, poll=0.2, versions=True) as follower, nm.Publisher(state, place.storage, files={"a.json": b"{}"}) as publisher:
+        for step in range(1, 5):
+            train(state, step)
+            publisher.publish(step)
+            version = follower.prepare(60)
+            version.commit()
+            assert (root / "latest").read_text() == f"weight_v{version.number:06d}"
+            pull(tmp_path / "local", root, version.number)
+            assert same(load_file(tmp_path / "local" / "model.safetensors"), state) and (tmp_path / "local" / "a.json").exists()
+            assert len(list(root.glob("weight_v*"))) == min(step, 2)
+    with nm.Subscriber(place.storage, root):
+        assert not list(root.glob("weight_v*")) and not (root / "latest").exists()

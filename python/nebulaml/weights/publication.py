@@ -1,7 +1,7 @@
 """The form of a publication in its storage path, which the maker writes and subscribers read.
 
-Each publication is one checkpoint ``publication-<number>``. Its file ``weights`` is the whole safetensors file, or its file ``delta`` leads to it
-from the publication before (src/delta/delta.h). The metadata say which. Numbers grow; a step may come again after a restart.
+Each publication is one checkpoint ``publication-<number>``. Its file ``weights`` is the whole safetensors file, or its file ``delta``
+leads to it from the publication before (src/delta/delta.h). Numbers grow; a step may come again after a restart.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Layout:
         try:
             tensors = [about for name, about in json.loads(head[8:]).items() if name != "__metadata__"]
             parts = sorted(
-                (len(head) + begin, end - begin, _WIDTHS.get(about["dtype"], 1), 0) for about in tensors for begin, end in [about["data_offsets"]]
+                (len(head) + begin, end - begin, _WIDTHS.get(about["dtype"], 1), 0)
+                for about in tensors
+                for begin, end in [about["data_offsets"]]
             )
         except (ValueError, KeyError, TypeError, AttributeError) as failure:
             raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
@@ -102,6 +104,8 @@ def tensors_of(path: Path) -> dict[str, Any]:
         if name == "__metadata__":
             continue
         begin, end = about["data_offsets"]
-        data = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=head + begin) if end > begin else torch.empty(0, dtype=torch.uint8)
+        data = torch.empty(0, dtype=torch.uint8)
+        if end > begin:
+            data = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=head + begin)
         tensors[name] = data.view(dtypes[about["dtype"]]).reshape(about["shape"])
     return tensors

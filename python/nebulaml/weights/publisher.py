@@ -88,7 +88,7 @@ class Publisher:
             raise NebulaConfigError(f"publish({step!r}): a step is a whole number of 0 or more")
         with self._lock:
             self._hear(0)
-            tag = f"live-{self._asked + 1}"
+            tag = f"{self._job}-{self._asked + 1}"  # readers of memory see the tags of all jobs
             try:
                 with self._session.checkpoint(tag) as live:
                     live.save_bytes("weights", self._parts())
@@ -96,7 +96,7 @@ class Publisher:
             except (NebulaConfigError, ValueError):
                 raise
             except (NebulaError, OSError) as failure:
-                log.error("nebula: the weights of step %d are not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
+                log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
                 self._forget_maker()
                 return False
             self._asked += 1
@@ -183,7 +183,7 @@ class Publisher:
     def _take(self, answer: dict[str, Any]) -> None:
         self._answered, self._failure = answer["id"], answer.get("error")
         if self._failure is not None:
-            log.error("nebula: the weights of step %d are not published to %s: %s", answer["step"], config.shown(self._path), self._failure)
+            log.error("nebula: step %d is not published to %s: %s", answer["step"], config.shown(self._path), self._failure)
 
     def _forget_maker(self) -> None:
         maker, self._maker, self._rest = self._maker, None, b""

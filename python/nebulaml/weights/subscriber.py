@@ -87,16 +87,20 @@ class Subscriber:
     directory: where the weights lie, best in memory. None: a new directory in /dev/shm, which ``close()`` removes. It holds two copies of the
         weights, one of which is current while the next one is staged, and the link ``current``.
     poll: seconds between looks at storage. A publication of this machine is noticed at once.
+    versions: also keep a link ``weight_v<number>`` to the current weights, and its name in the file ``latest``, as slime's disk weight sync and
+        stitch's layout of that name have them. Each is a whole version for their receivers (THUDM/slime pull request 2181).
 
-    Each publication is whole, verified and durable before it is shown. A subscriber never goes back to an earlier number. After any doubt it reads
-    the whole weights again. Trainer, agent and storage may be away at any time: then it waits.
+    Each publication is whole, verified and durable before it is shown. A subscriber never goes back to an earlier number. After any doubt it
+    reads the whole weights again. Trainer, agent and storage may be away at any time: then it waits.
     """
 
-    def __init__(self, path: str | os.PathLike[str], directory: str | os.PathLike[str] | None = None, *, poll: float = 1.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], directory: str | os.PathLike[str] | None = None, *, poll: float = 1.0, versions: bool = False
+    ) -> None:
         if not poll > 0:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
-        self._poll, self._is_own = poll, directory is None
+        self._poll, self._is_own, self._versions = poll, directory is None, versions
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._root = Path(tempfile.mkdtemp(prefix="nebula-weights-", dir=memory) if directory is None else directory).absolute()
         self._root.mkdir(parents=True, exist_ok=True)
@@ -109,8 +113,8 @@ class Subscriber:
         self._deltas: dict[int, bytes] = {}  # that the other copy still lacks
         self._bytes = 0  # that were read of publications
         self._trouble, self._trouble_until, self._trouble_pause = "", 0.0, 1.0
-        with contextlib.suppress(FileNotFoundError):
-            self.current.unlink()
+        for link in (self.current, *self._root.glob("weight_v*"), self._root / "latest"):
+            link.unlink(missing_ok=True)
 
     def __enter__(self) -> Subscriber:
         return self
@@ -173,6 +177,7 @@ class Subscriber:
         slot = next(slot for slot in self._slots if slot is not self._current)
         other = next(other for other in self._slots if other is not slot)
         before = self._bytes
+        self._forget_links(slot)
         try:
             if not self._is_on(slot, about):
                 self._copy_of(other, slot, about)
@@ -259,10 +264,24 @@ class Subscriber:
     def _commit(self, slot: Slot, about: About) -> Path:
         if self._staged is not slot or slot.about is not about:
             raise NebulaConfigError(f"publication {about.number} is not staged any more: commit each one before the next prepare()")
-        link = self._root / "next"
-        with contextlib.suppress(FileNotFoundError):
-            link.unlink()
-        link.symlink_to(slot.directory.name)
-        link.rename(self.current)
+        if self._versions:
+            name = f"weight_v{about.number:06d}"
+            self._link(slot, self._root / name)
+            text = self._root / "latest.next"
+            text.write_text(name)
+            text.rename(self._root / "latest")
+        self._link(slot, self.current)
         self._current = slot
         return self.current
+
+    def _link(self, slot: Slot, path: Path) -> None:
+        link = self._root / "next"
+        link.unlink(missing_ok=True)
+        link.symlink_to(slot.directory.name)
+        link.rename(path)
+
+    def _forget_links(self, slot: Slot) -> None:
+        """The directory is about to change: no version leads to it any more."""
+        for link in self._root.glob("weight_v*"):
+            if os.readlink(link) == slot.directory.name:
+                link.unlink()
