@@ -152,7 +152,8 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
         struct buf lists = { 0 };
         int failed = status || !body || !head || json_object_update(body, head) ||
                      (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host))) ||
-                     (manifest->referred && json_object_set_new(body, "referred", json_integer((json_int_t)manifest->referred)));
+                     (manifest->referred && json_object_set_new(body, "referred", json_integer((json_int_t)manifest->referred))) ||
+                     (*manifest->thinned && json_object_set_new(body, "thinned", json_string(manifest->thinned)));
 
         failed = failed || !line_format(&manifest->line, body) || !manifest_lists_write(manifest, &lists);
         if (!status)
@@ -324,6 +325,8 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         document_text(&reader, body, "run", 1, manifest.run, sizeof manifest.run);
         if (json_object_get(body, "host"))
                 document_text(&reader, body, "host", 1, manifest.host, sizeof manifest.host);
+        if (json_object_get(body, "thinned"))
+                document_text(&reader, body, "thinned", 1, manifest.thinned, sizeof manifest.thinned);
         manifest.number = document_number(&reader, body);
         manifest.generation = document_generation(&reader, body, UINT64_MAX);
         manifest.step = document_step(&reader, body, "step");

@@ -25,6 +25,7 @@
 #define MANIFEST_KEY_MAX 1200 /* bytes of a key, its NUL included */
 #define MANIFEST_DIRECTORY ".nebula"
 #define MANIFEST_NAME_MAX 256
+#define THIN_TEXT_MAX 128     /* bytes of patterns of removed files, with a NUL */
 #define WRITING_MAX 64        /* bytes of the name of a writing, its NUL included */
 #define WRITING_RUN_CHARS 17  /* the first characters name the job and run */
 
@@ -81,6 +82,7 @@ struct manifest {
         uint32_t world;
         uint64_t referred; /* bytes of the files of this generation that were taken from a source in storage, not sent */
         struct line line;
+        char thinned[THIN_TEXT_MAX]; /* patterns of files that were removed from the version, with commas between them; "": none (thin.h) */
         bool is_damaged;   /* its files differ from the manifest; set by a search for the newest version */
         bool is_abandoned; /* by a later line of its job; set by a scan, not stored */
         bool is_brief;     /* without the lists of files and records (manifest_make_brief) */

@@ -175,7 +175,8 @@ enum nebula_status manifest_load_file(struct store *store, const struct manifest
         enum nebula_status status;
 
         if (!file)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"", manifest->tag, name);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"%s%s", manifest->tag, name,
+                                 *manifest->thinned ? ": keep_items has removed files of older versions: " : "", manifest->thinned);
         status = manifest_load_record(store, manifest, file->record, &record, error);
         if (status)
                 return status;

@@ -332,6 +332,12 @@ static enum nebula_status enter_again(struct writer *writer, struct nebula_error
         return status == NEBULA_BUSY ? NEBULA_OK : status;
 }
 
+/* Of WRITER_THIN: the entry before is of the same version, and they share their entry of the index. */
+static bool is_same_version(const struct writer *writer)
+{
+        return writer->before.manifest.sequence == writer->manifest.sequence;
+}
+
 static enum nebula_status take_back(struct writer *writer, const struct nebula_error *why, struct nebula_error *error)
 {
         struct store *store = writer->store;
@@ -340,7 +346,8 @@ static enum nebula_status take_back(struct writer *writer, const struct nebula_e
         writer->is_taken_back = writer->is_overtaken = true;
         if (!manifest_is_gone(store, manifest)) /* without this, the next attempt would find everything written */
                 tag_log_take_back(store, manifest->tag, manifest->number, NULL);
-        index_remove(store, manifest, NULL);
+        if (!is_same_version(writer))
+                index_remove(store, manifest, NULL);
         return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
                          manifest->tag, why->message);
 }
@@ -379,7 +386,7 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         enum nebula_status status;
 
         (void)error;
-        if (before->generation)
+        if (before->generation && !is_same_version(writer))
                 index_remove(writer->store, before, NULL);
         status = manifest_publish(writer->store, &writer->manifest, before, &failure);
         writer->is_followed = status == NEBULA_BUSY;
@@ -394,6 +401,7 @@ static step *const ways[][16] = {
         [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
         [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, enter, check_common, show_files },
         [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },
+        [WRITER_THIN] = { writer_number, writer_compile, look_again, enter, check_own, show_files },
         [WRITER_COPY] = { writer_number, list_names, describe, claim_or_adopt, publish, show,
                           writer_compile, look_again, put_index, enter, check_own, show_files },
 };

@@ -78,6 +78,7 @@ enum writer_way {
         WRITER_SHARE,  /* one node's part of a version; writer_number comes before */
         WRITER_GATHER, /* the manifest of a version whose parts are written */
         WRITER_REPEAT, /* the version is in storage, and was perhaps not concluded */
+        WRITER_THIN,   /* the entry of a version that keeps only the files in is_carried */
         WRITER_COPY,   /* as WRITER_ALONE, but goes on where an earlier call with the same names of writings was interrupted */
 };
 
