@@ -143,6 +143,7 @@ struct nebula_options {
         uint32_t keep_best_count;      /* so many of them */
         uint32_t keep_best_is_largest; /* not 0: the largest value is the best, else the smallest */
         uint32_t is_reader;            /* 1: a reader, see below */
+        const char *keep_items;        /* storage retention: "PATTERN=COUNT,...": only the newest COUNT versions keep the files of that name; NULL: all do */
 };
 
 /*

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ._session.engine import is_initialized
@@ -51,6 +52,7 @@ def init(
     replicas: int | None = None,
     keep_last: int | None = None,
     keep_every: int | None = None,
+    keep_items: Mapping[str, int] | None = None,
     job: str | None = None,
     world: int | None = None,
 ) -> None:
@@ -68,6 +70,8 @@ def init(
     replicas: the number of copies of each version in the memory of other nodes, at most 8.
     keep_last, keep_every: the versions kept in storage: the newest keep_last, and those whose step is a multiple of
         keep_every. Without keep_last all are kept. keep_every needs keep_last.
+    keep_items: {pattern: count}, for example {"optim*": 2}: only the newest count versions keep the files of that name in storage. Loads
+        of other files of older versions work as before. {}: all versions keep all files.
     job: a name that tells apart two jobs that share a path.
     world: 1 if only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``). Then
         Nebula waits for no other rank, neither to complete a checkpoint nor to agree on one. 0: all ranks again.
@@ -84,6 +88,7 @@ def init(
         replicas=replicas,
         keep_last=keep_last,
         keep_every=keep_every,
+        keep_items=keep_items,
         job=job,
         world=world,
     )

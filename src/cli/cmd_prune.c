@@ -1,4 +1,5 @@
 /* nebula prune: removes old versions from storage, by the agent's own rules. */
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +12,41 @@
 #include "cli/target.h"
 #include "os/os.h"
 #include "store/pins.h"
+#include "store/thin.h"
 
 struct prune {
         uint64_t keep_last, keep_every; /* 0: not given */
-        const char *tag, *job;          /* NULL: not given */
+        const char *tag, *job, *thin;   /* NULL: not given */
         uint64_t entry;                 /* number of the version's entry in the tag's log; 0: any */
         bool abandoned, yes;
 };
+
+/* The bytes that go: the version, or with --thin its files of that name. */
+static uint64_t goes(const struct prune *prune, const struct manifest *manifest)
+{
+        uint64_t bytes = 0;
+
+        if (!prune->thin)
+                return manifest_size(manifest);
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (!fnmatch(prune->thin, manifest->files[i].name, 0))
+                        bytes += manifest->files[i].size;
+        return bytes;
+}
+
+static enum nebula_status take_away(const struct prune *prune, struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct manifest now = { 0 };
+        uint64_t bytes;
+        enum nebula_status status;
+
+        if (!prune->thin)
+                return manifest_remove(store, manifest, error);
+        status = thin_version(store, manifest, prune->thin, &now, &bytes, error);
+        if (!status)
+                manifest_done(&now);
+        return status == NEBULA_INVALID ? NEBULA_BUSY : status; /* all its files match: it stays */
+}
 
 /* Sets drop[i] by the rules for the versions of one job; versions of other jobs do not count. */
 static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop,
@@ -200,29 +229,33 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
         size_t count = 0;
 
         for (size_t i = 0; i < scan->count; i++) {
+                uint64_t size_of_one = goes(prune, &scan->manifests[i]);
+
+                drop[i] = drop[i] && (!prune->thin || size_of_one);
                 if (!drop[i])
                         continue;
-                if (prune->yes && manifest_remove(store, &scan->manifests[i], &error)) {
+                if (prune->yes && take_away(prune, store, &scan->manifests[i], &error)) {
                         if (error.status != NEBULA_BUSY)
                                 return cli_fail(json, &error);
                         cli_complain("%s", error.message);
                         drop[i] = false;
                         continue;
                 }
-                bytes += manifest_size(&scan->manifests[i]);
+                bytes += size_of_one;
                 count++;
         }
         if (json)
                 return cli_print_json(plan_json(scan, drop, pins, prune->yes, bytes), CLI_OK);
         if (scan->count)
-                print_plan(scan, drop, pins, prune->yes ? "removed" : "would go");
+                print_plan(scan, drop, pins, prune->thin ? (prune->yes ? "thinned" : "would be thinned") : prune->yes ? "removed" : "would go");
         if (!count)
                 printf("nothing to remove\n");
         else if (prune->yes)
-                printf("removed %zu of %zu checkpoints, %s\n", count, scan->count, human_size(bytes, size));
+                printf("%s%s%s %zu of %zu checkpoints, %s\n", prune->thin ? "removed " : "removed", prune->thin ? prune->thin : "",
+                       prune->thin ? " from" : "", count, scan->count, human_size(bytes, size));
         else
-                printf("would remove %zu of %zu checkpoints, %s; nothing was removed, add --yes to remove them\n", count, scan->count,
-                       human_size(bytes, size));
+                printf("would remove %s%s%zu of %zu checkpoints, %s; nothing was removed, add --yes to remove them\n", prune->thin ? prune->thin : "",
+                       prune->thin ? " from " : "", count, scan->count, human_size(bytes, size));
         return CLI_OK;
 }
 
@@ -235,6 +268,7 @@ int command_prune(int argc, char **argv)
                 { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
                 { "entry", ARGS_NUMBER, &prune.entry },
                 { "job", ARGS_TEXT, &prune.job },
+                { "thin", ARGS_TEXT, &prune.thin },
                 { "abandoned", ARGS_FLAG, &prune.abandoned }, { "yes", ARGS_FLAG, &prune.yes },
         };
         struct manifest_scan scan = { 0 };
@@ -252,6 +286,8 @@ int command_prune(int argc, char **argv)
                                                 "(--abandoned, --tag)");
         if (prune.entry && !prune.tag)
                 return cli_usage_error("prune", "--entry is for --tag");
+        if (prune.thin && !*prune.thin)
+                return cli_usage_error("prune", "--thin needs a pattern of file names, for example 'optimizer*'");
         if (prune.tag && prune.job)
                 return cli_usage_error("prune", "--tag and --job cannot be used together");
         if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {

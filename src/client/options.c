@@ -96,6 +96,8 @@ static enum nebula_status read_texts(const struct nebula_options *options, struc
         if (status == NEBULA_OK)
                 status = utf8_text(hello->run, sizeof hello->run, options->run, "the name of the run", error);
         if (status == NEBULA_OK)
+                status = utf8_text(hello->keep_items, sizeof hello->keep_items, options->keep_items, "keep_items", error);
+        if (status == NEBULA_OK)
                 status = utf8_text(hello->keep_best, sizeof hello->keep_best, options->keep_best, "the metric of keep_best", error);
         if (status == NEBULA_OK)
                 status = client_text(settings->agent_path, sizeof settings->agent_path, options->agent_path,

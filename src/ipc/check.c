@@ -9,7 +9,7 @@
 #include "base/vars.h"
 #include "os/os.h"
 
-#define TEXT_COUNT_MAX 5
+#define TEXT_COUNT_MAX 6
 
 struct text {
         size_t offset, size;
@@ -23,10 +23,10 @@ static const struct {
 } rules[] = {
         [IPC_HELLO] = { sizeof(struct ipc_hello), sizeof(struct ipc_welcome),
                         { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
-                          TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best) } },
+                          TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best), TEXT(ipc_hello, keep_items) } },
         [IPC_CONFIGURE] = { sizeof(struct ipc_hello), 0,
                             { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
-                              TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best) } },
+                              TEXT(ipc_hello, run), TEXT(ipc_hello, keep_best), TEXT(ipc_hello, keep_items) } },
         [IPC_BEGIN] = { sizeof(struct ipc_begin), sizeof(struct ipc_begun), { TEXT(ipc_begin, tag) } },
         [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name), TEXT(ipc_image, tag) } },
         [IPC_CAPTURED] = { sizeof(struct ipc_captured), 0, { { 0, 0 } } },

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 12u
+#define IPC_VERSION 13u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -95,6 +95,7 @@ struct ipc_hello {
         char job[IPC_NAME_MAX];
         char run[IPC_NAME_MAX];
         char keep_best[IPC_NAME_MAX]; /* a metric */
+        char keep_items[IPC_NAME_MAX]; /* store/thin.h */
 };
 struct ipc_welcome {
         uint64_t agent_nonce; /* a new one for each agent process */

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import NebulaConfigError
-from .keeping import Best
+from .keeping import Best, items_text
 
 __all__ = ["Settings", "check_text", "history_dir", "local_path", "parse_number", "parse_seconds", "resolve"]
 
@@ -46,6 +46,7 @@ class Settings:
     keep_last: int = 0
     keep_every: int = 0
     keep_best: Best | None = None
+    keep_items: str = ""  # as in nebula.h
     job: str = ""
     replica_count: int = 0
     memory_bytes: int = 0
@@ -243,6 +244,7 @@ def resolve(
     keep_last: Any = None,
     keep_every: Any = None,
     keep_best: Any = None,
+    keep_items: Any = None,
     job: Any = None,
     world: Any = None,
     **unknown: Any,
@@ -270,6 +272,8 @@ def resolve(
         if keep_best and not isinstance(keep_best, Best):
             raise NebulaConfigError(f"keep_best={keep_best!r}: give nebulaml.Best(metric, mode, count)")
         changes["keep_best"] = keep_best or None
+    if keep_items is not None:
+        changes["keep_items"] = items_text(keep_items)
     if job is not None:
         changes["job"] = check_text("job", job)
     if world is not None:

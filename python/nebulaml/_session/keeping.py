@@ -5,16 +5,36 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import NebulaConfigError
 
-__all__ = ["Best", "is_count"]
+__all__ = ["Best", "is_count", "items_text"]
+
+ITEMS_MOST = 8  # patterns, and the bytes of one and of all: store/thin.h, ipc.h
+PATTERN_BYTES = 127
+ITEMS_BYTES = 255
 
 
 def is_count(value: Any) -> bool:
     """True for a whole number of 1 or more, also one of numpy."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+
+
+def items_text(items: Any) -> str:
+    """Returns keep_items as the agent takes it. items: {pattern of file names: how many of the newest versions keep these files}."""
+    if not isinstance(items, Mapping):
+        raise NebulaConfigError(f"keep_items={items!r:.200}: give a dict, as {{'optimizer*': 2}}")
+    for pattern, count in items.items():
+        if not isinstance(pattern, str) or not pattern or set(pattern) & set(",=\0") or len(pattern.encode()) > PATTERN_BYTES:
+            raise NebulaConfigError(f"keep_items: {pattern!r:.200} is no pattern of file names: text without ',' and '='")
+        if not is_count(count):
+            raise NebulaConfigError(f"keep_items: {pattern!r:.200} has the count {count!r:.50}: a whole number of 1 or more")
+    text = ",".join(f"{pattern}={int(count)}" for pattern, count in items.items())
+    if len(items) > ITEMS_MOST or len(text.encode()) > ITEMS_BYTES:
+        raise NebulaConfigError(f"keep_items has {len(items)} patterns and {len(text)} bytes: at most {ITEMS_MOST} and {ITEMS_BYTES} are possible")
+    return text
 
 
 @dataclasses.dataclass(frozen=True)

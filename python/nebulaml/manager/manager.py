@@ -73,6 +73,8 @@ class Manager:
         the loop if ``stop_requested``.
     keep_last, keep_every, keep_best: the versions that stay in storage: the newest keep_last, those whose step is a multiple of
         keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of the three all stay.
+    keep_items: {item: count}, for example {"optimizer": 2}: only the newest count versions keep that item. Older ones keep the others, and
+        their storage is freed.
     on_error: "raise": failures are raised, and the next call raises a failure that came later. "warn": failures are logged,
         and ``errors`` lists them.
     weights_only: False trusts all files of this path: loading them may run code.
@@ -91,6 +93,7 @@ class Manager:
         keep_last: int | None = None,
         keep_every: int | None = None,
         keep_best: Best | None = None,
+        keep_items: Mapping[str, int] | None = None,
         on_error: str = "raise",
         weights_only: bool = True,
         replicated: Sequence[str] = (),
@@ -104,7 +107,8 @@ class Manager:
         self._weights_only = weights_only
         self._replicated = _names_of("replicated", replicated)
         self._session = Session(
-            path, on_error=on_error, persistent_time_interval=persistent_time_interval, **_rule(keep_last, keep_every, keep_best), **settings
+            path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_items=_patterns(keep_items),
+            **_rule(keep_last, keep_every, keep_best), **settings,
         )
         self._engine = self._session._engine
         self._notices = notices.Notices(self._engine, evictions)
@@ -349,6 +353,8 @@ class Manager:
         if owners:
             what = f"{checkpoint.tag} has no item {name!r} of rank {place.rank}"
             raise NebulaNotFound(f"{what}: {_ranks(owners)} saved it. strict=False leaves it out")
+        if name in said.items:
+            raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r} any more: keep_items keeps it in newer versions. strict=False leaves it out")
         known = ", ".join(said.items or sorted(files)) or "nothing"
         raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r}; it has: {known}. strict=False leaves it out")
 
@@ -557,6 +563,16 @@ def _rule(last: Any, every: Any, best: Any) -> dict[str, Any]:
         raise NebulaConfigError(f"keep_best={best!r}: give nebulaml.Best(metric, mode, count)")
     has_any = any(value is not None for value in (last, every, best))
     return {"keep_last": int(last or 1) if has_any else 0, "keep_every": int(every or 0), "keep_best": best or ""}
+
+
+def _patterns(items: Any) -> dict[str, Any]:
+    """Returns keep_items by the names of files."""
+    if items is not None and not isinstance(items, Mapping):
+        raise NebulaConfigError(f"keep_items={items!r:.200}: give a dict, as {{'optimizer': 2}}")
+    for name in items or ():
+        if not isinstance(name, str) or not name or set(name) & set("*?["):
+            raise NebulaConfigError(f"keep_items: {name!r:.200} is not the name of an item")
+    return {f"{name}.*pt": count for name, count in (items or {}).items()}
 
 
 def _tag(step: int) -> str:

@@ -396,7 +396,13 @@ struct keep_rule catalogue_rule(const struct ipc_hello *settings)
                                   .best_is_largest = settings->keep_best_is_largest != 0 };
 
         memcpy(rule.metric, settings->keep_best, sizeof rule.metric);
+        memcpy(rule.items, settings->keep_items, sizeof rule.items);
         return rule;
+}
+
+bool catalogue_has_rules(const struct job *job)
+{
+        return job->settings.rule_count || job->settings.items[0];
 }
 
 static bool is_same_rule(const struct keep_rule *a, const struct keep_rule *b)
@@ -416,11 +422,19 @@ static bool has_rule(const struct job_settings *settings, const struct keep_rule
 void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
 {
         struct job_settings *settings = &job->settings;
+        bool is_first = true;
 
         settings->rule_count = 0;
+        settings->items[0] = 0;
         for (const struct session *session = catalogue->sessions; session; session = session->next) {
-                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run) ||
-                    !session->rule.last || has_rule(settings, &session->rule))
+                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run))
+                        continue;
+                if (is_first)
+                        memcpy(settings->items, session->rule.items, sizeof settings->items);
+                else if (strcmp(settings->items, session->rule.items))
+                        settings->items[0] = 0;
+                is_first = false;
+                if (!session->rule.last || has_rule(settings, &session->rule))
                         continue;
                 if (settings->rule_count == KEEP_RULES_MAX) {
                         log_event(LOG_LEVEL_WARN, "no version is removed from %s: its sessions have more than %d rules", job->persist_path, KEEP_RULES_MAX);
@@ -433,7 +447,7 @@ void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
                 settings->rule_count = 0;
         else
                 settings->awaited_rules = 0;
-        job->storage.retain_due |= settings->rule_count && job->storage.is_remover; /* a session that was away may have left some undone */
+        job->storage.retain_due |= catalogue_has_rules(job) && job->storage.is_remover; /* a session that was away may have left some undone */
 }
 
 void catalogue_create_as(const struct job *job)

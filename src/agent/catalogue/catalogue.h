@@ -150,6 +150,7 @@ struct keep_rule {
         bool best_is_largest;
         uint64_t every;   /* 0: none */
         char metric[IPC_NAME_MAX];
+        char items[IPC_NAME_MAX]; /* the rules of store/thin.h; "": none */
 };
 #define KEEP_RULES_MAX 8 /* of one job: sessions of one process may have different ones */
 
@@ -160,6 +161,7 @@ struct job_settings {
         uint32_t retention_count, on_full, world, local_world;
         struct keep_rule rules[KEEP_RULES_MAX]; /* a version stays in storage if one of them keeps it */
         uint32_t rule_count;                    /* 0: all stay */
+        char items[IPC_NAME_MAX]; /* "": versions keep all files, also if the sessions have different rules for them */
         uint32_t awaited_rules; /* the agent before had so many rules of this run: all versions stay until its sessions are back */
 };
 struct job {
@@ -285,6 +287,8 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
 /* The rule that a trainer's settings give. */
 struct keep_rule catalogue_rule(const struct ipc_hello *settings);
+/* Whether old versions are removed, or some of their files. */
+bool catalogue_has_rules(const struct job *job);
 /* The job's versions stay by the rules of its newest run's connected sessions. Call it when one has got another rule. */
 void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job);
 /* Files and directories that the calling thread makes from now on get the permissions that the job's trainers would give. Lock held. */

@@ -135,7 +135,7 @@ static enum nebula_status flush_result(struct session *session, struct job *job,
 /* Whether versions that no rule keeps any more are about to be removed. */
 static bool retains(const struct catalogue *catalogue, const struct job *job)
 {
-        return job->persist_path[0] && job->settings.rule_count && job->storage.is_remover && ((job->storage.retain_due && !job->storage.retain_attempt) || job->persist.is_busy) &&
+        return job->persist_path[0] && catalogue_has_rules(job) && job->storage.is_remover && ((job->storage.retain_due && !job->storage.retain_attempt) || job->persist.is_busy) &&
                !catalogue_resumes(catalogue, job);
 }
 

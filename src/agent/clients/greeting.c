@@ -14,6 +14,7 @@
 #include "os/os.h"
 #include "store/place.h"
 #include "store/store.h"
+#include "store/thin.h"
 
 #define RIVAL_GONE_NS 500000000 /* a connection that was just closed is not seen to be gone at once */
 
@@ -33,6 +34,8 @@ static enum nebula_status check_path(const char *path, struct vars *variables, s
 
 static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars *variables, struct nebula_error *error)
 {
+        struct thin_rules items;
+
         if (!hello->session_nonce)
                 return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
         if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))
@@ -43,6 +46,10 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
                 return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is not allowed: give 0 to 10^9 s",
                                  hello->persist_interval_s);
+        if (thin_parse(hello->keep_items, &items, error)) {
+                error_prefix(error, "keep_items");
+                return NEBULA_INVALID;
+        }
         if (hello->keep_best_count && !text_is_utf8(hello->keep_best, strlen(hello->keep_best)))
                 return error_set(error, NEBULA_INVALID, 0, "the metric of keep_best is not valid UTF-8");
         return check_path(hello->persist_path, variables, error);

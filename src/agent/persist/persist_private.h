@@ -154,6 +154,7 @@ bool persist_only_waits(const struct plan *plan);
 enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error);
 /* Call when the manifest of the plan's writer is in storage: adds it to the job. Only the writer of the manifest updates the hint. */
 void persist_conclude(struct plan *plan, bool is_writer);
+#define RETAIN_TURN_NS 1000000000 /* of removals; then a version that waits to be written goes first */
 /* The tags of the versions that no rule keeps, oldest first. */
 struct dropped {
         char (*tags)[256];
@@ -163,6 +164,13 @@ struct dropped {
 };
 /* Reads metrics from storage if a rule names one. The caller frees the tags. */
 enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped, struct nebula_error *error);
+/* The versions that are not among the newest `last`. */
+enum nebula_status retain_decide_items(struct catalogue *catalogue, struct job *job, uint32_t last, struct dropped *ret_dropped,
+                                       struct nebula_error *error);
+/* retain_items.c: removes files of old versions. Works for about a second, as storage_retain. */
+enum nebula_status retain_items(struct catalogue *catalogue, struct job *job, struct store *store, bool *ret_has_more, struct nebula_error *error);
+/* Whether a version of this manifest is being read, or its tag written again. Lock held. */
+bool retain_in_use(const struct job *job, const struct manifest *manifest);
 /* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */
 void latest_write(struct store *store, struct job *job, const char *directory);
 /* If the hint names a step whose directory is gone, this makes it name the newest version. */

@@ -15,7 +15,6 @@
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
-#define TURN_NS 1000000000 /* then a version that waits to be written goes first */
 #define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
@@ -25,8 +24,7 @@ static bool is_to_follow(const struct version *version)
         return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
 }
 
-/* Whether a version of this manifest is being read, or its tag written again. */
-static bool in_use(const struct job *job, const struct manifest *manifest)
+bool retain_in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, manifest->tag) &&
@@ -68,7 +66,7 @@ static struct manifest *take(struct catalogue *catalogue, struct job *job, const
 
         catalogue_lock(catalogue);
         manifest = known_find(&job->storage.known, tag);
-        if (manifest && !in_use(job, manifest) && !ancestry_is_rival(job, manifest->run)) {
+        if (manifest && !retain_in_use(job, manifest) && !ancestry_is_rival(job, manifest->run)) {
                 taken = known_take(&job->storage.known, job->name, tag);
                 mark_removed(job, taken);
         }
@@ -229,7 +227,7 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
                                       bool *ret_has_more, struct nebula_error *error)
 {
         struct nebula_error removal = { 0 };
-        int64_t until = os->now_ns() + TURN_NS;
+        int64_t until = os->now_ns() + RETAIN_TURN_NS;
         struct pins pins;
         size_t next;
         enum nebula_status status = pins_load(store, false, &pins, error);
@@ -283,6 +281,8 @@ enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, 
                         status = remove_some(catalogue, job, store, &dropped, ret_has_more, error);
         }
         free(dropped.tags);
+        if (!status && is_remover && !*ret_has_more)
+                status = retain_items(catalogue, job, store, ret_has_more, error);
         sweep_numbers(job, store);
         return status;
 }

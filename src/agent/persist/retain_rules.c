@@ -155,10 +155,11 @@ static enum nebula_status list_dropped(const struct known_versions *known, const
         return NEBULA_OK;
 }
 
-enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped, struct nebula_error *error)
+/* Finds the versions that the rules do not keep. */
+static enum nebula_status decide(struct catalogue *catalogue, struct job *job, const struct order_rule *rules, size_t rule_count,
+                                 struct dropped *ret_dropped, struct nebula_error *error)
 {
         const struct known_versions *known = &job->storage.known;
-        struct rules rules = copy_rules(catalogue, job);
         char newest_run[IPC_NAME_MAX];
         size_t rival_count;
         struct ancestor *rivals = copy_rivals(catalogue, job, &rival_count, newest_run);
@@ -166,24 +167,43 @@ enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, s
         bool *stay = calloc(known->count + 1, sizeof *stay);
         enum nebula_status status = rivals && entries && stay ? NEBULA_OK : no_memory(error);
 
-        *ret_dropped = (struct dropped){ 0 };
-        for (uint32_t i = 0; i < rules.count && !status; i++)
-                if (rules.list[i].best)
-                        status = find_metrics(job, store, &rules, i, error);
         for (size_t i = 0; i < known->count && !status; i++) {
                 const struct manifest *manifest = known->list[i];
 
                 entries[i] = order_entry(manifest->tag, manifest->sequence, &manifest->line);
                 entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run);
         }
-        if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules.list, rules.count, stay)))
+        if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules, rule_count, stay)))
                 status = no_memory(error);
         if (!status)
                 status = list_dropped(known, stay, newest_run, ret_dropped, error);
-        memcpy(ret_dropped->rules, rules.text, sizeof rules.text);
-        rules_done(&rules);
         free(rivals);
         free(entries);
         free(stay);
         return status;
+}
+
+enum nebula_status retain_decide(struct catalogue *catalogue, struct job *job, struct store *store, struct dropped *ret_dropped, struct nebula_error *error)
+{
+        struct rules rules = copy_rules(catalogue, job);
+        enum nebula_status status = NEBULA_OK;
+
+        *ret_dropped = (struct dropped){ 0 };
+        for (uint32_t i = 0; i < rules.count && !status; i++)
+                if (rules.list[i].best)
+                        status = find_metrics(job, store, &rules, i, error);
+        if (!status)
+                status = decide(catalogue, job, rules.list, rules.count, ret_dropped, error);
+        memcpy(ret_dropped->rules, rules.text, sizeof rules.text);
+        rules_done(&rules);
+        return status;
+}
+
+enum nebula_status retain_decide_items(struct catalogue *catalogue, struct job *job, uint32_t last, struct dropped *ret_dropped,
+                                       struct nebula_error *error)
+{
+        const struct order_rule rule = { .last = last };
+
+        *ret_dropped = (struct dropped){ 0 };
+        return decide(catalogue, job, &rule, 1, ret_dropped, error);
 }

@@ -302,7 +302,7 @@ static bool retain(struct catalogue *catalogue, struct job *job, int64_t now, in
         bool has_more;
         enum nebula_status status;
 
-        if (!job->settings.rule_count)
+        if (!catalogue_has_rules(job))
                 job->storage.retain_due = false;
         if (!job->storage.retain_due || catalogue_resumes(catalogue, job))
                 return false;

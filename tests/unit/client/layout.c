@@ -36,6 +36,7 @@ AT(nebula_options, keep_best, 112);
 AT(nebula_options, keep_best_count, 120);
 AT(nebula_options, keep_best_is_largest, 124);
 AT(nebula_options, is_reader, 128);
+AT(nebula_options, keep_items, 136);
 
 SIZE(nebula_tensor, 152);
 AT(nebula_tensor, name, 0);
