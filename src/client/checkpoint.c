@@ -197,6 +197,9 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         status = name_encode(tag, encoded, ret_error);
         if (status != NEBULA_OK)
                 return status;
+        lock_take(&session->settings_lock);
+        session->settings.hello.has_begun = 1; /* for an agent that comes after this one */
+        lock_give(&session->settings_lock);
         checkpoint = calloc(1, sizeof *checkpoint);
         if (!checkpoint)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");

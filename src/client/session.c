@@ -253,6 +253,7 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
         settings->hello.session_nonce = session->settings.hello.session_nonce;
         is_child = settings->hello.pid != session->settings.hello.pid;
         settings->hello.pid = session->settings.hello.pid;
+        settings->hello.has_begun = session->settings.hello.has_begun;
         is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0 &&
                   vars_same(settings->variables, session->settings.variables);
         memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);

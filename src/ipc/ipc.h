@@ -85,7 +85,8 @@ enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1, IPC_ROLE_READER = 2 };
 struct ipc_hello {
         uint32_t version, role, pid, rank, world, local_rank, local_world;
         uint32_t retention_count, on_full, keep_last, replica_count;
-        uint32_t umask, group, unused; /* umask, group: those of the trainer, for files that the agent makes for it; UINT32_MAX: unknown */
+        uint32_t umask, group; /* those of the trainer, for files that the agent makes for it; UINT32_MAX: unknown */
+        uint32_t has_begun;    /* the program has begun a checkpoint: it is not about to load one */
         uint32_t keep_best_count, keep_best_is_largest; /* keep_best_count 0: none */
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* stays the same when a client reconnects after the agent died; see IPC_NONCE_FAMILY */

@@ -69,6 +69,17 @@ def test_a_manager_is_right_with_any_number_of_versions(place, storage, count):
         assert manager.best_step() == best_of(count)
 
 
+def test_an_agent_that_comes_after_another_ends_its_removals(place, storage):
+    """No version becomes durable after that, and the trainer has saved, so it is not about to load."""
+    fill(storage, 1000)
+    with nm.Manager(storage, keep_last=2) as manager:
+        manager.save(1001, {"model": {"w": torch.zeros(8)}})
+        manager.wait()
+        until(lambda: len(list(storage.glob("global_step*"))) < 990, 120, "the removals begin")
+        place.kill_agent()
+        until(lambda: manager.all_steps() == [1000, 1001], 120, "two versions stay")
+
+
 RANK = """
     import json, os, sys, datetime
     import torch, torch.distributed as dist

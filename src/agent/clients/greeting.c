@@ -170,6 +170,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         memcpy(session->run, hello->run, sizeof session->run);
         session->world = hello->world;
         session->role = hello->role;
+        session->has_begun |= !before.job && hello->has_begun; /* it told an agent before this one */
         is_another = !connection->session && session->connection_count && before.job == job;
         if (!connection->session)
                 session->connection_count++;

@@ -394,6 +394,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                         catalogue_job_configure(catalogue, job, settings, spelling);
                 else
                         reader->wrong = no_memory;
+                if (job)
+                        job->storage.is_remover = true; /* the agent before may have been, and may not have ended its removals */
         }
         if (job && rule_count > 1 && rule_count > job->settings.awaited_rules) {
                 job->settings.awaited_rules = rule_count;

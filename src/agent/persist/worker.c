@@ -304,7 +304,7 @@ static bool retain(struct catalogue *catalogue, struct job *job, int64_t now, in
 
         if (!catalogue_has_rules(job))
                 job->storage.retain_due = false;
-        if (!job->storage.retain_due || catalogue_resumes(catalogue, job))
+        if (!job->storage.retain_due || !job->storage.is_scanned || catalogue_resumes(catalogue, job))
                 return false;
         if (job->storage.retain_at_ns > now) {
                 *due = earlier(*due, job->storage.retain_at_ns);

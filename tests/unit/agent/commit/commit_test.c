@@ -504,7 +504,7 @@ static void rules_that_could_not_be_applied_stay_due(void)
                 ops = *stored_ops;
                 ops.list = list_but_some;
                 bench.job->storage.store->ops = &ops;
-                bench.job->storage.retain_due = true;
+                bench.job->storage.retain_due = bench.job->storage.is_scanned = true;
                 worker_run(&bench.catalogue, bench.job);
                 CHECK(bench.job->storage.known.count == 2 && bench.job->storage.retain_due && bench.job->storage.retain_at_ns);
                 bench.job->storage.store->ops = stored_ops;
