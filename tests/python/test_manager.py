@@ -88,6 +88,29 @@ def test_it_saves_every_so_many_steps_and_when_forced(place):
         assert not manager.should_save(9)  # it is there
 
 
+def test_free_saves_come_when_the_last_one_is_durable_and_cheap_enough(place, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(policy, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    state = {"model": {"w": torch.zeros(2)}}
+    with nm.Manager(place.storage, save_every="free", save_every_steps=3, save_every_s="1h", persistent_time_interval="1h") as manager:
+        assert manager.should_save(1)
+        manager.save(1, state).wait("durable", 60)
+        manager._due._cost_s = 0.5
+        now[0] += 49
+        assert not manager.should_save(10)  # it would take more than 1 % of the time
+        now[0] += 2
+        assert not manager.should_save(3) and manager.should_save(4)  # three steps are the least distance
+        saved = manager.save(4, state)
+        now[0] += 1000
+        saved.wait("committed", 60)
+        assert not manager.should_save(20)  # the interval has not passed: it is not durable
+        saved.wait("durable", 60)
+        assert manager.should_save(21)
+        manager.save(21, state).wait("committed", 60)
+        now[0] += 3700
+        assert manager.should_save(22)
+
+
 def test_it_saves_when_seconds_have_passed(place, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(policy, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
@@ -872,7 +895,7 @@ def test_two_managers_and_the_functions_of_the_package_live_side_by_side(place):
 
 
 def test_invalid_arguments_are_refused_at_once(place):
-    for wrong in ({"keep_last": 0}, {"keep_every": -1}, {"keep_best": "loss"}, {"save_every_steps": 0}, {"save_every_s": "soon"}):
+    for wrong in ({"keep_last": 0}, {"keep_every": -1}, {"keep_best": "loss"}, {"save_every_steps": 0}, {"save_every_s": "soon"}, {"save_every": "often"}):
         with pytest.raises(nm.NebulaConfigError):
             nm.Manager(place.storage, **wrong)
     with pytest.raises(nm.NebulaConfigError):
@@ -907,11 +930,11 @@ def test_whole_numbers_of_numpy_and_torch_are_steps_and_counts(place):
 def test_what_is_no_argument_is_refused_with_words_about_the_argument(place):
     with pytest.raises(TypeError, match=r"^Manager\(\) has no argument 'replica'; it has replicas, replicated$"):
         nm.Manager(place.storage, replica=1)
-    with pytest.raises(TypeError, match=r"^Manager\(\) has no argument 'save_every_step'; it has save_every_steps, save_every_s$"):
+    with pytest.raises(TypeError, match=r"^Manager\(\) has no argument 'save_every_step'; it has save_every_steps, save_every_s, save_every$"):
         nm.Manager(place.storage, save_every_step=5)
     with pytest.raises(TypeError, match=r"has no argument 'xyz'; it has path, save_every_steps, .*keep_best.* replicas"):
         nm.Manager(place.storage, xyz=5)
-    with pytest.raises(TypeError, match=r"^init\(\) has no argument 'keep_lasts'; it has keep_last, keep_best$"):
+    with pytest.raises(TypeError, match=r"^init\(\) has no argument 'keep_lasts'; it has keep_last, keep_best, keep_items$"):
         nm.Session(place.storage, keep_lasts=5)
     with pytest.raises(nm.NebulaConfigError, match="replicated=3: give the names of items"):
         nm.Manager(place.storage, replicated=3)

@@ -242,7 +242,7 @@ class Notices:
         if shared is None:
             if asks_clock:
                 raise NebulaConfigError(
-                    f"save_every_s with {place.world} ranks needs a process group, through which they agree on a step: call "
+                    f"save_every and save_every_s with {place.world} ranks need a process group, through which they agree on a step: call "
                     "torch.distributed.init_process_group() first, or save by steps"
                 )
             return False  # one rank alone makes no complete version

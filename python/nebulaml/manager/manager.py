@@ -71,6 +71,8 @@ class Manager:
     save_every_steps, save_every_s: should_save() is True at multiples of save_every_steps, and when save_every_s seconds have
         passed since the last save. Without both it is True at each step. After SIGTERM it is True once: save, and then end
         the loop if ``stop_requested``.
+    save_every: "free": a step is due when the last save is durable, and saves take at most 1 % of the loop's time. save_every_steps is then
+        the least distance of two saves, and save_every_s the time after which one comes in any case.
     keep_last, keep_every, keep_best: the versions that stay in storage: the newest keep_last, those whose step is a multiple of
         keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of the three all stay.
     keep_items: {item: count}, for example {"optimizer": 2}: only the newest count versions keep that item. Older ones keep the others, and
@@ -90,6 +92,7 @@ class Manager:
         *,
         save_every_steps: int | None = None,
         save_every_s: float | str | None = None,
+        save_every: str | None = None,
         keep_last: int | None = None,
         keep_every: int | None = None,
         keep_best: Best | None = None,
@@ -102,7 +105,7 @@ class Manager:
         **settings: Any,
     ) -> None:
         config.check_names("Manager", settings, ["path", *_NAMES, *config.NAMES[1:]])
-        self._due = SaveEvery(save_every_steps, save_every_s)
+        self._due = SaveEvery(save_every_steps, save_every_s, save_every)
         self._best = keep_best
         self._weights_only = weights_only
         self._replicated = _names_of("replicated", replicated)
@@ -164,7 +167,7 @@ class Manager:
     def _settle(self) -> None:
         step, self._unasked = self._unasked, None
         if step is not None:
-            self._notices.agree(step, False, self._due.is_due_by_time)
+            self._notices.agree(step, False, lambda: False)
 
     def leave(self, timeout: float | None = None) -> str | None:
         """Makes the newest version safe before the program ends, as far as the time allows. Call it after the save for a notice.
@@ -205,9 +208,15 @@ class Manager:
         step = _whole_step(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
-            agreed = self._notices.agree(step, self._due.seconds is not None, self._due.is_due_by_time)
+            agreed = self._notices.agree(step, self._due.asks_clock, lambda: self._due.is_due_by_time(step, self._is_durable))
             self._decided = (step, (agreed or self._due.is_due_by_step(step)) and step not in self._saved)
         return self._decided[1]
+
+    def _is_durable(self) -> bool:
+        """Whether the last save needs no more work of the agent."""
+        last = next(reversed(list(self._own.values())), None)
+        wanted = "durable" if self._engine.settings().persist_path is not None else "committed"
+        return last is None or last.state in (wanted, "durable", "failed")
 
     def _listen(self, step: int) -> None:
         """Hears notices in a loop that decides by itself when to save. The ranks agree on them at each save, because all ranks save.
@@ -242,6 +251,7 @@ class Manager:
             self._raise_late()
             return None
         self._failures.begin(step)
+        begun = time.monotonic()
         try:
             self._raise_late()
             said = about.check(metrics, metadata)
@@ -251,7 +261,7 @@ class Manager:
         except BaseException as failure:
             self._failures.tell(step, f"{failure!r:.300}")
             raise
-        self._due.saved()
+        self._due.saved(step, time.monotonic() - begun)
         self._decided = (step, False)
         self._notices.answered()
         if not is_committed:
@@ -354,7 +364,8 @@ class Manager:
             what = f"{checkpoint.tag} has no item {name!r} of rank {place.rank}"
             raise NebulaNotFound(f"{what}: {_ranks(owners)} saved it. strict=False leaves it out")
         if name in said.items:
-            raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r} any more: keep_items keeps it in newer versions. strict=False leaves it out")
+            what = f"{checkpoint.tag} has no item {name!r} any more"
+            raise NebulaNotFound(f"{what}: keep_items keeps it in newer versions. strict=False leaves it out")
         known = ", ".join(said.items or sorted(files)) or "nothing"
         raise NebulaNotFound(f"{checkpoint.tag} has no item {name!r}; it has: {known}. strict=False leaves it out")
 
