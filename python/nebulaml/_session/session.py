@@ -102,7 +102,8 @@ class Session:
     def _alone_in(self, path: str) -> Session:
         """Returns a session for checkpoints that this process alone keeps in a storage path. Each becomes durable at once."""
         return self._other(
-            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, keep_last=0, keep_every=0, keep_best="", keep_items={}, replicas=0
+            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, keep_last=0, keep_every=0, keep_best="", keep_items={},
+            replicas=0,
         )
 
     def _that_writes(self, path: str) -> Session:
