@@ -308,9 +308,7 @@ void agent_stop(struct agent *agent, bool forget)
         if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
                 forget = false; /* committed after the drain, while the listener still answered */
         if (forget)
-                for (struct job *job = catalogue->jobs; job; job = job->next)
-                        for (struct version *version = job->versions; version; version = version->next)
-                                survival_log_remove(catalogue, version);
+                survival_log_forget(catalogue);
         if (forget && !ended)
                 memory_unlink_all(&catalogue->memory);
         catalogue_unlock(catalogue);

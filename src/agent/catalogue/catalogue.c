@@ -108,10 +108,44 @@ void catalogue_lock(struct catalogue *catalogue)
         log_hold();
 }
 
-/* Whether lines of the log, or files, were described under the lock and are not written yet. */
+/* Whether lines of the log, or files, were described under the lock and are not written yet, or are to be described. */
 static bool has_writes(const struct catalogue *catalogue)
 {
-        return log_is_held() || memory_files_are_due(&catalogue->memory.files);
+        return catalogue->marked || log_is_held() || memory_files_are_due(&catalogue->memory.files);
+}
+
+void version_mark(struct catalogue *catalogue, struct version *version)
+{
+        if (version->is_marked)
+                return;
+        version->is_marked = true;
+        version->next_marked = catalogue->marked;
+        catalogue->marked = version;
+}
+
+void version_mark_files(struct catalogue *catalogue, struct version *version)
+{
+        version->files_changed = true;
+        version_mark(catalogue, version);
+}
+
+void version_describe(struct catalogue *catalogue, struct version *version)
+{
+        struct version **link = &catalogue->marked;
+
+        if (!version->is_marked)
+                return;
+        while (*link != version)
+                link = &(*link)->next_marked;
+        *link = version->next_marked;
+        version->is_marked = false;
+        survival_log_write(catalogue, version);
+}
+
+static void describe_marked(struct catalogue *catalogue)
+{
+        while (catalogue->marked)
+                version_describe(catalogue, catalogue->marked);
 }
 
 /* Call without the lock. A file that could not be written is described anew, or its loss is logged. */
@@ -193,8 +227,10 @@ void catalogue_unlock(struct catalogue *catalogue)
 {
         uint32_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
-        uint64_t number = memory_files_added(&catalogue->memory.files);
+        uint64_t number;
 
+        describe_marked(catalogue);
+        number = memory_files_added(&catalogue->memory.files);
         lock_give(&catalogue->catalogue_lock);
         write_described(catalogue, number); /* first: a thread that is woken before would wait for the same file */
         if (wakes)
@@ -214,6 +250,7 @@ static void wake_with_lock(struct catalogue *catalogue)
 void catalogue_unlock_last(struct catalogue *catalogue)
 {
         wake_with_lock(catalogue);
+        describe_marked(catalogue);
         lock_give(&catalogue->catalogue_lock);
         log_let_go();
 }
@@ -287,12 +324,13 @@ void catalogue_signal_event(struct catalogue *catalogue)
         catalogue->wakes |= WAKE_EVENT;
 }
 
-void version_signal(struct catalogue *catalogue, const struct version *version)
+void version_changed(struct catalogue *catalogue, struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
         /* Without a storage path there is nothing to persist. */
         uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0;
 
+        version_mark(catalogue, version);
         signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
 

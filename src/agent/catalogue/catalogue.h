@@ -12,7 +12,8 @@
  * No file is opened or changed under the lock; builds with tests check that (os/lock.h). Survival logs, publish
  * lists and the agent's own log describe what the catalogue holds. So their bytes are made under the lock, and
  * catalogue_unlock writes them after it has released the lock and before its caller can answer a client
- * (memory_files.h).
+ * (memory_files.h). A change of a version marks it. catalogue_unlock makes the survival log's record of each marked
+ * version, and wakes the threads and clients that wait for a change: once for all changes under the lock.
  *
  * What one room keeps of a version or a job is a struct of that room, in <room>/..._state.h. Other rooms read it, and
  * change it by the room's functions. The catalogue begins and ends it, and the survival log restores it.
@@ -96,7 +97,7 @@ struct part {
 };
 /* One writing of one tag. State that only one room needs is in that room's struct. */
 struct version {
-        struct version *next, *next_live;
+        struct version *next, *next_live, *next_marked;
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* kept here because loops over all versions compare them */
         struct job *job;
         uint64_t id, generation, sequence;
@@ -124,6 +125,8 @@ struct version {
         bool line_due;     /* its line was given before storage was read */
         bool superseded;   /* left memory before it was due to be persisted, or was replaced by a later writing of its tag */
         bool recorded;     /* the history has its line */
+        bool is_marked;    /* catalogue_unlock describes it in the survival log */
+        bool files_changed; /* the next description has all files again */
         bool is_tombstone; /* it is not in job->live */
         bool adopted;      /* adopted from an earlier agent's survival log */
         int64_t adopted_ns; /* when it was adopted */
@@ -223,6 +226,7 @@ struct catalogue {
         pthread_cond_t moved, work, clock, pages, copy, event;
         struct waiter *waiters;
         uint32_t wakes; /* the conditions that were signalled while the lock is held */
+        struct version *marked; /* the versions that were marked while the lock is held */
         struct memory memory;
         struct evictions evictions[NOTICE_CLOUDS];
         struct job *jobs;
@@ -313,8 +317,14 @@ struct version *catalogue_version(struct catalogue *catalogue, uint64_t id);
 struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct image_loan **ret_loan);
 /* The only way to change a state: checks the table, records the time, wakes waiters. A version that fails must have version->error set. */
 void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state);
-/* catalogue_signal, but of the waiters for versions only those of this version are checked. */
-void version_signal(struct catalogue *catalogue, const struct version *version);
+/* Call after a change that the survival log records: catalogue_unlock describes the version there, once for all changes under the lock. */
+void version_mark(struct catalogue *catalogue, struct version *version);
+/* Describes a marked version at once: it will not be there when the lock is released. */
+void version_describe(struct catalogue *catalogue, struct version *version);
+/* version_mark, if a file changed that the log already describes. */
+void version_mark_files(struct catalogue *catalogue, struct version *version);
+/* version_mark and catalogue_signal, but of the waiters for versions only those of this version are checked. */
+void version_changed(struct catalogue *catalogue, struct version *version);
 /* A rank has captured and nothing else changed: only waiters for that are checked. */
 void version_signal_captured(struct catalogue *catalogue, const struct version *version);
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
@@ -345,13 +355,13 @@ uint64_t version_size(const struct version *version);
 /* The result in the history; NULL: it has not ended yet. */
 const char *version_result(const struct version *version);
 /* Sets a later generation, because storage already has this one. The files that this version wrote get the new number too. */
-void version_set_generation(struct version *version, uint64_t generation);
+void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation);
 /* files.c. Pointers are valid until the next file is added. */
 struct agent_file *version_file(struct version *version, const char *name); /* NULL: there is none */
 /* The name must be new; the file is zeroed. NULL: an allocation failed. */
 struct agent_file *version_file_add(struct version *version, const char *name);
 void version_file_done(struct catalogue *catalogue, struct agent_file *file); /* frees its image and checksums; the file stays in the list */
-/* version_file_done, and the survival log describes the file again. */
+/* version_file_done and version_mark_files: another file takes its place. */
 void version_file_change(struct catalogue *catalogue, struct version *version, struct agent_file *file);
 void version_files_done(struct catalogue *catalogue, struct version *version);
 

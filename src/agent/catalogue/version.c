@@ -1,4 +1,4 @@
-/* A version: begins, moves from state to state, fails, is forgotten. The survival log records each change of state for the next agent. */
+/* A version: begins, moves from state to state, fails, is forgotten. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,7 +7,6 @@
 
 #include "agent/catalogue/catalogue.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "agent/commit/coverage.h"
 #include "agent/commit/world.h"
 #include "base/error.h"
@@ -83,6 +82,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
                 link = &(*link)->next_live;
         if (*link)
                 *link = version->next_live;
+        version_describe(catalogue, version);
         job->tombstone_count -= version->is_tombstone;
         job->tag_counts[tag_slot(version->tag)]--;
         version_drop_loans(catalogue, version);
@@ -112,8 +112,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
                 version_signal_captured(catalogue, version);
                 return;
         }
-        survival_log_write(catalogue, version);
-        version_signal(catalogue, version);
+        version_changed(catalogue, version);
         if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED || catalogue->has_readers)
                 catalogue_signal_event(catalogue);
 }
@@ -155,8 +154,7 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
                 version->superseded = true;
         version->in_memory = version->persist.failed_by_storage = false;
         unfinished_move(&version->persist.unfinished, &version->job->storage.ended);
-        survival_log_remove(catalogue, version);
-        version_signal(catalogue, version);
+        version_changed(catalogue, version);
 }
 
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
@@ -166,7 +164,7 @@ void version_give_way(struct catalogue *catalogue, struct version *version, uint
                 return;
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
         version->superseded = true;
-        version_signal(catalogue, version);
+        version_changed(catalogue, version);
 }
 
 enum nebula_status version_failure(const struct version *version, struct nebula_error *error)
@@ -190,7 +188,7 @@ void version_replaced(struct catalogue *catalogue, struct version *version)
         if (!version->pins)
                 version_forget_memory(catalogue, version);
         else
-                version_signal(catalogue, version);
+                version_changed(catalogue, version);
 }
 
 struct part *version_part(struct version *version, uint32_t rank)
@@ -276,13 +274,13 @@ const char *version_result(const struct version *version)
         return NULL;
 }
 
-void version_set_generation(struct version *version, uint64_t generation)
+void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation)
 {
         for (size_t i = 0; i < version->file_count; i++)
                 if (version->files[i].generation == version->generation)
                         version->files[i].generation = generation;
         version->generation = generation;
-        survival_log_restate(version);
+        version_mark_files(catalogue, version);
 }
 
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)

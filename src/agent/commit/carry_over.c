@@ -5,7 +5,6 @@
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "store/document.h"
 
 const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
@@ -130,7 +129,7 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         /* Oldest first, then those after it: their order stays. */
         for (; version->sequence <= last; version = oldest_committed(job)) {
                 version->sequence = commit_next_sequence(job);
-                survival_log_write(catalogue, version);
+                version_mark(catalogue, version);
         }
 }
 
@@ -171,7 +170,7 @@ static bool moves(const struct version *version, const struct manifest *manifest
 }
 
 /* Files that were carried over from a writing that moves get its new number. */
-static void move_generation(struct version *version, uint64_t by)
+static void move_generation(struct catalogue *catalogue, struct version *version, uint64_t by)
 {
         for (size_t i = 0; i < version->file_count; i++) {
                 struct agent_file *file = &version->files[i];
@@ -179,17 +178,17 @@ static void move_generation(struct version *version, uint64_t by)
                 if (file->generation != version->generation && file->image && !file->stored)
                         file->generation += by;
         }
-        version_set_generation(version, version->generation + by);
+        version_set_generation(catalogue, version, version->generation + by);
 }
 
 /* The list is newest first. The oldest shows if any of them moves. */
-static void move_generations(struct job *job)
+static void move_generations(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
 
                 if (manifest && moves(version, manifest))
-                        move_generation(version, manifest->generation);
+                        move_generation(catalogue, version, manifest->generation);
         }
 }
 
@@ -266,7 +265,7 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->ancestry.carries_from && version->in_memory && !version->stored && !version->superseded)
                         carry_over_late(version, carry_over_stored_manifest(job, version->tag));
-        move_generations(job);
+        move_generations(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
 
@@ -279,5 +278,5 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next)
                 if (!version->stored && !version->superseded && lifecycle_complete(version->life.state))
-                        survival_log_write(catalogue, version);
+                        version_mark(catalogue, version);
 }

@@ -8,7 +8,6 @@
 #include "agent/commit/commit_private.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "agent/commit/world.h"
 #include "base/error.h"
 #include "image/image.h"
@@ -277,7 +276,7 @@ struct image_loan *commit_loan(struct catalogue *catalogue, struct session *sess
 void commit_end_loan(struct catalogue *catalogue, struct version *version, struct image_loan *loan)
 {
         drop_loan(catalogue, version, loan);
-        survival_log_write(catalogue, version);
+        version_mark(catalogue, version);
         commit_check(catalogue, version);
 }
 
@@ -293,13 +292,6 @@ const struct image_loan *commit_loan_of(const struct version *version, uint32_t 
 bool commit_rank_copies(const struct version *version, uint32_t rank)
 {
         return commit_loan_of(version, rank) != NULL;
-}
-
-void commit_check_and_note(struct catalogue *catalogue, struct version *version)
-{
-        commit_check(catalogue, version);
-        if (commit_open(version))
-                survival_log_write(catalogue, version);
 }
 
 static void part_close(struct part *part)
@@ -361,7 +353,8 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         if (request->commits)
                 part_close(part);
         version->activity_ns = os->now_ns();
-        commit_check_and_note(catalogue, version);
+        version_mark(catalogue, version);
+        commit_check(catalogue, version);
         version_signal_captured(catalogue, version);
         if (request->commits)
                 signal_closed(catalogue, version);
@@ -433,7 +426,8 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
                 return NEBULA_NO_MEMORY;
         part_close(part);
         version->activity_ns = os->now_ns();
-        commit_check_and_note(catalogue, version);
+        version_mark(catalogue, version);
+        commit_check(catalogue, version);
         signal_closed(catalogue, version);
         return NEBULA_OK;
 }

@@ -77,6 +77,7 @@ void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t ra
                     (except && !strcmp(version->tag, except)) || (!part->file_count && !commit_rank_copies(version, rank)))
                         continue;
                 part->closed = true;
+                version_mark(catalogue, version);
                 commit_check(catalogue, version);
         }
 }
@@ -97,8 +98,10 @@ void commit_close_dead(struct catalogue *catalogue, struct job *job)
                                 continue;
                         part->closed = closes = true;
                 }
-                if (closes)
-                        commit_check_and_note(catalogue, version);
+                if (!closes)
+                        continue;
+                version_mark(catalogue, version);
+                commit_check(catalogue, version);
         }
 }
 
@@ -122,6 +125,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
         } else if (part->closed) {
                 return true;
         } else if (!version->file_count && !version->loans && version->part_count == 1 && !version->pins) {
+                version_forget_memory(catalogue, version);
                 version_free(catalogue, version); /* the session only attached to the job, perhaps to read */
                 return false;
         } else if (version->file_goal == NEBULA_FILES_OPEN) {

@@ -16,9 +16,6 @@
 /* The loan of a file that this rank still copies; NULL: none. */
 const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank);
 bool commit_rank_copies(const struct version *version, uint32_t rank);
-/* Applies the rule, wakes the waiters if the state changes, and writes one record to the survival log. No client hears of a change
- * before the lock is released. */
-void commit_check_and_note(struct catalogue *catalogue, struct version *version);
 
 /* commit_end.c */
 /* Fails a version that waits for a rank that left before it had begun the version. */

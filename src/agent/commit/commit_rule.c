@@ -149,7 +149,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         catalogue_forget_hints(catalogue, version->job);
         catalogue_retain(catalogue, version->job, version->job->settings.retention_count);
         version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
-        version_signal(catalogue, version); /* there may be room now, and pages to give back */
+        version_changed(catalogue, version); /* there may be room now, and pages to give back */
 }
 
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)

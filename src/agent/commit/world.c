@@ -6,7 +6,6 @@
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "agent/persist/storage.h"
 #include "agent/commit/world_private.h"
 #include "agent/persist/worker.h"
@@ -77,8 +76,7 @@ void world_captured(struct catalogue *catalogue, struct version *version)
                 version->nodes.announce_sequence = commit_next_sequence(version->job);
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
-        survival_log_write(catalogue, version);
-        catalogue_signal(catalogue);
+        version_changed(catalogue, version);
 }
 
 static bool has_come(const struct version *version, uint32_t rank)
@@ -230,7 +228,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         }
         if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
-        version_set_generation(version, committed->generation);
+        version_set_generation(catalogue, version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
         world_keep_decision(version, committed);
@@ -327,7 +325,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
                 if (older->nodes.writing >= version->nodes.writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
                         version->nodes.writing = older->nodes.writing + 1;
         if (version->nodes.writing != before)
-                survival_log_write(catalogue, version);
+                version_mark(catalogue, version);
         return NEBULA_OK;
 }
 

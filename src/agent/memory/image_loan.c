@@ -6,7 +6,6 @@
 #include "agent/memory/image_loan.h"
 #include "agent/memory/page_maker.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "agent/memory/spill.h"
 #include "agent/persist/worker.h"
 #include "base/error.h"
@@ -279,6 +278,6 @@ void image_loan_record(struct catalogue *catalogue, uint64_t version_id)
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
         if (version && commit_open(version))
-                survival_log_write(catalogue, version);
+                version_mark(catalogue, version);
         catalogue_unlock(catalogue);
 }

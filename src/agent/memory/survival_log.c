@@ -19,18 +19,33 @@ static void lose_log(struct version *version, int result)
         version->survival.bytes = 0;
 }
 
+static void remove_log(struct catalogue *catalogue, struct version *version)
+{
+        if (!version->survival.is_logged)
+                return;
+        memory_files_remove(&catalogue->memory, version->survival.file, version->id, ".version");
+        memory_file_drop(version->survival.file);
+        version->survival.file = NULL;
+        version->survival.is_logged = false;
+        version->survival.bytes = 0;
+}
+
 void survival_log_write(struct catalogue *catalogue, struct version *version)
 {
         struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !commit_open(version) };
         size_t size;
         bool appends;
 
-        if (!catalogue->memory.directory[0] || !version->in_memory)
+        if (!catalogue->memory.directory[0] || version->survival.is_forgotten)
                 return;
-        if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED) {
-                survival_log_remove(catalogue, version); /* the next agent must not take it for the newest generation of its tag */
+        /* The next agent must not take a version that gave way for the newest generation of its tag. */
+        if (!version->in_memory || (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED)) {
+                remove_log(catalogue, version);
                 return;
         }
+        if (version->files_changed)
+                version->survival.file_count = 0;
+        version->files_changed = false;
         appends = version->survival.bytes && version->survival.bytes < LOG_GROWS_TO + 2 * version->survival.begun_bytes;
         if (!version->survival.file)
                 version->survival.file = memory_file_new();
@@ -49,20 +64,13 @@ void survival_log_write(struct catalogue *catalogue, struct version *version)
         version->survival.is_logged = true;
 }
 
-void survival_log_restate(struct version *version)
+void survival_log_forget(struct catalogue *catalogue)
 {
-        version->survival.file_count = 0;
-}
-
-void survival_log_remove(struct catalogue *catalogue, struct version *version)
-{
-        if (!version->survival.is_logged)
-                return;
-        memory_files_remove(&catalogue->memory, version->survival.file, version->id, ".version");
-        memory_file_drop(version->survival.file);
-        version->survival.file = NULL;
-        version->survival.is_logged = false;
-        version->survival.bytes = 0;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next) {
+                        remove_log(catalogue, version);
+                        version->survival.is_forgotten = true;
+                }
 }
 
 void survival_log_mend(struct catalogue *catalogue, const struct memory_file_task *failed)

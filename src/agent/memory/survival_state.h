@@ -12,6 +12,7 @@ struct memory_file;
 
 struct version_survival {
         bool is_logged;           /* it has a survival log */
+        bool is_forgotten;        /* it gets none any more */
         struct memory_file *file; /* that log, for the thread that writes it; never NULL while `is_logged` is set */
         uint64_t bytes;           /* size of the log as this agent has described it; 0: begin a new log */
         uint64_t begun_bytes;     /* size of the log's first record */

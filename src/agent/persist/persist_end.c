@@ -3,7 +3,6 @@
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/survival_log.h"
 #include "agent/persist/persist_private.h"
 
 /* Adds the files of other nodes, which are now in storage. */
@@ -53,10 +52,8 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
                         continue;
                 for (size_t i = 0; i < version->file_count; i++)
                         told = report_later(later, &version->files[i]) || told;
-                if (told) {
-                        survival_log_restate(later);
-                        survival_log_write(catalogue, later);
-                }
+                if (told)
+                        version_mark_files(catalogue, later);
         }
 }
 
@@ -81,7 +78,7 @@ static bool make_known(struct plan *plan, bool is_writer)
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version_set_generation(version, written->generation);
+        version_set_generation(catalogue, version, written->generation);
         version->sequence = written->sequence;
         version->line = written->line;
         commit_saw_sequence(job, written->sequence);

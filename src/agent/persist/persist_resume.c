@@ -1,7 +1,6 @@
 /* An attempt goes on with the uploads of one that was interrupted: the agent was killed, or storage failed. Both have the same keys, since they
  * have the name of one try. They may share it because the first one has not written its record: nothing that it made can be seen, and no
  * request is under way that would make it visible. */
-#include "agent/memory/survival_log.h"
 #include "agent/persist/persist_private.h"
 #include "os/os.h"
 
@@ -23,8 +22,8 @@ static void report_began(void *argument, const char *key, const char *text, bool
         catalogue_lock(plan->catalogue);
         version->persist.unfinished.attempt = plan->attempt;
         unfinished_set(&version->persist.unfinished, key, text);
-        if (is_last && version->survival.is_logged)
-                survival_log_write(plan->catalogue, version);
+        if (is_last)
+                version_mark(plan->catalogue, version);
         catalogue_unlock(plan->catalogue);
 }
 
@@ -41,8 +40,8 @@ void persist_end_try(struct plan *plan)
         catalogue_lock(plan->catalogue);
         is_any = version->persist.unfinished.count;
         unfinished_move(&version->persist.unfinished, &plan->unfinished);
-        if (is_any && version->survival.is_logged)
-                survival_log_write(plan->catalogue, version);
+        if (is_any)
+                version_mark(plan->catalogue, version);
         catalogue_unlock(plan->catalogue);
 }
 

@@ -1,4 +1,6 @@
 /* The survival log of a version: at whatever point an agent is killed, the next one reads a state that the version had. */
+#include <errno.h>
+
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/memory/survival_record.h"
@@ -296,6 +298,42 @@ static void a_file_more_is_noted_alone(void)
         os_remove_tree(root);
 }
 
+static void changes_under_one_lock_are_one_record_that_the_file_has_when_the_lock_is_released(void)
+{
+        struct bench bench;
+        struct version *version;
+        char path[200];
+        struct os_stat stat;
+        uint64_t before;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        catalogue_lock(&bench.catalogue);
+        before = version->survival.bytes;
+        version_mark(&bench.catalogue, version);
+        version_mark_files(&bench.catalogue, version);
+        version_changed(&bench.catalogue, version);
+        CHECK(version->survival.bytes == before);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(version->survival.bytes > before && version->survival.bytes <= before + version->survival.begun_bytes + 1024);
+        CHECK(!os->stat(path, false, &stat) && stat.size == version->survival.bytes);
+
+        catalogue_lock(&bench.catalogue);
+        version_mark(&bench.catalogue, version);
+        version_forget_memory(&bench.catalogue, version);
+        CHECK(!os->stat(path, false, &stat));
+        catalogue_unlock(&bench.catalogue);
+        CHECK(os->stat(path, false, &stat) == -ENOENT);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
 static const struct version *of_tag(const struct bench *bench, const char *tag)
 {
         const struct version *version = bench->job->versions;
@@ -510,6 +548,7 @@ TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_t
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
          TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),
+         TEST(changes_under_one_lock_are_one_record_that_the_file_has_when_the_lock_is_released),
          TEST(a_mapped_image_is_never_written_again_by_any_agent),
          TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_loan_that_was_not_noted_leaves_no_image),
          TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),
