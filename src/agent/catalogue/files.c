@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/catalogue/catalogue.h"
 
 #define SLOT_COUNT_MIN 16u
@@ -77,9 +78,9 @@ void version_file_change(struct catalogue *catalogue, struct version *version, s
 void version_file_done(struct catalogue *catalogue, struct agent_file *file)
 {
         if (file->image)
-                memory_drop(&catalogue->memory, file->image);
+                memory_drop(catalogue->memory, file->image);
         if (file->sparse)
-                memory_drop(&catalogue->memory, file->sparse);
+                memory_drop(catalogue->memory, file->sparse);
         free(file->chunks);
         file->image = file->sparse = NULL;
         file->chunks = NULL;

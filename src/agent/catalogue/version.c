@@ -6,30 +6,15 @@
 #include <string.h>
 
 #include "agent/catalogue/catalogue.h"
+#include "agent/catalogue/room.h"
 #include "agent/log.h"
-#include "agent/commit/coverage.h"
-#include "agent/commit/world.h"
+#include "agent/memory/memory.h"
 #include "base/error.h"
 #include "os/os.h"
 
-/* FNV-1a. */
-static size_t tag_slot(const char *tag)
-{
-        uint32_t hash = 2166136261u;
-
-        for (; *tag; tag++)
-                hash = (hash ^ (unsigned char)*tag) * 16777619u;
-        return (hash ^ hash >> 16) % TAG_SLOTS;
-}
-
-bool job_may_have(const struct job *job, const char *tag)
-{
-        return job->tag_counts[tag_slot(tag)];
-}
-
 struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
 {
-        struct version *version = calloc(1, sizeof *version);
+        struct version *version = room_new_version(catalogue->rooms, sizeof *version);
 
         if (!version) {
                 error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", tag);
@@ -41,17 +26,17 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         snprintf(version->run, sizeof version->run, "%s", job->run);
         version->step = name_step(tag);
         version->generation = 1;
-        version->ancestry.beginning = job->runs.beginning;
         version->world = job->settings.world;
-        version->nodes.writing = world_next_writing(job, tag, version->run);
         version->file_goal = NEBULA_FILES_OPEN;
         version->activity_ns = os->now_ns();
         lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_begins)
+                        (*room)->version_begins(version);
         version->next = job->versions;
         version->next_live = job->live;
         job->versions = job->live = version;
-        job->tag_counts[tag_slot(version->tag)]++;
-        (void)catalogue;
+        job->tag_counts[job_tag_slot(version->tag)]++;
         return version;
 }
 
@@ -64,7 +49,7 @@ void version_drop_loans(struct catalogue *catalogue, struct version *version)
                 /* The trainer may still be copying into the image: never lend it again. */
                 loan->image->exposed = true;
                 memory_set_copied(loan->image, IMAGE_GIVEN_UP);
-                memory_drop(&catalogue->memory, loan->image);
+                memory_drop(catalogue->memory, loan->image);
                 free(loan);
         }
 }
@@ -84,16 +69,14 @@ void version_free(struct catalogue *catalogue, struct version *version)
                 *link = version->next_live;
         version_describe(catalogue, version);
         job->tombstone_count -= version->is_tombstone;
-        job->tag_counts[tag_slot(version->tag)]--;
+        job->tag_counts[job_tag_slot(version->tag)]--;
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
-        memory_file_drop(version->survival.file);
-        unfinished_done(&version->persist.unfinished);
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_ends)
+                        (*room)->version_ends(version);
         free(version->parts);
         free(version->idle_parts);
-        free(version->nodes.covered);
-        coverage_free(version->nodes.coverage);
-        free(version->nodes.decided);
         free(version);
 }
 
@@ -128,12 +111,12 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
         error_set(&version->error, status, 0, "%s", message); /* error_set repairs a character that was cut */
-        if (version->ancestry.gives_way)
-                version->job->runs.given_way_count++;
-        version->persist.failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
+        if (version->gives_way)
+                version->job->given_way_count++;
+        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
         log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
-        if (!version->persist.failed_by_storage)
+        if (!version->failed_by_storage)
                 version_forget_memory(catalogue, version);
 }
 
@@ -144,22 +127,24 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
                 struct agent_file *file = &version->files[i];
 
                 if (file->image)
-                        memory_drop(&catalogue->memory, file->image);
+                        memory_drop(catalogue->memory, file->image);
                 if (file->sparse)
-                        memory_drop(&catalogue->memory, file->sparse);
+                        memory_drop(catalogue->memory, file->sparse);
                 file->sparse = NULL;
                 file->image = NULL;
         }
         if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
                 version->superseded = true;
-        version->in_memory = version->persist.failed_by_storage = false;
-        unfinished_move(&version->persist.unfinished, &version->job->storage.ended);
+        version->in_memory = version->failed_by_storage = false;
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_leaves_memory)
+                        (*room)->version_leaves_memory(version);
         version_changed(catalogue, version);
 }
 
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
 {
-        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->nodes.spread || version->superseded ||
+        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->is_spread || version->superseded ||
             !lifecycle_complete(version->life.state))
                 return;
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
@@ -226,7 +211,7 @@ bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t
 
 bool version_whole_in_memory(const struct version *version)
 {
-        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->persist.failed_by_storage))
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
                 return false;
         for (size_t i = 0; i < version->file_count; i++)
                 if (!version->files[i].image && !version->stored)
@@ -246,7 +231,7 @@ bool version_unsaved(const struct version *version)
 
         if (!job->persist_path[0] || !persistable(version))
                 return false;
-        if (version->persist.wanted || job->settings.persist_interval_s <= 0)
+        if (version->wanted || job->settings.persist_interval_s <= 0)
                 return true;
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
@@ -300,7 +285,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
-        version->nodes.writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
+        version->writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {
@@ -316,4 +301,25 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 file->stored = true;
         }
         return version;
+}
+
+struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->id == id)
+                                return version;
+        return NULL;
+}
+
+struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct image_loan **ret_loan)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->live; version; version = version->next_live)
+                        for (struct image_loan *loan = version->loans; loan; loan = loan->next)
+                                if (loan->image->id == image_id) {
+                                        *ret_loan = loan;
+                                        return version;
+                                }
+        return NULL;
 }

@@ -8,7 +8,9 @@
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/peers/replica.h"
 #include "agent/persist/storage.h"
+#include "base/vars.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "os/os.h"
@@ -150,7 +152,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         session->job = job;
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
-                session->given_way_reported = job->runs.given_way_count;
+                session->given_way_reported = job->given_way_count;
         }
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;
@@ -175,7 +177,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 ancestry_begin(job, hello->run);
         /* No trainer was here since: a person may have moved versions away meanwhile. */
         if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && catalogue_session_count(catalogue, job) == 1)
-                job->storage.is_scanned = false;
+                job->is_scanned = false;
         catalogue->has_readers |= hello->role == IPC_ROLE_READER;
         if (hello->role == IPC_ROLE_READER && !catalogue_session_count(catalogue, job))
                 storage_take_variables(job, variables); /* else those of the trainers stay */

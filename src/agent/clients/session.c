@@ -1,6 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/memory/image_loan.h"
@@ -41,7 +43,7 @@ static enum nebula_status request_begin(struct connection *connection, const voi
 
 static void list_live(const struct catalogue *catalogue, const struct session *session, struct ipc_granted *granted)
 {
-        for (const struct image *image = catalogue->memory.images; image && granted->live_count < IPC_LIVE_MAX; image = image->next)
+        for (const struct image *image = catalogue->memory->images; image && granted->live_count < IPC_LIVE_MAX; image = image->next)
                 if (image->owner_nonce == session->nonce)
                         granted->live_ids[granted->live_count++] = image->id;
 }
@@ -57,7 +59,7 @@ static enum nebula_status duplicate(struct catalogue *catalogue, struct image *i
         catalogue_unlock(catalogue);
         status = memory_duplicate(image, ret_fd, error);
         catalogue_lock(catalogue);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         return status;
 }
 
@@ -161,7 +163,7 @@ static enum nebula_status request_prepare(struct connection *connection, const v
         const struct ipc_prepare *prepare = payload;
 
         catalogue_lock(connection->catalogue);
-        catalogue_hint(connection->catalogue, connection->session, prepare->size);
+        policy_hint(connection->catalogue, connection->session, prepare->size);
         catalogue_unlock(connection->catalogue);
         return NEBULA_OK;
 }
@@ -175,7 +177,7 @@ static enum nebula_status request_spare(struct connection *connection, const voi
         uint64_t before = 0;
 
         catalogue_lock(connection->catalogue);
-        image = catalogue_spare_image(connection->catalogue, connection->session, &spare->left_count);
+        image = policy_spare_image(connection->catalogue, connection->session, &spare->left_count);
         if (image) {
                 before = image->owner_nonce;
                 image->owner_nonce = connection->session->nonce; /* now, so that no other session gets it meanwhile */

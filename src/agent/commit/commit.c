@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/persist/progress.h"
+#include "agent/memory/memory.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit_private.h"
 #include "agent/commit/lineage.h"
@@ -62,7 +64,7 @@ static bool rank_may_add(struct version *version, const struct session *session)
         if (session->rank >= version->world)
                 return false;
         /* A share that was announced to other nodes does not change. A rank without a part may still join. */
-        if (version->nodes.spread && part && version->file_goal <= 0)
+        if (version->is_spread && part && version->file_goal <= 0)
                 return commit_open(version) && !part->closed;
         return commit_open(version) &&
                (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
@@ -97,8 +99,8 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                 return NULL;
         if (strcmp(version->run, session->run)) { /* the job may have a later run */
                 memcpy(version->run, session->run, sizeof version->run);
-                version->nodes.writing = 0; /* it is no writing before itself */
-                version->nodes.writing = world_next_writing(job, tag, version->run);
+                version->writing = 0; /* it is no writing before itself */
+                version->writing = world_next_writing(job, tag, version->run);
         }
         version->generation = generation + 1;
         version->world = session->world;
@@ -207,7 +209,7 @@ static void drop_loan(struct catalogue *catalogue, struct version *version, stru
                 link = &(*link)->next;
         *link = loan->next;
         memory_set_copied(loan->image, IMAGE_GIVEN_UP);
-        memory_drop(&catalogue->memory, loan->image);
+        memory_drop(catalogue->memory, loan->image);
         free(loan);
 }
 
@@ -303,7 +305,7 @@ static void part_close(struct part *part)
 /* Other nodes and the clock of commit_quiet may wait for this part alone. */
 static void signal_closed(struct catalogue *catalogue, const struct version *version)
 {
-        if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
+        if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal(catalogue);
 }
 
@@ -358,7 +360,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         version_signal_captured(catalogue, version);
         if (request->commits)
                 signal_closed(catalogue, version);
-        else if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
+        else if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
@@ -377,7 +379,7 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
                 memory_set_copied(loan->image, request->size);
         }
         loan->commits = request->commits != 0;
-        if (!version->persist.tried_ahead)
+        if (!version_progress(version).tried_ahead)
                 catalogue_signal_workers(catalogue);
         return NEBULA_OK;
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit/slots_private.h"
 #include "agent/commit/commit_private.h"
 #include "agent/clients/session.h"
 #include "agent/persist/worker.h"
@@ -11,12 +12,12 @@ void commit_session_began(const struct session *session)
 {
         struct job *job = session->job;
 
-        if (strcmp(job->runs.gone_run, session->run))
-                job->runs.gone_count = 0;
-        memcpy(job->runs.gone_run, session->run, sizeof job->runs.gone_run);
-        for (size_t i = 0; i < job->runs.gone_count; i++)
-                if (job->runs.gone[i].rank == session->rank)
-                        job->runs.gone[i--] = job->runs.gone[--job->runs.gone_count];
+        if (strcmp(job->runs->gone_run, session->run))
+                job->runs->gone_count = 0;
+        memcpy(job->runs->gone_run, session->run, sizeof job->runs->gone_run);
+        for (size_t i = 0; i < job->runs->gone_count; i++)
+                if (job->runs->gone[i].rank == session->rank)
+                        job->runs->gone[i--] = job->runs->gone[--job->runs->gone_count];
 }
 
 static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
@@ -37,11 +38,11 @@ static void remember_gone(const struct catalogue *catalogue, const struct sessio
         if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
                 return;
         commit_session_began(session);
-        gone = realloc(job->runs.gone, (job->runs.gone_count + 1) * sizeof *gone);
+        gone = realloc(job->runs->gone, (job->runs->gone_count + 1) * sizeof *gone);
         if (!gone)
                 return;
-        gone[job->runs.gone_count++] = (struct gone){ session->rank, session->pid };
-        job->runs.gone = gone;
+        gone[job->runs->gone_count++] = (struct gone){ session->rank, session->pid };
+        job->runs->gone = gone;
 }
 
 /* A rank that this version waits for and that left before it had begun the version; NULL: none. */
@@ -49,11 +50,11 @@ static const struct gone *missed_rank(struct version *version)
 {
         const struct job *job = version->job;
 
-        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->runs.gone_run))
+        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->runs->gone_run))
                 return NULL;
-        for (size_t i = 0; i < job->runs.gone_count; i++)
-                if (job->runs.gone[i].rank < version->world && !version_part(version, job->runs.gone[i].rank))
-                        return &job->runs.gone[i];
+        for (size_t i = 0; i < job->runs->gone_count; i++)
+                if (job->runs->gone[i].rank < version->world && !version_part(version, job->runs->gone[i].rank))
+                        return &job->runs->gone[i];
         return NULL;
 }
 
@@ -148,7 +149,7 @@ static void job_deserted(struct catalogue *catalogue, struct job *job)
         for (struct version *version = job->versions; version; version = version->next)
                 if (commit_open(version) && !version->adopted) {
                         commit_check(catalogue, version);
-                        if (commit_open(version) && !version->nodes.spread)
+                        if (commit_open(version) && !version->is_spread)
                                 version_fail(catalogue, version, NEBULA_FAILED,
                                              "all trainers left before checkpoint \"%s\" was complete", version->tag);
                 }
@@ -165,7 +166,7 @@ static void want_newest(struct job *job)
                     (!newest || version->sequence > newest->sequence))
                         newest = version;
         if (newest)
-                worker_want(newest);
+                newest->wanted = true;
 }
 
 void commit_session_ended(struct catalogue *catalogue, struct session *session)
@@ -184,7 +185,7 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                         next = version->next; /* the completion of this version may have freed the next one in the list */
         }
         if (!catalogue_session_count(catalogue, session->job)) {
-                session->job->runs.stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
+                session->job->runs->stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
                 job_deserted(catalogue, session->job);
         }
         want_newest(session->job);

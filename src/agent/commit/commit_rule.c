@@ -1,4 +1,7 @@
 /* The rule by which a version is complete, and forecasts of it. */
+#include "agent/commit/slots_private.h"
+#include "agent/memory/memory.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit_private.h"
 #include "agent/commit/lineage.h"
@@ -107,7 +110,7 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
 {
         bool has_begun = false;
 
-        if (!commit_open(version) || version->generation != 1 || version->adopted || version->nodes.spread ||
+        if (!commit_open(version) || version->generation != 1 || version->adopted || version->is_spread ||
             world_is_spread((struct catalogue *)catalogue, version))
                 return false;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
@@ -126,10 +129,10 @@ void commit_check(struct catalogue *catalogue, struct version *version)
                 return;
         if (world_is_spread(catalogue, version)) {
                 if (share_met(catalogue, version)) {
-                        version->nodes.spread = true;
-                        if (version->nodes.carried_parts != version->part_count)
+                        version->is_spread = true;
+                        if (version->nodes->carried_parts != version->part_count)
                                 carry_over(version);
-                        version->nodes.carried_parts = version->part_count;
+                        version->nodes->carried_parts = version->part_count;
                         world_captured(catalogue, version);
                 }
                 return;
@@ -146,9 +149,9 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         lineage_set(version, commit_next_sequence(version->job));
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_forget_hints(catalogue, version->job);
-        catalogue_retain(catalogue, version->job, version->job->settings.retention_count);
-        version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
+        policy_forget_hints(catalogue, version->job);
+        policy_retain(catalogue, version->job, version->job->settings.retention_count);
+        version->job->spare_due = policy_spare_bytes(catalogue, version->job) > 0;
         version_changed(catalogue, version); /* there may be room now, and pages to give back */
 }
 
@@ -161,7 +164,7 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
                         int64_t at;
 
                         if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans ||
-                            !version->file_count || version->nodes.spread)
+                            !version->file_count || version->is_spread)
                                 continue;
                         at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
                         if (at > now_ns) {

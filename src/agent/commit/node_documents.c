@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
 #include "agent/commit/world_private.h"
 #include "base/error.h"
@@ -135,14 +136,14 @@ enum nebula_status world_count_writings(struct store *store, const struct captur
 
 void world_describe_committed(const struct version *version, struct committed *ret_committed)
 {
-        const struct version_nodes *nodes = &version->nodes;
+        const struct version_nodes *nodes = version->nodes;
 
         memset(ret_committed, 0, sizeof *ret_committed);
         world_fill_of(version, &ret_committed->of);
         ret_committed->generation = version->generation;
         ret_committed->sequence = version->sequence;
         ret_committed->line = version->line;
-        ret_committed->persist = version->persist.wanted;
+        ret_committed->persist = version->wanted;
         ret_committed->node_count = nodes->decided_nodes;
         ret_committed->ranks = nodes->decided ? calloc(nodes->decided_count, sizeof *nodes->decided) : NULL;
         if (!ret_committed->ranks)

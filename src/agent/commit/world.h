@@ -40,7 +40,19 @@ enum nebula_status world_read_committed(struct store *store, const struct announ
 void world_fill_of(const struct version *version, struct announce_of *of);
 /* Writes "waits for ranks 2, 5 of 8"; empty if the version does not wait. */
 void world_missing(const struct version *version, char *text, size_t size);
-/* The pause in ns after `count` looks that found nothing new. */
-int64_t world_back_off(uint32_t count);
+/* Whether this node decides, and writes the manifest. */
+bool world_leads(const struct version *version);
+/* Since when this node waits for others, and when it last heard of one. */
+int64_t world_waiting_since_ns(const struct version *version);
+int64_t world_heard_ns(const struct version *version);
+/* When this node looks again, how often it has looked, and the next time, a longer pause later. */
+int64_t world_poll_at_ns(const struct version *version);
+uint32_t world_poll_count(const struct version *version);
+void world_look_later(struct version *version, int64_t now_ns);
+/* This node's share is in storage: the wait for the others begins. */
+void world_await(struct version *version);
+/* For the survival log: the sequence of the version's announcement; 0: it was not announced. An adopted version is announced again. */
+uint64_t world_announce_sequence(const struct version *version);
+void world_adopt(struct version *version, uint64_t announce_sequence, bool is_spread);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
 #include "agent/log.h"
 #include "base/error.h"

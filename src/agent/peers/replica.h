@@ -23,11 +23,17 @@
 
 struct replica;
 
+#define REPLICA_MAX 8 /* copies of a version; each takes its size in another node's memory and on the network */
+
 enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error);
 /* Lock held; the catalogue is stopping. False: the thread may still hang in storage. */
 bool replica_ended(const struct catalogue *catalogue);
 /* Call when the catalogue is stopping. Waits for the thread. */
 void replica_stop(struct catalogue *catalogue);
+/* A client waits for the version's copies on other nodes. True: it is the first. Lock held. */
+bool replica_want(struct version *version);
+/* Why the copies that a client waits for are not made yet; "": no reason is known. Lock held. */
+const char *replica_trouble(const struct version *version);
 /* Finds the newest version of the job, or of one tag, that peers hold. *ret_version_id: a version of the job's list that is marked as
  * remote. NEBULA_NOT_FOUND: no member has one that serves this session, or the job asks for no replicas. */
 enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,

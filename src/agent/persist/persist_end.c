@@ -57,16 +57,6 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
         }
 }
 
-/* A later writing of the tag on this node may replace this one, whichever run it belongs to. */
-static void set_base(struct version *version, uint64_t sequence)
-{
-        for (struct version *later = version->job->versions; later; later = later->next)
-                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
-                        later->ancestry.base_sequence = sequence;
-        if (version->ancestry.beginning != version->job->runs.beginning)
-                ancestry_add(version->job, version->run, sequence);
-}
-
 /* Puts the manifest into the job's list. The rules are applied by the agent that wrote the manifest. True: it is the job's newest. */
 static bool make_known(struct plan *plan, bool is_writer)
 {
@@ -82,18 +72,18 @@ static bool make_known(struct plan *plan, bool is_writer)
         version->sequence = written->sequence;
         version->line = written->line;
         commit_saw_sequence(job, written->sequence);
-        known = known_put(&job->storage.known, job->name, written);
+        known = known_put(&job->known, job->name, written);
         if (!known) {
-                known_free(known_take(&job->storage.known, job->name, written->tag)); /* rather none than the one before */
+                known_free(known_take(&job->known, job->name, written->tag)); /* rather none than the one before */
                 known = written;
         }
-        set_base(version, known->sequence);
-        if (version->nodes.spread)
+        ancestry_stored(version, known->sequence);
+        if (version->is_spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
-        is_newest = known_newest(&job->storage.known) == known;
-        job->storage.retain_due = true;
-        job->storage.is_remover = is_writer;
+        is_newest = known_newest(&job->known) == known;
+        job->retain_due = true;
+        job->is_remover = is_writer;
         catalogue_unlock(catalogue);
         return is_newest;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
@@ -23,7 +24,7 @@ void plan_done(struct plan *plan)
         catalogue_lock(plan->catalogue);
         for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
                 if (plan->files[i].image)
-                        memory_drop(&plan->catalogue->memory, plan->files[i].image);
+                        memory_drop(plan->catalogue->memory, plan->files[i].image);
         catalogue_unlock(plan->catalogue);
         writer_done(&plan->writer);
         for (size_t i = 0; i < plan->file_count; i++) {
@@ -82,7 +83,7 @@ static enum nebula_status take_parts(struct plan *plan, struct nebula_error *err
 static bool is_as_planned(struct plan *plan)
 {
         struct version *version = plan->version;
-        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->nodes.spread &&
+        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->is_spread &&
                     version->generation == plan->writer.manifest.generation && version->file_count == plan->file_count;
 
         for (size_t i = 0; same && i < plan->file_count; i++) {
@@ -154,7 +155,7 @@ static void fill_head(struct plan *plan)
         snprintf(manifest->run, sizeof manifest->run, "%s", version->run);
         manifest->generation = version->generation;
         manifest->world = version->world;
-        if (version->nodes.spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
+        if (version->is_spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
                 manifest->host[0] = 0;
 }
 
@@ -169,11 +170,11 @@ enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, str
                 return status;
         catalogue_lock(catalogue);
         plan->attempt = persist_choose_try(version);
-        writing_name(version->job->name, version->run, version->nodes.writing, plan->attempt, plan->writing);
+        writing_name(version->job->name, version->run, version->writing, plan->attempt, plan->writing);
         fill_head(plan);
-        plan->spread = version->nodes.spread;
+        plan->spread = version->is_spread;
         plan->is_ahead = commit_open(version);
-        if (plan->is_ahead ? version->nodes.spread : !lifecycle_complete(version->life.state))
+        if (plan->is_ahead ? version->is_spread : !lifecycle_complete(version->life.state))
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has changed since the agent planned to write it", version->tag);
         if (!status)
                 status = take_parts(plan, error);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/background.h"
 #include "agent/persist/persist_private.h"
 #include "agent/persist/worker.h"
@@ -213,7 +214,7 @@ void storage_unseal(struct catalogue *catalogue, struct image *image)
         seal_begin();
         catalogue_lock(catalogue);
         unmap_unread(image);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
         lock_give(&seal_lock);

@@ -3,6 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/persist/slots_private.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/retain.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
 #include "agent/clients/history.h"
 #include "agent/clients/location.h"
@@ -38,12 +42,12 @@ static bool to_persist(const struct version *version)
 /* Whether anything is pending, or anything that has not failed since `since_ns`. */
 static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
 {
-        if (job->persist.is_busy && (!job->persist.version || job->persist.version->persist.failed_ns < since_ns))
+        if (job->persist->is_busy && (!job->persist->version || job->persist->version->persist->failed_ns < since_ns))
                 return true;
         if (publish_pending((struct catalogue *)catalogue, (struct job *)job, since_ns))
                 return true;
         for (const struct version *version = job->live; version; version = version->next_live)
-                if (to_persist(version) && version_unsaved(version) && version->persist.failed_ns < since_ns)
+                if (to_persist(version) && version_unsaved(version) && version->persist->failed_ns < since_ns)
                         return true;
         return false;
 }
@@ -67,25 +71,20 @@ bool worker_draining(const struct catalogue *catalogue, int64_t since_ns)
 static void want(struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live)
-                version->persist.wanted = version->persist.wanted || to_persist(version);
+                version->wanted = version->wanted || to_persist(version);
 }
 
 /* A client waits, so the next attempts do not wait for a long back-off. */
 static void try_now(struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live)
-                version->persist.retry_at_ns = 0;
-}
-
-void worker_want(struct version *version)
-{
-        version->persist.wanted = true;
+                version->persist->retry_at_ns = 0;
 }
 
 void worker_want_now(struct version *version)
 {
-        version->persist.wanted = true;
-        version->persist.retry_at_ns = 0;
+        version->wanted = true;
+        version->persist->retry_at_ns = 0;
 }
 
 void worker_want_all(struct catalogue *catalogue, struct job *only)
@@ -102,12 +101,12 @@ void worker_want_all(struct catalogue *catalogue, struct job *only)
  * its obstacle, or its size, need not concern the others. */
 static bool is_ready(const struct version *version, int64_t now, int64_t *due)
 {
-        int64_t at = version->persist.retry_at_ns;
+        int64_t at = version->persist->retry_at_ns;
 
-        if (!to_persist(version) || (version->nodes.spread && !version->persist.wanted))
+        if (!to_persist(version) || (version->is_spread && !version->wanted))
                 return false;
-        if (version->nodes.spread && version->nodes.poll_at_ns > at)
-                at = version->nodes.poll_at_ns;
+        if (version->is_spread && world_poll_at_ns(version) > at)
+                at = world_poll_at_ns(version);
         if (at <= now)
                 return true;
         *due = earlier(*due, at);
@@ -120,13 +119,13 @@ static struct version *version_ahead(const struct catalogue *catalogue, const st
         struct persist_entry entry = { .committed = true };
         int64_t at;
 
-        if (!job->persist_path[0] || job->persist.attempt || catalogue->draining)
+        if (!job->persist_path[0] || job->persist->attempt || catalogue->draining)
                 return NULL;
         for (struct version *version = job->live; version; version = version->next_live) {
-                if (version->persist.tried_ahead || !commit_foreseen(catalogue, version))
+                if (version->persist->tried_ahead || !commit_foreseen(catalogue, version))
                         continue;
-                entry.wanted = version->persist.wanted;
-                if (persist_due(&entry, 1, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist.last_start_ns, now, &at) == 0)
+                entry.wanted = version->wanted;
+                if (persist_due(&entry, 1, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist->last_start_ns, now, &at) == 0)
                         return version;
                 *due = earlier(*due, at);
         }
@@ -148,10 +147,10 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         versions = calloc(count, sizeof *versions);
         for (struct version *version = job->live; entries && versions && version; version = version->next_live)
                 if (is_ready(version, now, due)) {
-                        entries[used] = (struct persist_entry){ version->sequence, true, version->persist.wanted };
+                        entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
                         versions[used++] = version;
                 }
-        index = persist_due(entries, used, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist.last_start_ns, now, &at);
+        index = persist_due(entries, used, (int64_t)(job->settings.persist_interval_s * 1e9), job->persist->last_start_ns, now, &at);
         *due = earlier(*due, at);
         struct version *version = index < 0 ? NULL : versions[index];
 
@@ -169,7 +168,7 @@ static struct version *next_version(const struct catalogue *catalogue, const str
                 struct version *version = job->lane != lane ? NULL : is_ahead ? version_ahead(catalogue, job, now, due)
                                                                               : due_version(job, now, due);
 
-                if (version && (!next || job->persist.last_start_ns < next->job->persist.last_start_ns))
+                if (version && (!next || job->persist->last_start_ns < next->job->persist->last_start_ns))
                         next = version;
         }
         return next;
@@ -182,7 +181,7 @@ bool worker_has_other(struct catalogue *catalogue, const struct version *version
         const struct version *next = next_version(catalogue, lane, false, now, &due);
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && ((job->storage.scan_due && job->storage.scan_at_ns <= now) || publish_pending(catalogue, job, INT64_MAX)))
+                if (job->lane == lane && ((job->scan_due && job->storage->scan_at_ns <= now) || publish_pending(catalogue, job, INT64_MAX)))
                         return true;
         return next && next != version;
 }
@@ -207,15 +206,15 @@ static int64_t tried_since(const struct job *job, const struct version *version)
 {
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (to_persist(other) && other->sequence > version->sequence)
-                        return earlier(job->persist.failing_since_ns, version->persist.failing_since_ns);
-        return version->persist.failing_since_ns;
+                        return earlier(job->persist->failing_since_ns, version->persist->failing_since_ns);
+        return version->persist->failing_since_ns;
 }
 
 static void attempt_failed(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
         struct job *job = version->job;
 
-        if (version->ancestry.gives_way) { /* which is no fault of storage */
+        if (version->gives_way) { /* which is no fault of storage */
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
@@ -224,13 +223,13 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        if (!job->persist.attempt++)
-                job->persist.failing_since_ns = now;
-        if (!version->persist.attempt++)
-                version->persist.failing_since_ns = now;
-        version->persist.failed_ns = now;
-        version->persist.retry_at_ns = now + back_off(version->persist.attempt);
-        log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again in %.1f s: %s", version->tag, (double)(version->persist.retry_at_ns - now) / 1e9,
+        if (!job->persist->attempt++)
+                job->persist->failing_since_ns = now;
+        if (!version->persist->attempt++)
+                version->persist->failing_since_ns = now;
+        version->persist->failed_ns = now;
+        version->persist->retry_at_ns = now + back_off(version->persist->attempt);
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again in %.1f s: %s", version->tag, (double)(version->persist->retry_at_ns - now) / 1e9,
                   error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS) {
                 version_fail(catalogue, version, error->status, "the agent gave up after %" PRIu64 " s of tries: %.400s",
@@ -247,12 +246,12 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
  * storage. */
 static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
-        if (now - version->nodes.waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
+        if (now - world_waiting_since_ns(version) >= (int64_t)catalogue->give_up_s * SECOND_NS) {
                 version_fail(catalogue, version, NEBULA_FAILED, "the agent gave up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
                 return;
         }
         version->error = *error;
-        version->nodes.poll_at_ns = now + world_back_off(version->nodes.poll_count++);
+        world_look_later(version, now);
 }
 
 /* Saves to this storage may wait for memory again. So may saves of jobs without storage: every durable version makes room for them. */
@@ -265,19 +264,19 @@ static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
 
 static void attempt_succeeded(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
 {
-        version->persist.seconds = seconds;
-        version->persist.bytes = version_size(version);
+        version->persist->seconds = seconds;
+        version->persist->bytes = version_size(version);
         version->stored = true;
         memset(&version->error, 0, sizeof version->error);
-        memset(&job->storage.error, 0, sizeof job->storage.error);
-        job->persist.attempt = version->persist.attempt = 0;
+        memset(&job->storage->error, 0, sizeof job->storage->error);
+        job->persist->attempt = version->persist->attempt = 0;
         end_vain_waits(catalogue, job->lane);
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         for (struct version *other = job->live; other; other = other->next_live)
                 if (!strcmp(other->tag, version->tag))
                         version_give_way(catalogue, other, version->generation, version->sequence);
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
-                 version->persist.bytes >> 20, seconds);
+                 version->persist->bytes >> 20, seconds);
 }
 
 static bool is_spilled(const struct version *version)
@@ -294,16 +293,16 @@ static bool retain(struct catalogue *catalogue, struct job *job)
         bool has_more;
 
         if (!job->settings.rule_count)
-                job->storage.retain_due = false;
-        if (!job->storage.retain_due || catalogue_resumes(catalogue, job))
+                job->retain_due = false;
+        if (!job->retain_due || catalogue_resumes(catalogue, job))
                 return false;
-        job->storage.retain_due = false;
-        job->persist.is_busy = true;
+        job->retain_due = false;
+        job->persist->is_busy = true;
         catalogue_unlock(catalogue);
         has_more = storage_retain(catalogue, job);
         catalogue_lock(catalogue);
-        job->storage.retain_due |= has_more;
-        job->persist.is_busy = false;
+        job->retain_due |= has_more;
+        job->persist->is_busy = false;
         catalogue_signal(catalogue);
         return true;
 }
@@ -311,18 +310,16 @@ static bool retain(struct catalogue *catalogue, struct job *job)
 /* Removes a version for a client that waits. False: none does. */
 static bool remove_asked(struct catalogue *catalogue, struct job *job)
 {
-        struct asked_removal *removal = job->storage.asked;
+        struct asked_removal *removal = retain_take(job);
 
         if (!removal)
                 return false;
-        job->storage.asked = removal->next;
-        removal->is_taken = true;
-        job->persist.is_busy = true;
+        job->persist->is_busy = true;
         catalogue_unlock(catalogue);
         removal->status = storage_remove_tag(catalogue, job, removal->tag, &removal->error);
         catalogue_lock(catalogue);
         removal->is_done = true;
-        job->persist.is_busy = false;
+        job->persist->is_busy = false;
         catalogue_signal(catalogue);
         return true;
 }
@@ -331,14 +328,14 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
 {
         struct job *job = version->job;
         struct nebula_error error = { 0 };
-        int64_t start = os->now_ns(), last_start = job->persist.last_start_ns;
+        int64_t start = os->now_ns(), last_start = job->persist->last_start_ns;
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->storage.is_scanned, is_ahead = commit_open(version), is_over = false;
+        bool scanned = job->is_scanned, is_ahead = commit_open(version), is_over = false;
 
-        version->persist.tried_ahead = true;
-        job->persist.last_start_ns = start;
-        job->persist.is_busy = true;
-        job->persist.version = version;
+        version->persist->tried_ahead = true;
+        job->persist->last_start_ns = start;
+        job->persist->is_busy = true;
+        job->persist->version = version;
         version->pins++;
         catalogue_unlock(catalogue);
         if (!scanned)
@@ -352,23 +349,23 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
         version->pins--;
-        job->persist.is_busy = false;
-        job->persist.version = NULL;
+        job->persist->is_busy = false;
+        job->persist->version = NULL;
         if (!version->in_memory)
-                unfinished_move(&version->persist.unfinished, &job->storage.ended);
+                unfinished_move(&version->persist->unfinished, &job->storage->ended);
         if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
-                job->persist.last_start_ns = last_start; /* the attempt came before the commit; the version is written again when it is complete */
+                job->persist->last_start_ns = last_start; /* the attempt came before the commit; the version is written again when it is complete */
         } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {
-                job->persist.last_start_ns = last_start; /* it stays due: the back-off decides when, not the interval */
+                job->persist->last_start_ns = last_start; /* it stays due: the back-off decides when, not the interval */
                 attempt_failed(catalogue, version, &error, os->now_ns());
         } else {
                 attempt_succeeded(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
         }
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* retention counts it now */
-        catalogue_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
         if (!status)
                 retain(catalogue, job);
@@ -376,11 +373,11 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
 
 static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
 {
-        if (!job->storage.scan_due)
+        if (!job->scan_due)
                 return false;
-        if (job->storage.scan_at_ns > now)
-                *due = earlier(*due, job->storage.scan_at_ns);
-        return job->storage.scan_at_ns <= now;
+        if (job->storage->scan_at_ns > now)
+                *due = earlier(*due, job->storage->scan_at_ns);
+        return job->storage->scan_at_ns <= now;
 }
 
 static void scan_one(struct catalogue *catalogue, struct job *job)
@@ -388,36 +385,36 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         struct nebula_error error = { 0 };
         enum nebula_status status;
 
-        job->storage.scan_due = false;
-        job->persist.is_busy = true;
+        job->scan_due = false;
+        job->persist->is_busy = true;
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
-        job->persist.is_busy = false;
+        job->persist->is_busy = false;
         if (status) {
-                job->storage.scan_due = true;
-                job->storage.scan_at_ns = os->now_ns() + back_off(++job->storage.scan_attempt);
+                job->scan_due = true;
+                job->storage->scan_at_ns = os->now_ns() + back_off(++job->storage->scan_attempt);
                 log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
         } else {
-                job->storage.scan_at_ns = 0;
-                job->storage.scan_attempt = 0;
+                job->storage->scan_at_ns = 0;
+                job->storage->scan_attempt = 0;
         }
         catalogue_signal(catalogue);
 }
 
 static void end_uploads(struct catalogue *catalogue, struct job *job)
 {
-        struct unfinished ended = job->storage.ended;
+        struct unfinished ended = job->storage->ended;
 
-        job->storage.ended = (struct unfinished){ 0 };
-        job->persist.is_busy = true;
+        job->storage->ended = (struct unfinished){ 0 };
+        job->persist->is_busy = true;
         catalogue_unlock(catalogue);
         storage_end_uploads(catalogue, job, &ended);
         unfinished_done(&ended);
         catalogue_lock(catalogue);
-        job->persist.is_busy = false;
+        job->persist->is_busy = false;
 }
 
 /* Does one piece of storage work of the lane. False: none is due. */
@@ -439,7 +436,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         return true;
                 }
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && job->storage.ended.count) {
+                if (job->lane == lane && job->storage->ended.count) {
                         end_uploads(catalogue, job);
                         return true;
                 }
@@ -482,11 +479,11 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
                 if (job->lane != lane)
                         continue;
-                if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job) ||
-                    job->storage.ended.count || job->storage.asked || job->storage.retain_due)
+                if (catalogue_session_count(catalogue, job) || job->scan_due || worker_pending(catalogue, job) || history_pending(job) ||
+                    job->storage->ended.count || job->storage->asked || job->retain_due)
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
-                        if (version->nodes.spread)
+                        if (version->is_spread)
                                 return true;
         }
         return false;
@@ -590,7 +587,7 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
 
         if (!job->live || has_trainers(catalogue, job))
                 return INT64_MAX;
-        if (catalogue_release(catalogue, job, is_kept) && !is_kept)
+        if (policy_release(catalogue, job, is_kept) && !is_kept)
                 log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has connected for %" PRIu64 " s", job->name,
                           job->persist_path, catalogue->linger_s);
         return is_kept ? until : INT64_MAX;
@@ -601,19 +598,19 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
         int64_t spare_ns = (int64_t)catalogue->linger_s * SECOND_NS < SPARE_IDLE_NS ? (int64_t)catalogue->linger_s * SECOND_NS : SPARE_IDLE_NS;
         int64_t due = INT64_MAX;
 
-        while (!catalogue->connection_count && catalogue_drop_restored(catalogue))
+        while (!catalogue->connection_count && policy_drop_restored(catalogue))
                 pthread_cond_signal(&catalogue->pages);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 due = earlier(due, release_ended(catalogue, job, now));
-                if (catalogue_session_count(catalogue, job) || !memory_free_bytes(&catalogue->memory, job))
+                if (catalogue_session_count(catalogue, job) || !memory_free_bytes(catalogue->memory, job))
                         continue;
                 if (now < job->idle_since_ns + spare_ns) {
                         due = earlier(due, job->idle_since_ns + spare_ns);
                         continue;
                 }
-                for (struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next; image; image = next) {
-                        next = memory_next_free(&catalogue->memory, image, job);
-                        memory_doom(&catalogue->memory, image);
+                for (struct image *image = memory_next_free(catalogue->memory, NULL, job), *next; image; image = next) {
+                        next = memory_next_free(catalogue->memory, image, job);
+                        memory_doom(catalogue->memory, image);
                 }
                 pthread_cond_signal(&catalogue->pages);
         }

@@ -26,9 +26,8 @@ bool worker_pending(const struct catalogue *catalogue, const struct job *job);
 bool worker_draining(const struct catalogue *catalogue, int64_t since_ns);
 /* Whether the worker of this version's storage has other work (lock held). */
 bool worker_has_other(struct catalogue *catalogue, const struct version *version);
-/* The version shall become durable before the interval has passed (lock held). catalogue_signal wakes the worker. */
-void worker_want(struct version *version);
-/* worker_want, and the next attempt does not wait for the pause after a failure (lock held). */
+/* The version shall become durable before the interval has passed, and the next attempt does not wait for the pause after a failure (lock
+ * held). catalogue_signal wakes the worker. */
 void worker_want_now(struct version *version);
 /* Marks every committed version that is in memory as wanted (lock held). */
 void worker_want_all(struct catalogue *catalogue, struct job *job);

@@ -65,7 +65,7 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         publish->replaces = is_directory && replaces;
         strcpy(publish->tag, version->tag);
         strcpy(publish->name, request->name);
-        worker_want(version);
+        version->wanted = true;
         publish_keep_list(catalogue, job);
         catalogue_signal(catalogue);
         return NEBULA_OK;

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "agent/persist/progress.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/publish/publish_private.h"
@@ -114,7 +115,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                         version_forget_memory(catalogue, version);
                 version->stored = false;
         }
-        known_free(known_take(&job->storage.known, job->name, tag));
+        known_free(known_take(&job->known, job->name, tag));
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, job, &store, &error);
         if (!status)
@@ -266,9 +267,9 @@ bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, 
                         *due = *due < publish->retry_at_ns ? *due : publish->retry_at_ns;
                         continue;
                 }
-                job->persist.is_busy = true;
+                progress_set_busy(job, true);
                 run_one(catalogue, job, publish);
-                job->persist.is_busy = false;
+                progress_set_busy(job, false);
                 return true;
         }
         return false;

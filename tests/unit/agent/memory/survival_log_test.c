@@ -44,8 +44,8 @@ static int read_again(const char *note, size_t size)
         int found = 0;
 
         bench_init(&after, NULL, "");
-        strcpy(after.catalogue.memory.directory, memory);
-        memory_stop_removing(&after.catalogue.memory, false); /* the next round needs the images, too */
+        strcpy(after.catalogue.memory->directory, memory);
+        memory_stop_removing(after.catalogue.memory, false); /* the next round needs the images, too */
         if (!survival_record_read(&after.catalogue, 7, note, size, &error)) {
                 version = after.job->versions;
                 found = 1 + 2 * (int)version->file_count + (version->loans != NULL);
@@ -104,20 +104,20 @@ static void uploads_that_were_begun_are_known_to_the_next_agent(void)
 
         free(make_note(&bench, &size, ends, &count));
         version = bench.job->versions;
-        version->persist.unfinished.attempt = 7;
-        REQUIRE(unfinished_set(&version->persist.unfinished, key, "earlier") && unfinished_set(&version->persist.unfinished, key, text));
+        version->persist->unfinished.attempt = 7;
+        REQUIRE(unfinished_set(&version->persist->unfinished, key, "earlier") && unfinished_set(&version->persist->unfinished, key, text));
         note_again(&bench, version);
         snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
         REQUIRE(os_read_file(path, 1 << 20, &note, &size) >= 0);
         bench_init(&after, NULL, "");
-        strcpy(after.catalogue.memory.directory, memory);
-        memory_stop_removing(&after.catalogue.memory, false);
+        strcpy(after.catalogue.memory->directory, memory);
+        memory_stop_removing(after.catalogue.memory, false);
         REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
         version = after.job->versions;
-        CHECK(version->persist.unfinished.count == 1 && version->persist.unfinished.attempt == 7);
-        CHECK(!strcmp(unfinished_find(&version->persist.unfinished, key), text) && !unfinished_find(&version->persist.unfinished, "t/n.pt"));
+        CHECK(version->persist->unfinished.count == 1 && version->persist->unfinished.attempt == 7);
+        CHECK(!strcmp(unfinished_find(&version->persist->unfinished, key), text) && !unfinished_find(&version->persist->unfinished, "t/n.pt"));
         version_forget_memory(&after.catalogue, version); /* the worker ends its uploads */
-        CHECK(!version->persist.unfinished.count && after.job->storage.ended.count == 1);
+        CHECK(!version->persist->unfinished.count && after.job->storage->ended.count == 1);
         bench_done(&after, false);
         free(note);
         bench_done(&bench, true);
@@ -259,8 +259,8 @@ static void a_file_more_is_noted_alone(void)
                 file->size = i; /* of an older generation, which only storage has */
                 version->in_memory = true;
                 survival_log_write(&bench.catalogue, version);
-                written += version->survival.bytes > last ? version->survival.bytes - last : version->survival.bytes;
-                last = version->survival.bytes;
+                written += version->survival->bytes > last ? version->survival->bytes - last : version->survival->bytes;
+                last = version->survival->bytes;
         }
         catalogue_unlock(&bench.catalogue);
         CHECK(written < count * 1024u);
@@ -272,7 +272,7 @@ static void a_file_more_is_noted_alone(void)
                 bool same = true;
 
                 bench_init(&after, NULL, "");
-                strcpy(after.catalogue.memory.directory, memory);
+                strcpy(after.catalogue.memory->directory, memory);
                 REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
                 version = after.job->versions;
                 CHECK(version->file_count == count);
@@ -315,14 +315,14 @@ static void changes_under_one_lock_are_one_record_that_the_file_has_when_the_loc
         REQUIRE(version);
         snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
         catalogue_lock(&bench.catalogue);
-        before = version->survival.bytes;
+        before = version->survival->bytes;
         version_mark(&bench.catalogue, version);
         version_mark_files(&bench.catalogue, version);
         version_changed(&bench.catalogue, version);
-        CHECK(version->survival.bytes == before);
+        CHECK(version->survival->bytes == before);
         catalogue_unlock(&bench.catalogue);
-        CHECK(version->survival.bytes > before && version->survival.bytes <= before + version->survival.begun_bytes + 1024);
-        CHECK(!os->stat(path, false, &stat) && stat.size == version->survival.bytes);
+        CHECK(version->survival->bytes > before && version->survival->bytes <= before + version->survival->begun_bytes + 1024);
+        CHECK(!os->stat(path, false, &stat) && stat.size == version->survival->bytes);
 
         catalogue_lock(&bench.catalogue);
         version_mark(&bench.catalogue, version);
@@ -449,7 +449,7 @@ static void memory_that_was_taken_over_is_given_back_and_not_lent(void)
                 for (unsigned k = 0; k < 2; k++)
                         CHECK(bench.job->versions->files[k].image->id != ids[0] && bench.job->versions->files[k].image->id != ids[1]);
         }
-        CHECK(!memory_find(&bench.catalogue.memory, ids[0]) && !memory_find(&bench.catalogue.memory, ids[1]));
+        CHECK(!memory_find(bench.catalogue.memory, ids[0]) && !memory_find(bench.catalogue.memory, ids[1]));
         bench_done(&bench, true);
         os_remove_tree(root);
 }
@@ -491,7 +491,7 @@ static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patien
         os = is_elsewhere ? &table : os;
         bench_init(&bench, NULL, "");
         bench.catalogue.give_up_s = patience_s;
-        strcpy(bench.catalogue.memory.directory, memory);
+        strcpy(bench.catalogue.memory->directory, memory);
         survival_log_adopt_all(&bench.catalogue);
         waits = survival_log_check_owners(&bench.catalogue);
         version = (struct version *)of_tag(&bench, "open");
@@ -531,13 +531,13 @@ static void adopted_images_do_not_make_the_memory_directory_smaller(void)
         os = &table;
         free_bytes = 5 * memory_capacity(BENCH_FILE_BYTES);
         free(make_note(&bench, &size, ends, &count));
-        CHECK(bench.catalogue.memory.named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
+        CHECK(bench.catalogue.memory->named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, false);
 
         free_bytes = 3 * memory_capacity(BENCH_FILE_BYTES);
         bench_init(&bench, memory, "");
         REQUIRE(bench_version(&bench, "u", 3, 4));
-        CHECK(bench.catalogue.memory.named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
+        CHECK(bench.catalogue.memory->named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, true);
         os = before;
         os_remove_tree(root);

@@ -1,8 +1,9 @@
 /*
- * survival_state.h - the survival log of a version, as survival_log.c keeps it. The catalogue's lock guards it.
+ * slots_private.h - the survival log of a version, as survival_log.c keeps it. The catalogue's lock
+ * guards it. Only the files of this room see these structs (catalogue/room.h).
  */
-#ifndef NB_AGENT_MEMORY_SURVIVAL_STATE_H
-#define NB_AGENT_MEMORY_SURVIVAL_STATE_H
+#ifndef NB_AGENT_MEMORY_SLOTS_PRIVATE_H
+#define NB_AGENT_MEMORY_SLOTS_PRIVATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
