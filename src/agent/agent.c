@@ -5,15 +5,17 @@
 #include <string.h>
 
 #include "agent/agent.h"
-#include "agent/memory/page_maker.h"
 #include "agent/clients/listener.h"
+#include "agent/clock.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
-#include "agent/rooms.h"
+#include "agent/memory/page_maker.h"
 #include "agent/memory/survival_log.h"
-#include "agent/publish/publish.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/due.h"
 #include "agent/persist/worker.h"
+#include "agent/publish/publish.h"
+#include "agent/rooms.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "base/vars.h"
@@ -95,7 +97,7 @@ static void *worker_thread(void *argument)
 {
         struct agent *agent = argument;
 
-        worker_main(&agent->catalogue);
+        clock_main(&agent->catalogue);
         catalogue_lock(&agent->catalogue);
         agent->worker_ended = true;
         catalogue_signal(&agent->catalogue);
@@ -265,15 +267,15 @@ bool agent_drain(struct agent *agent)
         catalogue_lock(catalogue);
         since_ns = os->now_ns();
         catalogue->draining++; /* the agent ends, so it stays */
-        worker_want_all(catalogue, NULL);
-        while (worker_draining(catalogue, since_ns) && !catalogue->dropping) {
+        due_want_all(catalogue, NULL);
+        while (due_draining(catalogue, since_ns) && !catalogue->dropping) {
                 if (os->now_ns() - PENDING_SAID_NS > said_ns) {
                         log_pending(catalogue);
                         said_ns = os->now_ns();
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
-        done = (!worker_pending(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
+        done = (!due_any(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }
@@ -308,7 +310,7 @@ void agent_stop(struct agent *agent, bool forget)
         os->unlink(agent->place.socket);
         ended = end_threads(agent);
         catalogue_lock(catalogue);
-        if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
+        if (catalogue->draining && !catalogue->dropping && due_any(catalogue, NULL))
                 forget = false; /* committed after the drain, while the listener still answered */
         if (forget)
                 survival_log_forget(catalogue);

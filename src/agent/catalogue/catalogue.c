@@ -369,3 +369,8 @@ void catalogue_lease(struct catalogue *catalogue, struct session *session, uint6
                 version->leases++;
         session->leased = version ? version_id : 0;
 }
+
+bool catalogue_may_live(uint32_t seen_pid)
+{
+        return !seen_pid || os->alive(seen_pid);
+}

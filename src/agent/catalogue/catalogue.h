@@ -165,5 +165,8 @@ uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct
 /* Whether trainers are connected and none has begun a version yet. The version that they found, or agreed on with
  * other nodes, must then stay. */
 bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job);
+/* Whether the process `seen_pid`  may be alive. Also true if the agent cannot see the process; its
+ * connection then shows when it ends. */
+bool catalogue_may_live(uint32_t seen_pid);
 
 #endif

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
 #include "agent/catalogue/catalogue.h"
+#include "agent/memory/memory.h"
 
 #define SLOT_COUNT_MIN 16u
 

@@ -6,6 +6,7 @@
 #include "agent/catalogue/room.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
+#include "os/os.h"
 #include "os/os_create.h"
 
 static void job_free(struct catalogue *catalogue, struct job **link)
@@ -251,4 +252,27 @@ size_t job_tag_slot(const char *tag)
 bool job_may_have(const struct job *job, const char *tag)
 {
         return job->tag_counts[job_tag_slot(tag)];
+}
+
+const struct manifest *job_stored(const struct job *job, const char *tag)
+{
+        const struct manifest *manifest = known_find(&job->known, tag);
+
+        return manifest && !strcmp(manifest->job, job->name) ? manifest : NULL;
+}
+
+void job_saw_sequence(struct job *job, uint64_t sequence)
+{
+        if (sequence > job->last_sequence)
+                job->last_sequence = sequence < DOCUMENT_SEQUENCE_MAX ? sequence : DOCUMENT_SEQUENCE_MAX;
+}
+
+uint64_t job_next_sequence(struct job *job)
+{
+        int64_t now = os->wall_ns();
+
+        job_saw_sequence(job, job->last_sequence + 1);
+        if (now > 0)
+                job_saw_sequence(job, (uint64_t)now);
+        return job->last_sequence;
 }

@@ -98,5 +98,13 @@ void catalogue_free_jobs(struct catalogue *catalogue);
 bool job_may_have(const struct job *job, const char *tag);
 /* The slot of a tag in tag_counts. */
 size_t job_tag_slot(const char *tag);
+/* The newest manifest of the tag that this agent knows in storage; NULL: none. */
+const struct manifest *job_stored(const struct job *job, const char *tag);
+/*
+ * The sequence of the next version of this job: the time, or the last sequence plus one if the clock is behind that. A sequence from
+ * storage or from a peer moves only this job's sequences, and never beyond the largest number of a document (store/document.h).
+ */
+uint64_t job_next_sequence(struct job *job);
+void job_saw_sequence(struct job *job, uint64_t sequence);
 
 #endif

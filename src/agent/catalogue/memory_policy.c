@@ -2,11 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
-#include "agent/catalogue/memory_policy.h"
 #include "agent/catalogue/catalogue.h"
-#include "agent/log.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/catalogue/retention.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "image/image.h"
 #include "os/os.h"
 

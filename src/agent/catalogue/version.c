@@ -323,3 +323,22 @@ struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t
                                 }
         return NULL;
 }
+
+bool version_open(const struct version *version)
+{
+        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
+}
+
+const struct image_loan *version_loan_of(const struct version *version, uint32_t rank)
+{
+        const struct image_loan *loan = version->loans;
+
+        while (loan && loan->rank != rank)
+                loan = loan->next;
+        return loan;
+}
+
+bool version_rank_copies(const struct version *version, uint32_t rank)
+{
+        return version_loan_of(version, rank) != NULL;
+}

@@ -135,5 +135,11 @@ const char *version_result(const struct version *version);
 void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation);
 /* The version of a manifest in storage: an existing one, or a new tombstone in state durable. NULL: an allocation failed. */
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest);
+/* Whether it is not complete yet, and may become so. */
+bool version_open(const struct version *version);
+/* The loan of a file that this rank still copies; NULL: none. */
+const struct image_loan *version_loan_of(const struct version *version, uint32_t rank);
+/* commit.c */
+bool version_rank_copies(const struct version *version, uint32_t rank);
 
 #endif

@@ -1,14 +1,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
-#include "agent/memory/memory.h"
-#include "agent/persist/retain.h"
 #include "agent/clients/events.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/retain.h"
 
 #include "agent/commit/commit.h"
-#include "agent/log.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
 #include "os/os.h"
 
 bool event_is_late(const struct catalogue *catalogue, const struct version *version)
@@ -35,7 +35,7 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
         for (struct version *version = job->live; version; version = version->next_live) {
                 char missing[160];
 
-                if (version->late_at > 0 || !commit_open(version) || !waits_for_long(catalogue, version))
+                if (version->late_at > 0 || !version_open(version) || !waits_for_long(catalogue, version))
                         continue;
                 world_missing(version, missing, sizeof missing);
                 if (!missing[0])
@@ -48,7 +48,7 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
 /* When the version's fate was decided, or when it was found to wait for long. 0: neither, or no program needs to know. */
 static double decided_at(const struct version *version)
 {
-        if (commit_open(version))
+        if (version_open(version))
                 return version->late_at;
         if (version->life.state == NEBULA_STATE_DURABLE)
                 return lifecycle_at(&version->life, NEBULA_STATE_DURABLE);
@@ -91,7 +91,7 @@ static void fill(const struct version *version, double at, struct ipc_event *eve
 
         *event = (struct ipc_event){ .at = at, .size = version_size(version),
                                      .kind = is_durable           ? NEBULA_EVENT_DURABLE :
-                                             commit_open(version) ? NEBULA_EVENT_LATE :
+                                             version_open(version) ? NEBULA_EVENT_LATE :
                                                                     NEBULA_EVENT_LOST };
         if (is_durable)
                 event->seconds = version_progress(version).seconds;

@@ -2,11 +2,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
 #include "agent/clients/events.h"
 #include "agent/clients/session_private.h"
 #include "agent/commit/commit.h"
-#include "agent/persist/worker.h"
+#include "agent/persist/due.h"
+#include "agent/persist/progress.h"
 #include "agent/publish/publish.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -16,7 +16,7 @@
 /* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
 static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
 {
-        return commit_open(version) && !version->loans && event_is_late(catalogue, version);
+        return version_open(version) && !version->loans && event_is_late(catalogue, version);
 }
 
 /* Whether a FLUSH of all tags covers this incomplete version: this rank has closed its part, or is about to. */
@@ -36,7 +36,7 @@ static bool flush_covers(const struct version *version, const struct session *se
                 return false;
         if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->is_remote)
                 return false;
-        if (!commit_open(version))
+        if (!version_open(version))
                 return version->job->persist_path[0] &&
                        ((!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version));
         if (*tag)
@@ -86,7 +86,7 @@ static bool flush_done(struct connection *connection, const char *tag)
                 if (flush_covers(version, connection->session, tag)) {
                         done = false;
                         if (!version->wanted) {
-                                worker_want_now(version);
+                                due_want_now(version);
                                 catalogue_signal(connection->catalogue);
                         }
                 }

@@ -10,9 +10,9 @@
 #include "agent/log.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/storage.h"
-#include "base/vars.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "base/vars.h"
 #include "os/os.h"
 #include "store/place.h"
 #include "store/store.h"
@@ -50,11 +50,6 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars
         return check_path(hello->persist_path, variables, error);
 }
 
-bool session_may_live(uint32_t seen_pid)
-{
-        return !seen_pid || os->alive(seen_pid);
-}
-
 static bool is_in_my_pid_namespace(uint32_t pid)
 {
         char path[64], mine[64], theirs[64];
@@ -83,7 +78,7 @@ static enum nebula_status check_rival(struct catalogue *catalogue, const struct 
                     IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) ||
                     (seen && other->seen_pid == seen))
                         continue;
-                if (other->connection_count && session_may_live(other->seen_pid))
+                if (other->connection_count && catalogue_may_live(other->seen_pid))
                         return error_set(error, NEBULA_INVALID, 0,
                                          "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be "
                                          "the same rank: end one of the two, or give one a `job` name of its own", other->pid, other->rank,

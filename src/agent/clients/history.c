@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
 #include "agent/clients/history.h"
 #include "agent/log.h"
+#include "agent/persist/progress.h"
 #include "base/text.h"
 #include "os/os.h"
 

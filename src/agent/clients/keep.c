@@ -1,8 +1,8 @@
 /* Pins of one tag, and removals that a program asks for: both beside the rules. */
 #include <string.h>
 
-#include "agent/persist/retain.h"
 #include "agent/clients/session_private.h"
+#include "agent/persist/retain.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "store/pins.h"

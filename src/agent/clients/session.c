@@ -1,18 +1,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
 #include "agent/catalogue/memory_policy.h"
+#include "agent/clients/location.h"
+#include "agent/clients/report.h"
+#include "agent/clients/session_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/image_loan.h"
 #include "agent/commit/lineage.h"
 #include "agent/commit/world.h"
-#include "agent/clients/location.h"
+#include "agent/memory/image_loan.h"
+#include "agent/memory/memory.h"
 #include "agent/publish/publish.h"
-#include "agent/clients/report.h"
 #include "agent/restore/restore.h"
-#include "agent/clients/session_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/place.h"
@@ -116,7 +116,7 @@ static enum nebula_status captured_again(struct connection *connection, const st
 
         if (!version)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not hold this image any more: save the file again");
-        if (!captured->commits || !commit_open(version) || version_part(version, connection->session->rank)->closed)
+        if (!captured->commits || !version_open(version) || version_part(version, connection->session->rank)->closed)
                 return NEBULA_OK;
         return commit_part(connection->catalogue, connection->session, version, error);
 }
@@ -245,7 +245,7 @@ static enum nebula_status request_fail(struct connection *connection, const void
         version = session_version(connection, request->version_id, error);
         if (!version) {
                 status = NEBULA_NOT_FOUND;
-        } else if (commit_open(version)) {
+        } else if (version_open(version)) {
                 version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
                 world_give_up(connection->catalogue, version);
         } else if (version->life.state != NEBULA_STATE_FAILED) {

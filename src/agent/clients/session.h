@@ -26,8 +26,5 @@ enum session_step session_serve(struct connection *connection);
 int64_t session_look_ns(const struct connection *connection);
 enum session_step session_look(struct connection *connection);
 void session_close(struct connection *connection);
-/* Whether the process `seen_pid` (catalogue.h) may be alive. Also true if the agent cannot see the process; its
- * connection then shows when it ends. */
-bool session_may_live(uint32_t seen_pid);
 
 #endif

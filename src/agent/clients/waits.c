@@ -1,17 +1,17 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "agent/peers/replica.h"
-#include "agent/persist/progress.h"
-#include "agent/commit/commit.h"
 #include "agent/clients/events.h"
 #include "agent/clients/evictions.h"
 #include "agent/clients/location.h"
-#include "agent/log.h"
-#include "agent/publish/publish.h"
 #include "agent/clients/session_private.h"
-#include "agent/persist/worker.h"
+#include "agent/commit/commit.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/peers/replica.h"
+#include "agent/persist/due.h"
+#include "agent/persist/progress.h"
+#include "agent/publish/publish.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -59,7 +59,7 @@ enum nebula_status wait_timeout(const struct version *version, struct nebula_err
         if (missing[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it %s" MISSING_CURE, version->tag,
                                  nebula_state_name(version->life.state), missing);
-        if (commit_open(version))
+        if (version_open(version))
                 return error_set(error, NEBULA_TIMEOUT, 0,
                                  "checkpoint \"%.100s\" is %s; it waits for a commit, for files that were announced, or for a "
                                  "copy in progress",
@@ -77,7 +77,7 @@ enum nebula_status wait_timeout(const struct version *version, struct nebula_err
 
 bool wait_others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
-        return commit_open(version) && version->is_spread && os->now_ns() - world_heard_ns(version) >= (int64_t)catalogue->give_up_s * 1000000000;
+        return version_open(version) && version->is_spread && os->now_ns() - world_heard_ns(version) >= (int64_t)catalogue->give_up_s * 1000000000;
 }
 
 enum nebula_status wait_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
@@ -95,7 +95,7 @@ static void want_durable(struct connection *connection, struct version *version)
         if (connection->has_asked)
                 version->wanted = true;
         else
-                worker_want_now(version);
+                due_want_now(version);
         connection->has_asked = true;
         catalogue_signal(connection->catalogue);
 }
@@ -283,7 +283,7 @@ static const struct nebula_error *failure_of(const struct catalogue *catalogue)
         const struct nebula_error *found = NULL;
 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (!worker_pending(catalogue, job))
+                if (!due_any(catalogue, job))
                         continue;
                 for (const struct version *version = job->live; version && !found; version = version->next_live)
                         if (version_unsaved(version) && version->error.message[0])
@@ -306,10 +306,10 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         log_event(LOG_LEVEL_INFO, "%s", request->now ? "the agent was told to end at once" : "told to end");
         if (!request->now) {
                 catalogue->draining++;
-                worker_want_all(catalogue, NULL);
-                while (!status && worker_draining(catalogue, since_ns))
+                due_want_all(catalogue, NULL);
+                while (!status && due_draining(catalogue, since_ns))
                         status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
-                if (!status && worker_pending(catalogue, NULL)) {
+                if (!status && due_any(catalogue, NULL)) {
                         const struct nebula_error *why = failure_of(catalogue);
 
                         status = error_set(error, why && why->status ? why->status : NEBULA_STORAGE, 0,

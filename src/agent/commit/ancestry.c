@@ -2,9 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/commit/slots_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/carry_over.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -232,7 +232,7 @@ bool ancestry_covers(const struct version *version, const char *run, uint64_t se
 
 uint64_t ancestry_base(const struct version *version)
 {
-        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+        const struct manifest *stored = job_stored(version->job, version->tag);
 
         return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->ancestry->base_sequence;
 }

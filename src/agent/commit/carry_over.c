@@ -1,20 +1,13 @@
 #include <string.h>
 
-#include "agent/commit/slots_private.h"
-#include "agent/memory/memory.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "store/document.h"
-
-const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
-{
-        const struct manifest *manifest = known_find(&job->known, tag);
-
-        return manifest && !strcmp(manifest->job, job->name) ? manifest : NULL;
-}
 
 static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
                                           uint64_t generation)
@@ -89,7 +82,7 @@ void carry_over(struct version *version)
 
         if (version->generation <= 1)
                 return; /* the first of its tag */
-        manifest = carry_over_stored_manifest(version->job, version->tag);
+        manifest = job_stored(version->job, version->tag);
         if (manifest && !version->job->is_scanned && strcmp(manifest->run, version->run))
                 manifest = NULL; /* an earlier run has listed it: the scan may find a later one */
         for (const struct version *other = version->job->versions; other; other = other->next)
@@ -124,13 +117,13 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         for (size_t i = job->known.count; i-- && !newest;)
                 if (!strcmp(job->known.list[i]->job, job->name))
                         newest = job->known.list[i]->sequence;
-        commit_saw_sequence(job, newest);
+        job_saw_sequence(job, newest);
         last = job->last_sequence;
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
                 return;
         /* Oldest first, then those after it: their order stays. */
         for (; version->sequence <= last; version = oldest_committed(job)) {
-                version->sequence = commit_next_sequence(job);
+                version->sequence = job_next_sequence(job);
                 version_mark(catalogue, version);
         }
 }
@@ -187,7 +180,7 @@ static void move_generation(struct catalogue *catalogue, struct version *version
 static void move_generations(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (manifest && moves(version, manifest))
                         move_generation(catalogue, version, manifest->generation);
@@ -225,7 +218,7 @@ static void carry_over_late(struct version *version, const struct manifest *mani
 static void compare_all(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (!lifecycle_complete(version->life.state) || version->is_remote || (!manifest && version->stored))
                         continue;
@@ -258,7 +251,7 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         ancestry_looked(job);
         keep_unseen(job);
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (manifest && !give_way_to_other_run(catalogue, version, manifest))
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
@@ -266,10 +259,10 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         compare_all(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->ancestry->carries_from && version->in_memory && !version->stored && !version->superseded)
-                        carry_over_late(version, carry_over_stored_manifest(job, version->tag));
+                        carry_over_late(version, job_stored(job, version->tag));
         move_generations(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (version->stored || version->adopted || version->superseded || (!manifest && version->generation <= 1))
                         continue;

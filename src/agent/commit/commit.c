@@ -4,38 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
-#include "agent/memory/memory.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit_private.h"
 #include "agent/commit/lineage.h"
-#include "agent/log.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/progress.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
 #include "store/document.h"
-
-bool commit_open(const struct version *version)
-{
-        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
-}
-
-uint64_t commit_next_sequence(struct job *job)
-{
-        int64_t now = os->wall_ns();
-
-        commit_saw_sequence(job, job->last_sequence + 1);
-        if (now > 0)
-                commit_saw_sequence(job, (uint64_t)now);
-        return job->last_sequence;
-}
-
-void commit_saw_sequence(struct job *job, uint64_t sequence)
-{
-        if (sequence > job->last_sequence)
-                job->last_sequence = sequence < DOCUMENT_SEQUENCE_MAX ? sequence : DOCUMENT_SEQUENCE_MAX;
-}
 
 static struct part *own_part(struct version *version, const struct session *session, struct nebula_error *error)
 {
@@ -65,8 +44,8 @@ static bool rank_may_add(struct version *version, const struct session *session)
                 return false;
         /* A share that was announced to other nodes does not change. A rank without a part may still join. */
         if (version->is_spread && part && version->file_goal <= 0)
-                return commit_open(version) && !part->closed;
-        return commit_open(version) &&
+                return version_open(version) && !part->closed;
+        return version_open(version) &&
                (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
 }
 
@@ -82,7 +61,7 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                                       int64_t file_goal, struct nebula_error *error)
 {
         struct job *job = session->job;
-        const struct manifest *stored = carry_over_stored_manifest(job, tag);
+        const struct manifest *stored = job_stored(job, tag);
         uint64_t generation = stored ? stored->generation : 0;
         struct version *before = NULL, *version;
 
@@ -282,20 +261,6 @@ void commit_end_loan(struct catalogue *catalogue, struct version *version, struc
         commit_check(catalogue, version);
 }
 
-const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank)
-{
-        const struct image_loan *loan = version->loans;
-
-        while (loan && loan->rank != rank)
-                loan = loan->next;
-        return loan;
-}
-
-bool commit_rank_copies(const struct version *version, uint32_t rank)
-{
-        return commit_loan_of(version, rank) != NULL;
-}
-
 static void part_close(struct part *part)
 {
         part->closed = true;
@@ -350,7 +315,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         part->copy_ns += request->copy_ns;
         part->cpu_ns += request->cpu_ns;
         part->fault_count += request->fault_count;
-        if (!commit_rank_copies(version, part->rank))
+        if (!version_rank_copies(version, part->rank))
                 part->captured = catalogue_now();
         if (request->commits)
                 part_close(part);
@@ -409,7 +374,7 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         struct part *part = version_part(version, session->rank);
         bool of_other_run = strcmp(version->run, session->run);
 
-        if (!commit_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
+        if (!version_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
                 struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
                 if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {

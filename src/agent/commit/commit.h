@@ -60,17 +60,10 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
 void commit_check(struct catalogue *catalogue, struct version *version);
 /* Whether WAIT for `state` by this session is over. */
 bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
-bool commit_open(const struct version *version);
 /* Whether the version will be complete as soon as the running copies end, with no file carried over, unless a rank dies or saves more.
  * Some of it can then be written to storage already. */
 bool commit_foreseen(const struct catalogue *catalogue, struct version *version);
 /* Whether every part is closed or its rank still copies: the last copy may then complete the version. */
 bool commit_parts_end(const struct version *version);
-/*
- * The sequence of the next version of this job: the time, or the last sequence plus one if the clock is behind that. A sequence from
- * storage or from a peer moves only this job's sequences, and never beyond the largest number of a document (store/document.h).
- */
-uint64_t commit_next_sequence(struct job *job);
-void commit_saw_sequence(struct job *job, uint64_t sequence);
 
 #endif

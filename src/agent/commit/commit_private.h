@@ -12,10 +12,6 @@
 
 #include "agent/commit/commit.h"
 
-/* commit.c */
-/* The loan of a file that this rank still copies; NULL: none. */
-const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank);
-bool commit_rank_copies(const struct version *version, uint32_t rank);
 
 /* commit_end.c */
 /* Fails a version that waits for a rank that left before it had begun the version. */

@@ -1,10 +1,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "agent/commit/slots_private.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
 #include "image/image.h"
 
@@ -23,7 +23,7 @@ void lineage_read(struct session *session, const struct version *version, enum i
 
         if (version->job != session->job || !name_follows_step(version->tag) || !version->sequence)
                 return;
-        session->loaded = (struct lineage_base){ .read_at = commit_next_sequence(session->job), .step = version->step, .line = version->line,
+        session->loaded = (struct lineage_base){ .read_at = job_next_sequence(session->job), .step = version->step, .line = version->line,
                                                 .source = source, .has_source = true };
         join_sources(&session->loaded, &before);
 }
@@ -107,7 +107,7 @@ static bool was_begun_later(const struct head *head, const struct version *versi
 /* Whether the version's run has saved its tag before: then it changes a version of its line, and goes on. */
 static bool is_rewritten(const struct version *version)
 {
-        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+        const struct manifest *stored = job_stored(version->job, version->tag);
 
         if (stored && !strcmp(stored->run, version->run))
                 return true;

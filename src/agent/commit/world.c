@@ -3,15 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/commit/slots_private.h"
-#include "agent/persist/progress.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
-#include "agent/log.h"
-#include "agent/persist/storage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
-#include "agent/persist/worker.h"
+#include "agent/log.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "os/os.h"
@@ -124,100 +123,10 @@ void world_captured(struct catalogue *catalogue, struct version *version)
         version->nodes->poll_at_ns = 0;
         version->nodes->waiting_since_ns = version->nodes->heard_ns = os->now_ns();
         if (!version->nodes->announce_sequence)
-                version->nodes->announce_sequence = commit_next_sequence(version->job);
+                version->nodes->announce_sequence = job_next_sequence(version->job);
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         version_changed(catalogue, version);
-}
-
-static bool has_come(const struct version *version, uint32_t rank)
-{
-        const struct part *part = version_part((struct version *)version, rank);
-
-        return (part && part->closed) || (version->nodes->covered && version->nodes->covered[rank]);
-}
-
-static bool waits_for_several(const struct version *version)
-{
-        uint32_t missing = 0;
-
-        for (uint32_t rank = 0; rank < version->world && missing < 2; rank++)
-                missing += !has_come(version, rank);
-        return missing > 1;
-}
-
-void world_missing(const struct version *version, char *text, size_t size)
-{
-        uint32_t missing = 0;
-        size_t used;
-
-        text[0] = 0;
-        if (!commit_open(version) || !version->part_count)
-                return;
-        if (version->file_goal > 0) {
-                snprintf(text, size, "waits for %" PRId64 " files, and %zu are on this node", version->file_goal, version->file_count);
-                return;
-        }
-        if (version->world < 2)
-                return;
-        used = (size_t)snprintf(text, size, "waits for rank%s", waits_for_several(version) ? "s" : "");
-        for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
-                if (has_come(version, rank))
-                        continue;
-                if (++missing <= 8)
-                        used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);
-        }
-        if (!missing)
-                text[0] = 0;
-        else if (used < size)
-                snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
-}
-
-void world_fill_of(const struct version *version, struct announce_of *of)
-{
-        memset(of, 0, sizeof *of);
-        snprintf(of->tag, sizeof of->tag, "%s", version->tag);
-        snprintf(of->job, sizeof of->job, "%s", version->job->name);
-        snprintf(of->run, sizeof of->run, "%s", version->run);
-        of->writing = version->writing;
-        of->world = version->world;
-}
-
-static int by_rank(const void *a, const void *b)
-{
-        const struct captured_rank *x = a, *y = b;
-
-        return x->rank < y->rank ? -1 : x->rank > y->rank;
-}
-
-/* Whether the announcement may name this rank. A rank that has just begun joins with a later announcement. */
-static bool has_captured(const struct version *version, const struct part *part)
-{
-        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
-                if (loan->rank == part->rank)
-                        return false;
-        return version->file_goal > 0 ? part->file_count > 0 : part->closed;
-}
-
-bool world_describe(const struct version *version, struct captured *captured)
-{
-        memset(captured, 0, sizeof *captured);
-        world_fill_of(version, &captured->of);
-        captured->generation = version->generation;
-        captured->sequence = version->nodes->announce_sequence;
-        captured->after = lineage_goes_back(version);
-        captured->goes_back = captured->after != LINEAGE_GOES_ON;
-        captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
-        if (!captured->ranks)
-                return false;
-        for (size_t i = 0; i < version->part_count; i++) {
-                if (!has_captured(version, &version->parts[i]))
-                        continue;
-                captured->ranks[captured->rank_count++] = (struct captured_rank){ version->parts[i].rank, version->parts[i].file_count };
-                captured->pid = captured->pid ? captured->pid : version->parts[i].pid;
-        }
-        qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
-        return captured->rank_count > 0;
 }
 
 static bool lists(const struct committed *committed, uint32_t rank)
@@ -245,19 +154,6 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
         return false;
 }
 
-void world_keep_decision(struct version *version, const struct committed *committed)
-{
-        struct version_nodes *nodes = version->nodes;
-
-        free(nodes->decided);
-        nodes->decided = calloc(committed->rank_count, sizeof *nodes->decided);
-        if (!nodes->decided)
-                return;
-        memcpy(nodes->decided, committed->ranks, committed->rank_count * sizeof *nodes->decided);
-        nodes->decided_count = committed->rank_count;
-        nodes->decided_nodes = committed->node_count;
-}
-
 void world_give_up(struct catalogue *catalogue, struct version *version)
 {
         if (version->life.state != NEBULA_STATE_FAILED || version->adopted || !world_is_spread(catalogue, version))
@@ -273,17 +169,17 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
 {
         struct job *job = version->job;
 
-        if (commit_open(version) && *committed->given_up) {
+        if (version_open(version) && *committed->given_up) {
                 version_fail(catalogue, version, NEBULA_FAILED, "%s", committed->given_up);
                 return;
         }
-        if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
+        if (!version_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
         version_set_generation(catalogue, version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
         world_keep_decision(version, committed);
-        commit_saw_sequence(job, committed->sequence);
+        job_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 version->wanted = true;
                 version->nodes->wanted_reported = true;
@@ -416,7 +312,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
 
         version->nodes->to_announce = false;
         status = count_writings(catalogue, version, &error);
-        if (!commit_open(version))
+        if (!version_open(version))
                 return;
         is_described = world_describe(version, &captured);
         if (!status && is_described)
@@ -443,7 +339,7 @@ static void write_given_up(struct catalogue *catalogue, struct version *version)
 
         world_fill_of(version, &given_up.of);
         if (!version->nodes->announce_sequence)
-                version->nodes->announce_sequence = commit_next_sequence(version->job);
+                version->nodes->announce_sequence = job_next_sequence(version->job);
         given_up.sequence = version->nodes->announce_sequence;
         snprintf(given_up.given_up, sizeof given_up.given_up, "%.255s", version->error.message);
         text_make_printable(given_up.given_up);
@@ -571,7 +467,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
 
 static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
 {
-        bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
+        bool open = version_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
 
         if (version->nodes->to_give_up && version->nodes->poll_at_ns > now) {
                 *due = version->nodes->poll_at_ns < *due ? version->nodes->poll_at_ns : *due;
@@ -610,7 +506,7 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
         if (!job->persist_path[0])
                 return false; /* the nodes share no storage to exchange documents through */
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->is_spread && version->nodes->to_announce && version->nodes->poll_at_ns <= now_ns && commit_open(version))
+                if (version->is_spread && version->nodes->to_announce && version->nodes->poll_at_ns <= now_ns && version_open(version))
                         oldest = version; /* the list is newest first: the last one found was begun first */
         if (oldest) {
                 announce(catalogue, oldest);

@@ -1,12 +1,11 @@
 #include <string.h>
 
-#include "agent/commit/slots_private.h"
-#include "agent/persist/progress.h"
 #include "agent/commit/commit.h"
-#include "agent/log.h"
-#include "agent/persist/storage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
-#include "agent/persist/worker.h"
+#include "agent/log.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
 #include "os/os.h"
 
 #define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */

@@ -2,15 +2,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
-#include "agent/memory/memory.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/image_loan.h"
-#include "agent/memory/page_maker.h"
 #include "agent/log.h"
+#include "agent/memory/image_loan.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/page_maker.h"
 #include "agent/memory/spill.h"
-#include "agent/persist/worker.h"
+#include "agent/persist/progress.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -70,7 +69,7 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct version *t
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next) {
                         /* Its background copies will complete it; it can leave memory then. */
-                        if (version != target && commit_open(version) && version->loans && commit_parts_end(version))
+                        if (version != target && version_open(version) && version->loans && commit_parts_end(version))
                                 hope = true;
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
                             !job->persist_path[0])
@@ -206,7 +205,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                 status = find_room(catalogue, session, version, request, given_up, argument, waiting, error);
                 if (status)
                         return status;
-                if (!commit_open(version))
+                if (!version_open(version))
                         return meanwhile(version, error);
         }
 }
@@ -265,7 +264,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
                 version->pins--;
                 if (!status)
                         status = meanwhile(version, error);
-        } while (!status && !commit_open(version));
+        } while (!status && !version_open(version));
         if (!status)
                 *ret_loan = commit_loan(catalogue, session, version, request, image, error);
         if (*ret_loan)
@@ -280,7 +279,7 @@ void image_loan_record(struct catalogue *catalogue, uint64_t version_id)
 
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
-        if (version && commit_open(version))
+        if (version && version_open(version))
                 version_mark(catalogue, version);
         catalogue_unlock(catalogue);
 }

@@ -1,7 +1,7 @@
 /* Makes and gives back pages of the memory tier in the background. */
-#include "agent/memory/memory.h"
-#include "agent/catalogue/memory_policy.h"
 #include "agent/background.h"
+#include "agent/catalogue/memory_policy.h"
+#include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
 #include "os/os.h"
 

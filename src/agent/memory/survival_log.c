@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/slots_private.h"
-#include "agent/memory/memory.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/slots_private.h"
 #include "agent/memory/survival_log.h"
 #include "agent/memory/survival_record.h"
 #include "os/os.h"
@@ -34,7 +34,7 @@ static void remove_log(struct catalogue *catalogue, struct version *version)
 
 void survival_log_write(struct catalogue *catalogue, struct version *version)
 {
-        struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !commit_open(version) };
+        struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !version_open(version) };
         size_t size;
         bool appends;
 
@@ -232,7 +232,7 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
         /* The agent cannot see this trainer's process; its next request shows that it lives. */
         int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
 
-        for (size_t i = 0; i < version->part_count && commit_open(version); i++) {
+        for (size_t i = 0; i < version->part_count && version_open(version); i++) {
                 const struct part *part = &version->parts[i];
                 size_t before = version->part_count;
 
@@ -247,9 +247,9 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
                 if (version->part_count < before)
                         i--;
         }
-        if (commit_open(version))
+        if (version_open(version))
                 commit_check(catalogue, version);
-        if (commit_open(version) && !version->is_spread && !*waiting && !catalogue_session_count(catalogue, version->job))
+        if (version_open(version) && !version->is_spread && !*waiting && !catalogue_session_count(catalogue, version->job))
                 version_fail(catalogue, version, NEBULA_FAILED, "all trainers ended before checkpoint \"%s\" was complete",
                              version->tag);
         return true;
@@ -264,7 +264,7 @@ bool survival_log_check_owners(struct catalogue *catalogue)
                         bool waiting = false;
 
                         next = version->next_live;
-                        if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
+                        if (!version->adopted || !version_open(version) || !check_owners(catalogue, version, &waiting))
                                 continue;
                         any = any || waiting;
                         next = version->next_live; /* completing this version may have forgotten the next one */

@@ -4,16 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/slots_private.h"
-#include "agent/memory/memory.h"
+#include "agent/clients/location.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/slots_private.h"
+#include "agent/memory/survival_record.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
-#include "agent/clients/location.h"
-#include "agent/log.h"
-#include "agent/memory/survival_record.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
@@ -670,7 +670,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
                 return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
-        commit_saw_sequence(job, version->sequence);
+        job_saw_sequence(job, version->sequence);
         log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
                   nebula_state_name(version->life.state), version_size(version) >> 20);
         return NEBULA_OK;

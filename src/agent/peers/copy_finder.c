@@ -2,11 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
+#include "agent/catalogue/retention.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/peers/replica_private.h"
-#include "agent/catalogue/retention.h"
+#include "agent/peers/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"
@@ -354,7 +354,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 if (own)
                         put_behind(version, own);
                 lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
-                commit_saw_sequence(job, best->sequence);
+                job_saw_sequence(job, best->sequence);
         }
         for (size_t i = 0; i < peers->count; i++)
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {

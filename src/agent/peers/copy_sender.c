@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
-#include "agent/memory/memory.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/share.h"
+#include "agent/peers/slots_private.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
+#include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
-#include "agent/log.h"
+#include "agent/peers/slots_private.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
 #include "agent/memory/memory.h"
-#include "agent/peers/copy_server_private.h"
 #include "agent/memory/page_maker.h"
+#include "agent/peers/copy_server_private.h"
+#include "agent/peers/slots_private.h"
 #include "base/error.h"
 
 static size_t piece_count(uint64_t size)

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
 #include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
 #include "agent/peers/share.h"
+#include "agent/peers/slots_private.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 

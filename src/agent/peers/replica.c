@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/slots_private.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/log.h"
 #include "agent/peers/placement.h"
 #include "agent/peers/replica_private.h"
+#include "agent/peers/slots_private.h"
 #include "agent/persist/storage.h"
 #include "base/conf.h"
 #include "base/error.h"

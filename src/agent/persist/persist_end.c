@@ -71,7 +71,7 @@ static bool make_known(struct plan *plan, bool is_writer)
         version_set_generation(catalogue, version, written->generation);
         version->sequence = written->sequence;
         version->line = written->line;
-        commit_saw_sequence(job, written->sequence);
+        job_saw_sequence(job, written->sequence);
         known = known_put(&job->known, job->name, written);
         if (!known) {
                 known_free(known_take(&job->known, job->name, written->tag)); /* rather none than the one before */
@@ -92,4 +92,15 @@ void persist_conclude(struct plan *plan, bool is_writer)
 {
         if (make_known(plan, is_writer) && is_writer)
                 latest_write(plan->writer.store, plan->job, plan->writer.directory);
+}
+
+enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        writer_take_found(&plan->writer);
+        status = writer_run(&plan->writer, WRITER_REPEAT, error);
+        if (!status)
+                persist_conclude(plan, true);
+        return status;
 }

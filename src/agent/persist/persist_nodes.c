@@ -4,10 +4,10 @@
  */
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/announce.h"

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -102,7 +102,7 @@ enum nebula_status plan_await_commit(struct plan *plan, struct nebula_error *err
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        while (commit_open(plan->version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
+        while (version_open(plan->version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
                 catalogue_wait(catalogue, &catalogue->moved, left_ns / 1000000 + 1);
         if (is_as_planned(plan))
                 status = take_parts(plan, error);
@@ -173,7 +173,7 @@ enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, str
         writing_name(version->job->name, version->run, version->writing, plan->attempt, plan->writing);
         fill_head(plan);
         plan->spread = version->is_spread;
-        plan->is_ahead = commit_open(version);
+        plan->is_ahead = version_open(version);
         if (plan->is_ahead ? version->is_spread : !lifecycle_complete(version->life.state))
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has changed since the agent planned to write it", version->tag);
         if (!status)

@@ -23,8 +23,8 @@
 #ifndef NB_AGENT_PERSIST_PERSIST_PRIVATE_H
 #define NB_AGENT_PERSIST_PERSIST_PRIVATE_H
 
-#include "agent/persist/unfinished.h"
 #include "agent/persist/storage.h"
+#include "agent/persist/unfinished.h"
 #include "os/bulk.h"
 #include "store/writer.h"
 

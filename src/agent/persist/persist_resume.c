@@ -1,8 +1,8 @@
 /* An attempt goes on with the uploads of one that was interrupted: the agent was killed, or storage failed. Both have the same keys, since they
  * have the name of one try. They may share it because the first one has not written its record: nothing that it made can be seen, and no
  * request is under way that would make it visible. */
-#include "agent/persist/slots_private.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "os/os.h"
 
 uint32_t persist_choose_try(const struct version *version)

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "image/image.h"
 
 #define SOURCE_MIN (2 * IMAGE_CHUNK_BYTES) /* files below it are sent: asking costs as much */

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
-#include "agent/persist/retain.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/retain.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -24,7 +24,7 @@
 /* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */
 static bool is_to_follow(const struct version *version)
 {
-        return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
+        return version_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
 }
 
 /* Whether a version of this manifest is being read, or its tag written again. */

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "store/metrics.h"
 #include "store/order.h"
 

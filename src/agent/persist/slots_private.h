@@ -10,9 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/vars.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/unfinished.h"
+#include "base/vars.h"
 #include "nebula.h"
 #include "store/manifest.h"
 

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/persist/slots_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -161,7 +161,7 @@ static struct version *next_missing(struct job *job, uint64_t after_id)
         while (after_id && version && version->id != after_id)
                 version = version->next;
         for (version = after_id && version ? version->next : version; version; version = version->next)
-                if (version->stored && !version->pins && !carry_over_stored_manifest(job, version->tag))
+                if (version->stored && !version->pins && !job_stored(job, version->tag))
                         return version;
         return NULL;
 }

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
 #include "agent/clients/location.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"

@@ -2,11 +2,11 @@
 #include <errno.h>
 #include <string.h>
 
-#include "agent/persist/progress.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
-#include "agent/publish/publish_private.h"
+#include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
+#include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -109,7 +109,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                 if (!strcmp(version->tag, tag) && version->pins)
                         return false;
         for (struct version *version = job->versions; version; version = version->next) {
-                if (strcmp(version->tag, tag) || commit_open(version))
+                if (strcmp(version->tag, tag) || version_open(version))
                         continue;
                 if (version->in_memory)
                         version_forget_memory(catalogue, version);

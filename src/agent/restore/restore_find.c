@@ -1,14 +1,14 @@
 /* Finding a version: in this node's memory, in peers', in storage. */
 #include <string.h>
 
-#include "agent/persist/progress.h"
-#include "agent/memory/memory.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/memory/survival_log.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"

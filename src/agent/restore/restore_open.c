@@ -4,14 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/memory/memory.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/ancestry.h"
-#include "agent/memory/page_maker.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/page_maker.h"
 #include "agent/peers/replica.h"
-#include "agent/restore/restore_private.h"
 #include "agent/persist/storage.h"
+#include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "os/os.h"
 

@@ -522,7 +522,7 @@ static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the
         storage_write(storage, key, text, size);
         free(text);
         catalogue_lock(&bench.catalogue);
-        for (int i = 0; i < 5 && commit_open(version); i++) {
+        for (int i = 0; i < 5 && version_open(version); i++) {
                 int64_t due = INT64_MAX;
 
                 world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due);
@@ -563,7 +563,7 @@ static void files_that_a_late_rank_does_not_write_again_carry_over(void)
         REQUIRE(!first->is_spread && first->life.state == NEBULA_STATE_COMMITTED);
         again = share(&bench, 0, "a", true);
         REQUIRE(again && again != first && again->is_spread && !version_file(again, "b"));
-        CHECK(share(&bench, 1, NULL, true) == again && commit_open(again));
+        CHECK(share(&bench, 1, NULL, true) == again && version_open(again));
         CHECK(version_file(again, "b") && version_file(again, "b")->image == version_file(first, "b")->image);
         bench_done(&bench, true);
 }

@@ -495,7 +495,7 @@ static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patien
         survival_log_adopt_all(&bench.catalogue);
         waits = survival_log_check_owners(&bench.catalogue);
         version = (struct version *)of_tag(&bench, "open");
-        CHECK(version && commit_open(version) == is_kept && waits == is_kept);
+        CHECK(version && version_open(version) == is_kept && waits == is_kept);
         os = &os_linux;
         bench_done(&bench, true);
         os_remove_tree(root);
