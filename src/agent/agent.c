@@ -15,6 +15,7 @@
 #include "agent/persist/due.h"
 #include "agent/persist/worker.h"
 #include "agent/publish/publish.h"
+#include "agent/publish/publish_list.h"
 #include "agent/rooms.h"
 #include "base/conf.h"
 #include "base/error.h"

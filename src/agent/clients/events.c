@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "agent/clients/events.h"
+#include "agent/commit/node_documents.h"
 #include "agent/memory/memory.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/retain.h"

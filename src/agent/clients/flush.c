@@ -3,8 +3,10 @@
 #include <string.h>
 
 #include "agent/clients/events.h"
-#include "agent/clients/session_private.h"
+#include "agent/clients/waits_private.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/persist/due.h"
 #include "agent/persist/progress.h"
 #include "agent/publish/publish.h"

@@ -7,6 +7,7 @@
 #include "agent/clients/session_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
 #include "agent/log.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/storage.h"

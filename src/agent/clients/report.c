@@ -7,9 +7,11 @@
 
 #include "agent/clients/history.h"
 #include "agent/clients/report.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/storage.h"

@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "agent/commit/carry_over.h"
-#include "agent/commit/commit_private.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/commit/lineage.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"

@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "agent/clients/session.h"
-#include "agent/commit/commit_private.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/commit/slots_private.h"
 #include "os/os.h"
 

@@ -1,11 +1,12 @@
 /* The rule by which a version is complete, and forecasts of it. */
 #include "agent/catalogue/memory_policy.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/commit/slots_private.h"
 #include "agent/memory/memory.h"
 #include <string.h>
 
 #include "agent/commit/carry_over.h"
-#include "agent/commit/commit_private.h"
+#include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/commit/world.h"
 #include "os/os.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/commit/lineage.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
 #include "agent/log.h"

@@ -6,6 +6,7 @@
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
 #include "agent/log.h"

@@ -4,6 +4,7 @@
 
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/log.h"
 #include "agent/memory/image_loan.h"
 #include "agent/memory/memory.h"

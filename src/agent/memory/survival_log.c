@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/memory/slots_private.h"

@@ -5,6 +5,7 @@
 #include "agent/catalogue/retention.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/slots_private.h"
 #include "base/error.h"

@@ -8,6 +8,7 @@
 #include "agent/peers/replica_private.h"
 #include "agent/peers/share.h"
 #include "agent/peers/slots_private.h"
+#include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"

@@ -7,6 +7,7 @@
 #include "agent/peers/copy_server_private.h"
 #include "agent/peers/share.h"
 #include "agent/peers/slots_private.h"
+#include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 

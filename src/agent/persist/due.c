@@ -3,6 +3,7 @@
 
 #include "agent/catalogue/retention.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/commit/world.h"
 #include "agent/persist/due.h"
 #include "agent/persist/slots_private.h"

@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"

@@ -8,6 +8,7 @@
 #include "agent/memory/memory.h"
 #include "agent/persist/due.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/persist_seal.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/lock.h"

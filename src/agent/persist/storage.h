@@ -35,11 +35,6 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
  * another attempt is of no use. Worker only. */
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error);
-/* Seals a file of a pinned version. Returns its image, mapped and held until storage_unseal, and a copy of its checksums, which the
- * caller frees. The version itself may lose them at any time. Any thread. */
-enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
-                                struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
-void storage_unseal(struct catalogue *catalogue, struct image *image);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */

@@ -1,5 +1,6 @@
 #include "agent/memory/memory_files.h"
 #include "agent/publish/publish.h"
+#include "agent/publish/publish_list.h"
 #include "agent/rooms.h"
 
 static bool job_works(const struct job *job)

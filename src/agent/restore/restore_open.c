@@ -9,6 +9,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"

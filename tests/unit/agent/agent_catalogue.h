@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/publish/publish_list.h"
 #include "agent/catalogue/catalogue.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"

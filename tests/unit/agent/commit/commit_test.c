@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "agent/commit/commit_end.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/clients/events.h"

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "agent/peers/copy_finder.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
