@@ -27,6 +27,16 @@ for room in src/agent/*/; do
         fi
 done
 
+# The catalogue knows no other room, and only a room itself reads or changes its slots of a job or a version (catalogue/room.h).
+if found=$(grep -nE '^ *# *include *"agent/[a-z]+/' src/agent/catalogue/*.h | grep -v '"agent/catalogue/'); then
+        complain "lint: a header of src/agent/catalogue includes another room's:" "$found"
+fi
+while read -r room slot; do
+        if found=$(grep -nE "(->|\.)$slot->|(job|version)->$slot = " -r src/agent --include='*.c' --include='*.h' | grep -v "^src/agent/$room/"); then
+                complain "lint: the slot \`$slot\` of src/agent/$room in another room:" "$found"
+        fi
+done < <(sed -nE 's#^src/agent/([a-z]+)/.*offsetof\(struct (job|version), ([a-z]+)\).*#\1 \3#p' <(grep -no 'offsetof(struct [a-z]*, [a-z]*)' -r src/agent --include='*_room.c'))
+
 # Each lock has its place in one order (src/os/lock_order.h), which only the functions of lock.h check.
 if found=$(grep -nE 'pthread_(mutex|rwlock|spin|cond_(timed)?wait)|PTHREAD_MUTEX' -r src --include='*.c' --include='*.h' | grep -v '^src/os/lock\.[ch]:'); then
         complain "lint: locks beside os/lock.h:" "$found"

@@ -5,13 +5,18 @@
 #include <string.h>
 
 #include "agent/agent.h"
-#include "agent/memory/page_maker.h"
 #include "agent/clients/listener.h"
+#include "agent/clock.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/page_maker.h"
 #include "agent/memory/survival_log.h"
-#include "agent/publish/publish.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/due.h"
 #include "agent/persist/worker.h"
+#include "agent/publish/publish.h"
+#include "agent/publish/publish_list.h"
+#include "agent/rooms.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "base/vars.h"
@@ -27,6 +32,7 @@
 
 struct agent {
         struct catalogue catalogue;
+        struct memory memory;
         struct ipc_place place;
         int listen_fd;
         struct listener *listener;
@@ -92,7 +98,7 @@ static void *worker_thread(void *argument)
 {
         struct agent *agent = argument;
 
-        worker_main(&agent->catalogue);
+        clock_main(&agent->catalogue);
         catalogue_lock(&agent->catalogue);
         agent->worker_ended = true;
         catalogue_signal(&agent->catalogue);
@@ -157,7 +163,7 @@ static void end_in_process(struct catalogue *catalogue)
         os->shutdown(agent->listen_fd);
         catalogue_lock(catalogue);
         catalogue->stopping = true;
-        memory_unlink_all(&catalogue->memory);
+        memory_unlink_all(catalogue->memory);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         publish_forget(catalogue);
@@ -172,7 +178,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an agent");
         agent->place = *place;
         agent->in_process = in_process;
-        catalogue_init(&agent->catalogue);
+        catalogue_init(&agent->catalogue, agent_rooms, &agent->memory);
         agent->catalogue.in_process = in_process;
         agent->catalogue.linger_s = time_setting("NEBULA_AGENT_LINGER", 600);
         agent->catalogue.give_up_s = time_setting("NEBULA_PERSIST_GIVE_UP", 600);
@@ -182,7 +188,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
         agent->catalogue.publish_links = publish_setting();
         agent->catalogue.end = in_process ? end_in_process : end_process;
-        memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
+        memory_init(agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
                 log_event(LOG_LEVEL_WARN, "the agent keeps images in memfds, which end with it: %s", why);
         survival_log_adopt_all(&agent->catalogue);
@@ -199,8 +205,8 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         if (start_threads(agent, error))
                 goto undo_replica;
         log_event(LOG_LEVEL_INFO, "agent %u is ready: version %s, memory budget %" PRIu64 " MiB in %s", os->pid(), NEBULA_VERSION,
-                 agent->catalogue.memory.budget >> 20,
-                 agent->catalogue.memory.directory[0] ? agent->catalogue.memory.directory : "memfds");
+                 agent->catalogue.memory->budget >> 20,
+                 agent->catalogue.memory->directory[0] ? agent->catalogue.memory->directory : "memfds");
         *ret_agent = agent;
         return NEBULA_OK;
 
@@ -210,10 +216,10 @@ undo_replica:
         os->close(agent->listen_fd);
         os->unlink(place->socket);
 undo_memory:
-        memory_stop_removing(&agent->catalogue.memory, false);
+        memory_stop_removing(agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
         catalogue_done(&agent->catalogue);
-        memory_done(&agent->catalogue.memory, false);
+        memory_done(agent->catalogue.memory, false);
         free(agent);
         return NEBULA_UNAVAILABLE;
 }
@@ -244,7 +250,7 @@ static bool holds_given_up(const struct catalogue *catalogue)
                 for (const struct version *version = job->versions; version; version = version->next) {
                         if (version->stored && version->sequence > stored)
                                 stored = version->sequence;
-                        if (version->persist.failed_by_storage && !version->ancestry.gives_way && version->sequence > given_up)
+                        if (version->failed_by_storage && !version->gives_way && version->sequence > given_up)
                                 given_up = version->sequence;
                 }
                 if (given_up > stored)
@@ -262,15 +268,15 @@ bool agent_drain(struct agent *agent)
         catalogue_lock(catalogue);
         since_ns = os->now_ns();
         catalogue->draining++; /* the agent ends, so it stays */
-        worker_want_all(catalogue, NULL);
-        while (worker_draining(catalogue, since_ns) && !catalogue->dropping) {
+        due_want_all(catalogue, NULL);
+        while (due_draining(catalogue, since_ns) && !catalogue->dropping) {
                 if (os->now_ns() - PENDING_SAID_NS > said_ns) {
                         log_pending(catalogue);
                         said_ns = os->now_ns();
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
-        done = (!worker_pending(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
+        done = (!due_any(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }
@@ -305,14 +311,12 @@ void agent_stop(struct agent *agent, bool forget)
         os->unlink(agent->place.socket);
         ended = end_threads(agent);
         catalogue_lock(catalogue);
-        if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
+        if (catalogue->draining && !catalogue->dropping && due_any(catalogue, NULL))
                 forget = false; /* committed after the drain, while the listener still answered */
         if (forget)
-                for (struct job *job = catalogue->jobs; job; job = job->next)
-                        for (struct version *version = job->versions; version; version = version->next)
-                                survival_log_remove(catalogue, version);
+                survival_log_forget(catalogue);
         if (forget && !ended)
-                memory_unlink_all(&catalogue->memory);
+                memory_unlink_all(catalogue->memory);
         catalogue_unlock(catalogue);
         if (!ended) {
                 log_event(LOG_LEVEL_INFO, "the agent ends although storage still blocks a thread");
@@ -324,12 +328,12 @@ void agent_stop(struct agent *agent, bool forget)
         replica_stop(catalogue);
         os->close(agent->listen_fd);
         /* Before catalogue_done, which only drops references to images and must not remove those that stay. */
-        memory_stop_removing(&catalogue->memory, forget);
+        memory_stop_removing(catalogue->memory, forget);
         if (forget)
                 publish_forget(catalogue);
         publish_done(catalogue);
         catalogue_done(catalogue);
-        memory_done(&catalogue->memory, forget);
+        memory_done(catalogue->memory, forget);
         free(agent);
 }
 

@@ -329,12 +329,17 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
 /* Takes request_lock when no commit of this tag is left to a copy, so that the next request comes after that commit.
  * Until then other threads may send requests, including a `release`. */
 void copies_lock_after_commit(struct nebula_session *session, const char *tag);
-/* Whether a copy of that file is in progress: a later save of the file must not overtake it. */
-bool copies_has(struct nebula_session *session, const char *tag, const char *name);
-/* Call before that file is saved again: when the agent has lent an image for the new save, it forgets the copy in progress. */
-void copies_replace(struct nebula_session *session, const char *tag, const char *name);
-/* The ids of the images that must stay mapped. */
-size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX]);
+/* The beginning of a save: copies_lock_after_commit. When the agent has lent an image for it, the agent forgets a copy of that file in progress. */
+void copies_begin(struct nebula_session *session, const char *tag, const char *name);
+/* What a save needs to know of the copies in progress, once it has an image. */
+struct client_way {
+        uint64_t images[CLIENT_COPY_MAX]; /* that must stay mapped */
+        size_t image_count;
+        bool has_file; /* one of them is of that file: the save must not overtake it */
+};
+/* Waits until no copy writes into the image, as copies_await does. */
+enum nebula_status copies_make_way(struct nebula_session *session, const char *tag, const char *name, uint64_t image_id, struct client_way *ret_way,
+                                   struct nebula_error *error);
 /* Waits until all copies in progress have ended and were released; with an image_id, only those into that image.
  * NEBULA_BUSY: this thread releases the copies and more are waiting, or this thread makes the copies. */
 enum nebula_status copies_await(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,

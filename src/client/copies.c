@@ -456,36 +456,13 @@ void copies_lock_after_commit(struct nebula_session *session, const char *tag)
         lock_give(&copies->copies_lock);
 }
 
-bool copies_has(struct nebula_session *session, const char *tag, const char *name)
+void copies_begin(struct nebula_session *session, const char *tag, const char *name)
 {
-        struct client_copies *copies = &session->copies;
-        bool found = false;
-
-        lock_take(&copies->copies_lock);
-        for (const struct client_copy *copy = copies->first; copy && !found; copy = copy->next)
-                found = is_of_file(copy, tag, name);
-        lock_give(&copies->copies_lock);
-        return found;
-}
-
-void copies_replace(struct nebula_session *session, const char *tag, const char *name)
-{
+        copies_lock_after_commit(session, tag);
         lock_take(&session->copies.copies_lock);
         for (struct client_copy *copy = session->copies.first; copy; copy = copy->next)
                 copy->is_replaced |= is_of_file(copy, tag, name);
         lock_give(&session->copies.copies_lock);
-}
-
-size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX])
-{
-        struct client_copies *copies = &session->copies;
-        size_t count = 0;
-
-        lock_take(&copies->copies_lock);
-        for (const struct client_copy *copy = copies->first; copy && count < CLIENT_COPY_MAX; copy = copy->next)
-                ret_ids[count++] = copy->image_id;
-        lock_give(&copies->copies_lock);
-        return count;
 }
 
 enum nebula_status copies_await(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
@@ -524,6 +501,24 @@ enum nebula_status copies_await(struct nebula_session *session, uint64_t image_i
         }
         lock_give(&copies->copies_lock);
         return status;
+}
+
+enum nebula_status copies_make_way(struct nebula_session *session, const char *tag, const char *name, uint64_t image_id, struct client_way *ret_way,
+                                   struct nebula_error *error)
+{
+        struct client_copies *copies = &session->copies;
+        enum nebula_status status = copies_await(session, image_id, -1, error);
+
+        if (status != NEBULA_OK)
+                return status;
+        *ret_way = (struct client_way){ 0 };
+        lock_take(&copies->copies_lock);
+        for (const struct client_copy *copy = copies->first; copy && ret_way->image_count < CLIENT_COPY_MAX; copy = copy->next) {
+                ret_way->images[ret_way->image_count++] = copy->image_id;
+                ret_way->has_file |= is_of_file(copy, tag, name);
+        }
+        lock_give(&copies->copies_lock);
+        return NEBULA_OK;
 }
 
 bool copies_close_later(struct nebula_session *session)

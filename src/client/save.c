@@ -37,6 +37,7 @@ struct plan {
 struct lent {
         uint64_t image_id, capacity_bytes;
         void *data;
+        bool follows; /* an earlier copy of the file is in progress, which this save must not overtake */
 };
 
 static void plan_done(struct plan *plan)
@@ -166,6 +167,7 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         struct client_call call;
         uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX + 2];
         const struct client_copy *unsent;
+        struct client_way way;
         const struct ipc_granted *granted;
         enum nebula_status status;
         size_t live_count;
@@ -187,8 +189,15 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         status = session_make_pool(session, error);
         if (status != NEBULA_OK)
                 return status;
+        /* A new agent may give the same id again. A copy may still write to the old mapping, so wait for it before
+         * the old mapping is replaced. */
+        status = copies_make_way(session, plan->checkpoint->tag, plan->name, granted->image_id, &way, error);
+        if (status != NEBULA_OK)
+                return status;
+        lent->follows = way.has_file;
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
-        live_count = granted->live_count + copies_images(session, live_ids + granted->live_count);
+        memcpy(live_ids + granted->live_count, way.images, way.image_count * sizeof *live_ids);
+        live_count = granted->live_count + way.image_count;
         live_ids[live_count++] = spares_image(session);
         unsent = atomic_load(&session->unsent);
         /* A copy is unsent because no agent could be reached; this agent may not know its image, which is then the only
@@ -197,11 +206,6 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                 live_ids[live_count++] = unsent->image_id;
         capture_pool_keep(session->pool, live_ids, live_count);
         spares_await(session, granted->image_id);
-        /* A new agent may give the same id again. A copy may still write to the old mapping, so wait for it before
-         * the old mapping is replaced. */
-        status = copies_await(session, granted->image_id, -1, error);
-        if (status != NEBULA_OK)
-                return status;
         fd = session->wire.frame.fd;
         session->wire.frame.fd = -1;
         return capture_pool_map(session->pool, granted->image_id, fd, granted->capacity_bytes, &lent->data, error);
@@ -383,7 +387,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         captured.image_id = lent.image_id;
         captured.blocked_ns = os->now_ns() - plan->begun_ns;
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
-        if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
+        if (capture || is_filling || (lent.follows && copies_ready(session) == NEBULA_OK))
                 return copy_later(plan, &lent, capture, is_filling, &captured, error);
         status = report_captured(plan, &lent, &captured, error);
         if (plan->ask_huge) /* so that later saves are cheaper */
@@ -406,8 +410,7 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
         enum nebula_status status;
         bool releases = false, is_elsewhere;
 
-        copies_lock_after_commit(session, plan->checkpoint->tag);
-        copies_replace(session, plan->checkpoint->tag, plan->name);
+        copies_begin(session, plan->checkpoint->tag, plan->name);
         atomic_store(&plan->checkpoint->is_given_up, false);
         /* A save to a checkpoint that was found begins a new generation. So does one to a checkpoint that a different agent has now. */
         is_elsewhere = atomic_exchange(&plan->checkpoint->done_generation, 0) &&

@@ -25,6 +25,7 @@
 #include <errno.h>
 #include <limits.h>
 
+#include "agent/persist/due.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/commit/ancestry.h"
@@ -368,7 +369,7 @@ static void play(char *line)
                         printf("ok\n");
         } else if (!strcmp(word, "persist")) {
                 catalogue_lock(&agent_of()->catalogue);
-                worker_want_all(&node->bench.catalogue, NULL); /* no attempt waits for its pause */
+                due_want_all(&node->bench.catalogue, NULL); /* no attempt waits for its pause */
                 catalogue_unlock(&node->bench.catalogue);
                 worker_run(&node->bench.catalogue, node->bench.job);
                 list_storage();

@@ -73,7 +73,7 @@ static enum nebula_status refuse_manifest(struct store *store, const char *key, 
 /* As an agent that is killed before the manifest. */
 static void write_half(struct bench *bench, unsigned step)
 {
-        struct store *store = bench->job->storage.store;
+        struct store *store = bench->job->storage->store;
         struct store_ops ops;
 
         stored_ops = store->ops;
@@ -91,7 +91,7 @@ static void remove_step(struct bench *bench, unsigned step)
 
         tag_of(step, tag);
         lives[step].goes = os_crash_position();
-        CHECK(!manifest_load(bench->job->storage.store, tag, &manifest, NULL) && !manifest_remove(bench->job->storage.store, &manifest, &bench->error));
+        CHECK(!manifest_load(bench->job->storage->store, tag, &manifest, NULL) && !manifest_remove(bench->job->storage->store, &manifest, &bench->error));
         manifest_done(&manifest);
         lives[step].gone = os_crash_position();
 }
@@ -155,9 +155,9 @@ static bool holds(struct bench *bench, uint64_t at, bool is_swept)
         bool good = true;
 
         for (unsigned step = 1; step <= STEPS; step++) {
-                int found = look(bench->job->storage.store, step);
+                int found = look(bench->job->storage->store, step);
 
-                good = good && is_allowed(found, &lives[step], at) && (!is_swept || found || !count_objects(bench->job->storage.store, step));
+                good = good && is_allowed(found, &lives[step], at) && (!is_swept || found || !count_objects(bench->job->storage->store, step));
                 newest_step = found == 1 ? (int64_t)step : newest_step;
         }
         return good && newest(bench) == newest_step;
@@ -234,7 +234,7 @@ static void a_sweep_takes_what_no_manifest_names_and_nothing_else(void)
         begin(&bench);
         write_step(&bench, 1);
         write_half(&bench, 2);
-        CHECK(!manifest_sweep(bench.job->storage.store, 0, &removed, &bench.error) && removed == 1);
+        CHECK(!manifest_sweep(bench.job->storage->store, 0, &removed, &bench.error) && removed == 1);
         write_step(&bench, 2);
         check_all(&bench);
 }

@@ -38,7 +38,7 @@ static void start_faults(void)
 /* Whether there were that many calls. */
 static bool end_faults(void)
 {
-        struct store *store = bench.job->storage.store;
+        struct store *store = bench.job->storage->store;
         bool was_hit = (way == ANSWER_IS_LOST ? store_mem_writes(store) : store_mem_calls(store)) >= at;
 
         store_mem_faults(store, NULL);
@@ -67,13 +67,13 @@ static int seed_of(const char *tag, const unsigned *seeds, unsigned b)
 {
         struct manifest manifest = { 0 };
         struct nebula_error error;
-        enum nebula_status status = manifest_load(bench.job->storage.store, tag, &manifest, &error);
+        enum nebula_status status = manifest_load(bench.job->storage->store, tag, &manifest, &error);
         int result = -1;
 
         if (status)
                 return status == NEBULA_NOT_FOUND ? 0 : -1;
-        for (; *seeds && stored_holds(bench.job->storage.store, &manifest, "b", b); seeds++)
-                if (stored_holds(bench.job->storage.store, &manifest, "a", *seeds))
+        for (; *seeds && stored_holds(bench.job->storage->store, &manifest, "b", b); seeds++)
+                if (stored_holds(bench.job->storage->store, &manifest, "a", *seeds))
                         result = (int)*seeds;
         manifest_done(&manifest);
         return result;
@@ -94,7 +94,7 @@ static bool is_named_before(const struct manifest *manifest, const char *tag, co
         for (uint64_t number = 1; number < manifest->number && !result; number++) {
                 struct tag_log log = { 0 };
 
-                if (tag_log_entry(bench.job->storage.store, tag, number, &log, NULL))
+                if (tag_log_entry(bench.job->storage->store, tag, number, &log, NULL))
                         continue;
                 result = !log.is_unsound && !log.is_removal && is_named(&log.manifest, private, key);
                 tag_log_done(&log);
@@ -111,8 +111,8 @@ static bool is_tidy(const char *tag)
         bool result = true;
 
         snprintf(prefix, sizeof prefix, "%s/", tag);
-        manifest_load(bench.job->storage.store, tag, &manifest, NULL);
-        if (store_list_all(bench.job->storage.store, prefix, true, &list, NULL))
+        manifest_load(bench.job->storage->store, tag, &manifest, NULL);
+        if (store_list_all(bench.job->storage->store, prefix, true, &list, NULL))
                 abort();
         for (size_t i = 0; i < list.count; i++) {
                 const char *key = list.entries[i].key, *private = manifest_behind_private(key, tag);
@@ -134,7 +134,7 @@ static bool view_holds(const char *key, unsigned seed)
         size_t size;
         bool same;
 
-        if (bench.job->storage.store->ops->get(bench.job->storage.store, key, 1 << 20, &data, &size, NULL, NULL))
+        if (bench.job->storage->store->ops->get(bench.job->storage->store, key, 1 << 20, &data, &size, NULL, NULL))
                 return false;
         same = size == BENCH_FILE_BYTES;
         for (size_t i = 0; same && i < size; i++)
@@ -288,10 +288,10 @@ static bool remove_once(void)
         start_faults();
         bench_retain(&bench);
         was_hit = end_faults();
-        CHECK(!manifest_scan(bench.job->storage.store, &scan, &bench.error) && scan.count >= 1 && !scan.broken_count);
+        CHECK(!manifest_scan(bench.job->storage->store, &scan, &bench.error) && scan.count >= 1 && !scan.broken_count);
         for (size_t i = 0; i < scan.count; i++)
-                CHECK(stored_holds(bench.job->storage.store, &scan.manifests[i], "a", (unsigned)scan.manifests[i].step) &&
-                      stored_holds(bench.job->storage.store, &scan.manifests[i], "b", 9));
+                CHECK(stored_holds(bench.job->storage->store, &scan.manifests[i], "a", (unsigned)scan.manifests[i].step) &&
+                      stored_holds(bench.job->storage->store, &scan.manifests[i], "b", 9));
         CHECK(scan.count && scan.manifests[scan.count - 1].step == 3);
         manifest_scan_done(&scan);
         if (at % 2) { /* this agent, or the next one */
@@ -302,7 +302,7 @@ static bool remove_once(void)
                 bench_retain(&bench);
         }
         CHECK(is_tidy("step1") && is_tidy("step2") && is_tidy("step3"));
-        CHECK(!manifest_scan(bench.job->storage.store, &scan, &bench.error) && scan.count == 1 && scan.manifests[0].step == 3);
+        CHECK(!manifest_scan(bench.job->storage->store, &scan, &bench.error) && scan.count == 1 && scan.manifests[0].step == 3);
         manifest_scan_done(&scan);
         if (tap_failed_checks)
                 tell("removing");
@@ -320,10 +320,10 @@ static void remove_index(void)
 {
         struct store_list list;
 
-        if (store_list_all(bench.job->storage.store, MANIFEST_DIRECTORY "/index/", true, &list, NULL))
+        if (store_list_all(bench.job->storage->store, MANIFEST_DIRECTORY "/index/", true, &list, NULL))
                 abort();
         for (size_t i = 0; i < list.count; i++)
-                if (store_remove_one(bench.job->storage.store, list.entries[i].key, NULL))
+                if (store_remove_one(bench.job->storage->store, list.entries[i].key, NULL))
                         abort();
         store_list_done(&list);
 }
@@ -398,7 +398,7 @@ static void a_store_whose_listings_are_old_loses_no_version(void)
                         if (i % 2)
                                 next_agent();
                 }
-                store_mem_faults(bench.job->storage.store, NULL);
+                store_mem_faults(bench.job->storage->store, NULL);
                 next_agent();
                 /* A publish with an old listing may leave objects: that costs space, but no version. */
                 CHECK(seed_of("step1", seeds, 2) == 5 && (stale[i / 2] > 1 || is_tidy("step1")));

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 
+#include "agent/publish/publish_list.h"
 #include "agent/agent_publish.h"
 #include "os/os_fault.h"
 #include "tap.h"

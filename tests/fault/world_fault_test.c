@@ -51,7 +51,7 @@ static void save(unsigned seed)
 {
         for (unsigned i = 0; i < 2; i++) {
                 versions[i] = bench_version(&nodes[i], "step1", i ? 0 : seed, i ? seed + 1 : 0);
-                if (!versions[i] || !versions[i]->nodes.spread)
+                if (!versions[i] || !versions[i]->is_spread)
                         abort();
         }
 }
@@ -65,7 +65,7 @@ static void work(int i)
 
         catalogue_lock(&nodes[i].catalogue);
         for (int j = 0; j < 3; j++) {
-                version->nodes.poll_at_ns = version->persist.retry_at_ns = 0;
+                version->nodes->poll_at_ns = version->persist->retry_at_ns = 0;
                 world_work(&nodes[i].catalogue, nodes[i].job, os->now_ns(), &due);
         }
         is_complete = lifecycle_complete(version->life.state) && !version->stored;
@@ -77,7 +77,7 @@ static void work(int i)
 /* The seed of the version in storage; 0: none; -1: incomplete or a mixture. */
 static int seed_in_storage(const unsigned *seeds)
 {
-        struct store *store = nodes[0].job->storage.store;
+        struct store *store = nodes[0].job->storage->store;
         struct manifest manifest = { 0 };
         struct nebula_error error;
         enum nebula_status status = manifest_load(store, "step1", &manifest, &error);
@@ -98,7 +98,7 @@ static uint64_t left; /* requests, or writes, until one fails; 0: it has failed 
 /* Only the agents' requests count. */
 static void work_with_fault(int i)
 {
-        struct store *store = nodes[0].job->storage.store;
+        struct store *store = nodes[0].job->storage->store;
         struct mem_faults faults = { .fail_at = loses_answers ? 0 : left, .lose_at = loses_answers ? left : 0 };
         uint64_t used;
 
@@ -184,8 +184,8 @@ static void wait_long(void)
 {
         for (int i = 0; i < 2; i++) {
                 catalogue_lock(&nodes[i].catalogue);
-                versions[i]->nodes.waiting_since_ns -= INT64_C(2000000000);
-                versions[i]->nodes.poll_count = 0;
+                versions[i]->nodes->waiting_since_ns -= INT64_C(2000000000);
+                versions[i]->nodes->poll_count = 0;
                 catalogue_unlock(&nodes[i].catalogue);
         }
         os->sleep_ms(50);
@@ -201,7 +201,7 @@ static void a_version_of_two_nodes_is_written_again_when_another_program_has_rem
                 struct store *store;
 
                 begin();
-                store = nodes[0].job->storage.store;
+                store = nodes[0].job->storage->store;
                 stored_ops = store->ops;
                 ops = *stored_ops;
                 taken = objects[i];
@@ -261,11 +261,11 @@ static void objects_that_a_sleeping_removal_has_listed_are_in_no_later_manifest(
         struct store_ops ops;
 
         begin();
-        stored_ops = nodes[0].job->storage.store->ops;
+        stored_ops = nodes[0].job->storage->store->ops;
         ops = *stored_ops;
         ops.put = put_and_enter_removal;
         for (int i = 0; i < 2; i++)
-                nodes[i].job->storage.store->ops = &ops;
+                nodes[i].job->storage->store->ops = &ops;
         records_until_removal = 2;
         save(1);
         for (int round = 0; round < ROUNDS_MAX && !(versions[0]->stored && versions[1]->stored); round++) {
@@ -273,9 +273,9 @@ static void objects_that_a_sleeping_removal_has_listed_are_in_no_later_manifest(
                 wait_long();
         }
         for (int i = 0; i < 2; i++)
-                nodes[i].job->storage.store->ops = stored_ops;
+                nodes[i].job->storage->store->ops = stored_ops;
         CHECK(!records_until_removal && seen.count && versions[0]->stored && versions[1]->stored && seed_in_storage(seeds) == 1);
-        wake_removal(nodes[0].job->storage.store);
+        wake_removal(nodes[0].job->storage->store);
         CHECK(seed_in_storage(seeds) == 1);
         if (tap_failed_checks)
                 printf("# %s; %s\n", nodes[0].error.message, nodes[1].error.message);

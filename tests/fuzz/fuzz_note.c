@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/memory/survival_record.h"
+#include "agent/rooms.h"
 #include "sum/sum.h"
 
 #define HEAD_BYTES 32u
@@ -12,10 +14,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void read_note(const void *data, size_t size)
 {
+        static struct memory memory;
         struct catalogue catalogue;
 
-        catalogue_init(&catalogue);
-        strcpy(catalogue.memory.directory, "/nowhere"); /* where no image is found */
+        memset(&memory, 0, sizeof memory);
+        catalogue_init(&catalogue, agent_rooms, &memory);
+        strcpy(memory.directory, "/nowhere"); /* where no image is found */
         if (!survival_record_read(&catalogue, 1, data, size, NULL)) {
                 size_t again_size;
                 void *again = survival_record_format(catalogue.jobs->versions, 0, &again_size);

@@ -33,7 +33,7 @@ def items_text(items: Any) -> str:
             raise NebulaConfigError(f"keep_items: {pattern!r:.200} has the count {count!r:.50}: a whole number of 1 or more")
     text = ",".join(f"{pattern}={int(count)}" for pattern, count in items.items())
     if len(items) > ITEMS_MOST or len(text.encode()) > ITEMS_BYTES:
-        raise NebulaConfigError(f"keep_items has {len(items)} patterns and {len(text)} bytes: at most {ITEMS_MOST} and {ITEMS_BYTES} are possible")
+        raise NebulaConfigError(f"keep_items has {len(items)} patterns and {len(text)} bytes; {ITEMS_MOST} and {ITEMS_BYTES} are the most")
     return text
 
 

@@ -1,19 +1,13 @@
-/* Jobs, sessions and waiters. version.c has the versions, files.c their files. */
-#include <jansson.h>
-#include <stdio.h>
+/* The lock, its waiters, and sessions. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/commit/ancestry.h"
 #include "agent/catalogue/catalogue.h"
-#include "agent/clients/location.h"
-#include "agent/clients/history.h"
+#include "agent/catalogue/memory_policy.h"
+#include "agent/catalogue/room.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
-#include "agent/persist/storage.h"
-#include "agent/publish/publish.h"
+#include "agent/memory/memory.h"
 #include "os/os.h"
-#include "os/os_create.h"
 #include "os/thread.h"
 
 /* Bits of `wakes`. */
@@ -40,9 +34,11 @@ double catalogue_moment(struct catalogue *catalogue)
         return catalogue->last_moment;
 }
 
-void catalogue_init(struct catalogue *catalogue)
+void catalogue_init(struct catalogue *catalogue, const struct room *const *rooms, struct memory *memory)
 {
         memset(catalogue, 0, sizeof *catalogue);
+        catalogue->rooms = rooms;
+        catalogue->memory = memory;
         lock_init(&catalogue->catalogue_lock, LOCK_CATALOGUE);
         os_cond_init(&catalogue->moved);
         os_cond_init(&catalogue->work);
@@ -56,37 +52,12 @@ void catalogue_init(struct catalogue *catalogue)
         catalogue->memory_wait_s = 300;
 }
 
-static void job_free(struct catalogue *catalogue, struct job **link)
-{
-        struct job *job = *link;
-
-        *link = job->next;
-        while (job->versions)
-                version_free(catalogue, job->versions);
-        known_done(&job->storage.known);
-        json_decref(job->storage.metrics);
-        free(job->storage.removed);
-        for (size_t i = 0; i < job->storage.half_removed_count; i++)
-                known_free(job->storage.half_removed[i]);
-        free(job->storage.half_removed);
-        unfinished_done(&job->storage.ended);
-        ancestry_done(job);
-        storage_close(job);
-        free(job->runs.gone);
-        free(job);
-}
-
 void catalogue_done(struct catalogue *catalogue)
 {
-        while (catalogue->jobs)
-                job_free(catalogue, &catalogue->jobs);
-        location_done(catalogue);
-        while (catalogue->lanes) {
-                struct lane *lane = catalogue->lanes;
-
-                catalogue->lanes = lane->next;
-                free(lane);
-        }
+        catalogue_free_jobs(catalogue);
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->catalogue_ends)
+                        (*room)->catalogue_ends(catalogue);
         while (catalogue->sessions) {
                 struct session *session = catalogue->sessions;
 
@@ -108,10 +79,46 @@ void catalogue_lock(struct catalogue *catalogue)
         log_hold();
 }
 
-/* Whether lines of the log, or files, were described under the lock and are not written yet. */
+/* Whether lines of the log, or files, were described under the lock and are not written yet, or are to be described. */
 static bool has_writes(const struct catalogue *catalogue)
 {
-        return log_is_held() || memory_files_are_due(&catalogue->memory.files);
+        return catalogue->marked || log_is_held() || memory_files_are_due(&catalogue->memory->files);
+}
+
+void version_mark(struct catalogue *catalogue, struct version *version)
+{
+        if (version->is_marked)
+                return;
+        version->is_marked = true;
+        version->next_marked = catalogue->marked;
+        catalogue->marked = version;
+}
+
+void version_mark_files(struct catalogue *catalogue, struct version *version)
+{
+        version->files_changed = true;
+        version_mark(catalogue, version);
+}
+
+void version_describe(struct catalogue *catalogue, struct version *version)
+{
+        struct version **link = &catalogue->marked;
+
+        if (!version->is_marked)
+                return;
+        while (*link != version)
+                link = &(*link)->next_marked;
+        *link = version->next_marked;
+        version->is_marked = false;
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->describe)
+                        (*room)->describe(catalogue, version);
+}
+
+static void describe_marked(struct catalogue *catalogue)
+{
+        while (catalogue->marked)
+                version_describe(catalogue, catalogue->marked);
 }
 
 /* Call without the lock. A file that could not be written is described anew, or its loss is logged. */
@@ -120,15 +127,14 @@ static void write_described(struct catalogue *catalogue, uint64_t number)
         struct memory_file_task *failed, *next;
 
         log_let_go();
-        if (!memory_files_write(&catalogue->memory, number))
+        if (!memory_files_write(catalogue->memory, number))
                 return;
         catalogue_lock(catalogue);
-        for (failed = memory_files_failed(&catalogue->memory.files); failed; failed = next) {
+        for (failed = memory_files_failed(&catalogue->memory->files); failed; failed = next) {
                 next = failed->next;
-                if (failed->file)
-                        survival_log_mend(catalogue, failed);
-                else
-                        publish_lose_list(failed->result);
+                for (const struct room *const *room = catalogue->rooms; *room; room++)
+                        if ((*room)->file_failed)
+                                (*room)->file_failed(catalogue, failed);
                 memory_file_task_free(failed);
         }
         catalogue_unlock(catalogue);
@@ -193,8 +199,10 @@ void catalogue_unlock(struct catalogue *catalogue)
 {
         uint32_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
-        uint64_t number = memory_files_added(&catalogue->memory.files);
+        uint64_t number;
 
+        describe_marked(catalogue);
+        number = memory_files_added(&catalogue->memory->files);
         lock_give(&catalogue->catalogue_lock);
         write_described(catalogue, number); /* first: a thread that is woken before would wait for the same file */
         if (wakes)
@@ -214,6 +222,7 @@ static void wake_with_lock(struct catalogue *catalogue)
 void catalogue_unlock_last(struct catalogue *catalogue)
 {
         wake_with_lock(catalogue);
+        describe_marked(catalogue);
         lock_give(&catalogue->catalogue_lock);
         log_let_go();
 }
@@ -249,13 +258,13 @@ void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter)
 /* Few changes concern the page maker or the copy sender, so check before waking them: waking a thread costs more than the check. */
 static uint32_t helpers_needed(const struct catalogue *catalogue)
 {
-        const struct memory *memory = &catalogue->memory;
+        const struct memory *memory = catalogue->memory;
         uint32_t wakes = catalogue->stopping ? WAKE_PAGES | WAKE_COPY : memory->doomed ? WAKE_PAGES : 0;
 
-        if (!memory->joining && catalogue_small_image(catalogue))
+        if (!memory->joining && policy_small_image(catalogue))
                 wakes |= WAKE_PAGES;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
-                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->copies.count ? WAKE_COPY : 0);
+                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->settings.replica_count ? WAKE_COPY : 0);
         return wakes;
 }
 
@@ -282,17 +291,23 @@ void catalogue_signal_workers(struct catalogue *catalogue)
         catalogue->wakes |= WAKE_WORK;
 }
 
+void catalogue_signal_pages(struct catalogue *catalogue)
+{
+        catalogue->wakes |= WAKE_PAGES;
+}
+
 void catalogue_signal_event(struct catalogue *catalogue)
 {
         catalogue->wakes |= WAKE_EVENT;
 }
 
-void version_signal(struct catalogue *catalogue, const struct version *version)
+void version_changed(struct catalogue *catalogue, struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
         /* Without a storage path there is nothing to persist. */
         uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0;
 
+        version_mark(catalogue, version);
         signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
 
@@ -310,218 +325,6 @@ void catalogue_panic(struct catalogue *catalogue, const char *what)
         }
         catalogue->broken = true;
         catalogue_signal(catalogue);
-}
-
-struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name)
-{
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (!strcmp(job->persist_path, persist_path) && !strcmp(job->name, name))
-                        return job;
-        return NULL;
-}
-
-static struct lane *lane_get(struct catalogue *catalogue, const char *persist_path)
-{
-        struct lane *lane;
-
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (!strcmp(job->persist_path, persist_path))
-                        return job->lane;
-        lane = calloc(1, sizeof *lane);
-        if (!lane)
-                return NULL;
-        lane->catalogue = catalogue;
-        lane->next = catalogue->lanes;
-        catalogue->lanes = lane;
-        return lane;
-}
-
-struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name)
-{
-        struct job *job = catalogue_job(catalogue, persist_path, name);
-
-        if (job)
-                return job;
-        job = calloc(1, sizeof *job);
-        if (!job)
-                return NULL;
-        job->lane = lane_get(catalogue, persist_path);
-        if (!job->lane) {
-                free(job);
-                return NULL;
-        }
-        snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
-        snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
-        snprintf(job->name, sizeof job->name, "%s", name);
-        job->settings.retention_count = 2;
-        job->settings.umask = job->settings.group = OS_CREATE_UNKNOWN;
-        job->settings.world = 1;
-        job->persist.last_start_ns = INT64_MIN;
-        job->next = catalogue->jobs;
-        catalogue->jobs = job;
-        return job;
-}
-
-void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
-{
-        snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
-        if (strcmp(job->run, settings->run)) {
-                job->storage.is_scanned = false;
-                job->settings.awaited_rules = 0;
-        }
-        memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
-        memcpy(job->run, settings->run, sizeof job->run);
-        job->settings.umask = settings->umask;
-        job->settings.group = settings->group;
-        job->settings.persist_interval_s = settings->persist_interval_s;
-        job->settings.retention_count = settings->retention_count ? settings->retention_count : 1;
-        job->settings.rules[0] = catalogue_rule(settings);
-        job->settings.rule_count = job->settings.rules[0].last != 0;
-        job->settings.on_full = settings->on_full;
-        job->copies.count = settings->replica_count;
-        job->copies.is_served |= job->copies.count > 0;
-        job->copies.announce_due |= catalogue_session_count(catalogue, job) == 1;
-        job->settings.world = settings->world;
-        job->settings.local_world = settings->local_world;
-        job->history_broken = false;
-        if (job->persist_path[0] && !job->storage.is_scanned)
-                job->storage.scan_due = true;
-        if (settings->memory_bytes)
-                memory_configure(&catalogue->memory, settings->memory_bytes);
-}
-
-struct keep_rule catalogue_rule(const struct ipc_hello *settings)
-{
-        struct keep_rule rule = { .last = settings->keep_last, .every = settings->keep_every, .best = settings->keep_best_count,
-                                  .best_is_largest = settings->keep_best_is_largest != 0 };
-
-        memcpy(rule.metric, settings->keep_best, sizeof rule.metric);
-        memcpy(rule.items, settings->keep_items, sizeof rule.items);
-        return rule;
-}
-
-bool catalogue_has_rules(const struct job *job)
-{
-        return job->settings.rule_count || job->settings.items[0];
-}
-
-static bool is_same_rule(const struct keep_rule *a, const struct keep_rule *b)
-{
-        return a->last == b->last && a->every == b->every && a->best == b->best && a->best_is_largest == b->best_is_largest &&
-               !strcmp(a->metric, b->metric);
-}
-
-static bool has_rule(const struct job_settings *settings, const struct keep_rule *rule)
-{
-        for (uint32_t i = 0; i < settings->rule_count; i++)
-                if (is_same_rule(&settings->rules[i], rule))
-                        return true;
-        return false;
-}
-
-void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
-{
-        struct job_settings *settings = &job->settings;
-        bool is_first = true;
-
-        settings->rule_count = 0;
-        settings->items[0] = 0;
-        for (const struct session *session = catalogue->sessions; session; session = session->next) {
-                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run))
-                        continue;
-                if (is_first)
-                        memcpy(settings->items, session->rule.items, sizeof settings->items);
-                else if (strcmp(settings->items, session->rule.items))
-                        settings->items[0] = 0;
-                is_first = false;
-                if (!session->rule.last || has_rule(settings, &session->rule))
-                        continue;
-                if (settings->rule_count == KEEP_RULES_MAX) {
-                        log_event(LOG_LEVEL_WARN, "no version is removed from %s: its sessions have more than %d rules", job->persist_path, KEEP_RULES_MAX);
-                        settings->rule_count = 0;
-                        return;
-                }
-                settings->rules[settings->rule_count++] = session->rule;
-        }
-        if (settings->rule_count < settings->awaited_rules)
-                settings->rule_count = 0;
-        else
-                settings->awaited_rules = 0;
-        job->storage.retain_due |= catalogue_has_rules(job) && job->storage.is_remover; /* a session that was away may have left some undone */
-}
-
-void catalogue_create_as(const struct job *job)
-{
-        os_create_as(job->settings.umask, job->settings.group);
-}
-
-bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job *job)
-{
-        if (job->pins || job->persist.is_busy || job->storage.scan_due || job->storage.ended.count || job->publishes || history_pending(job))
-                return true;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == job || session->number <= job->last_guest)
-                        return true;
-        for (const struct version *version = job->versions; version; version = version->next)
-                if (version->in_memory || version->pins || version->nodes.spread || version->life.state < NEBULA_STATE_COMMITTED)
-                        return true;
-        return false;
-}
-
-static void forget_images(struct catalogue *catalogue, const struct job *job)
-{
-        for (struct image *image = catalogue->memory.images, *next; image; image = next) {
-                next = image->next;
-                if (image->job != job)
-                        continue;
-                image->job = NULL;
-                if (!image->users) {
-                        memory_doom(&catalogue->memory, image);
-                        catalogue->wakes |= WAKE_PAGES;
-                }
-        }
-}
-
-static void forget_lanes(struct catalogue *catalogue)
-{
-        for (struct lane **link = &catalogue->lanes, *lane; (lane = *link);) {
-                const struct job *job = catalogue->jobs;
-
-                while (job && job->lane != lane)
-                        job = job->next;
-                if (job || lane->is_running) {
-                        link = &lane->next;
-                        continue;
-                }
-                *link = lane->next;
-                free(lane);
-        }
-}
-
-int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
-{
-        int64_t due = INT64_MAX;
-
-        if (catalogue->draining)
-                return due; /* a drain counts the failures of all versions */
-        for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
-                bool is_needed = job->copies.is_served || catalogue_job_is_needed(catalogue, job);
-                int64_t until;
-
-                job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
-                until = job->left_ns + (int64_t)catalogue->linger_s * 1000000000;
-                if (is_needed || now_ns < until) {
-                        due = !is_needed && until < due ? until : due;
-                        link = &job->next;
-                        continue;
-                }
-                while (job->versions)
-                        version_free(catalogue, job->versions);
-                forget_images(catalogue, job);
-                job_free(catalogue, link);
-        }
-        forget_lanes(catalogue);
-        return due;
 }
 
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
@@ -567,23 +370,7 @@ void catalogue_lease(struct catalogue *catalogue, struct session *session, uint6
         session->leased = version ? version_id : 0;
 }
 
-struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
+bool catalogue_may_live(uint32_t seen_pid)
 {
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->versions; version; version = version->next)
-                        if (version->id == id)
-                                return version;
-        return NULL;
-}
-
-struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct image_loan **ret_loan)
-{
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->live; version; version = version->next_live)
-                        for (struct image_loan *loan = version->loans; loan; loan = loan->next)
-                                if (loan->image->id == image_id) {
-                                        *ret_loan = loan;
-                                        return version;
-                                }
-        return NULL;
+        return !seen_pid || os->alive(seen_pid);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "agent/catalogue/catalogue.h"
-#include "agent/memory/survival_log.h"
+#include "agent/memory/memory.h"
 
 #define SLOT_COUNT_MIN 16u
 
@@ -72,15 +72,15 @@ struct agent_file *version_file_add(struct version *version, const char *name)
 void version_file_change(struct catalogue *catalogue, struct version *version, struct agent_file *file)
 {
         version_file_done(catalogue, file);
-        survival_log_restate(version);
+        version_mark_files(catalogue, version);
 }
 
 void version_file_done(struct catalogue *catalogue, struct agent_file *file)
 {
         if (file->image)
-                memory_drop(&catalogue->memory, file->image);
+                memory_drop(catalogue->memory, file->image);
         if (file->sparse)
-                memory_drop(&catalogue->memory, file->sparse);
+                memory_drop(catalogue->memory, file->sparse);
         free(file->chunks);
         file->image = file->sparse = NULL;
         file->chunks = NULL;

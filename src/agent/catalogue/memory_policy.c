@@ -3,8 +3,10 @@
 #include <string.h>
 
 #include "agent/catalogue/catalogue.h"
-#include "agent/log.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/catalogue/retention.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "image/image.h"
 #include "os/os.h"
 
@@ -33,7 +35,7 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
                         .unsaved = version_unsaved(version),
                         .busy = version->pins > 0 || (leaves_leased && version->leases > 0),
                 };
-                (*ret_entries)[used++].order.counts = lifecycle_complete(version->life.state) || version->persist.failed_by_storage;
+                (*ret_entries)[used++].order.counts = lifecycle_complete(version->life.state) || version->failed_by_storage;
         }
         return used;
 }
@@ -43,7 +45,7 @@ static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *j
 {
         uint64_t bytes = 0;
 
-        for (const struct image *image = catalogue->memory.images; image; image = image->next)
+        for (const struct image *image = catalogue->memory->images; image; image = image->next)
                 if (image->job == job && !image->exposed && !image->restored && !image->spilled)
                         bytes += image->capacity;
         return bytes;
@@ -98,7 +100,7 @@ static uint64_t steady_bytes(const struct catalogue *catalogue, struct job *job)
         uint64_t bytes;
 
         if (gives_back(job))
-                return job_bytes(catalogue, job) - memory_free_bytes(&catalogue->memory, job);
+                return job_bytes(catalogue, job) - memory_free_bytes(catalogue->memory, job);
         bytes = version_bytes(job);
         return bytes ? bytes * steady_count(job) : 0;
 }
@@ -119,19 +121,19 @@ static size_t hinted(const struct catalogue *catalogue, const struct job *job, u
         return count;
 }
 
-void catalogue_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
+void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
 {
         uint64_t capacity = memory_capacity(size);
 
         if (session->hint_count == SESSION_HINTS_MAX || capacity < MEMORY_SPARE_LEAST ||
-            capacity > catalogue->memory.budget / hinted_versions(session->job))
+            capacity > catalogue->memory->budget / hinted_versions(session->job))
                 return;
         session->hinted[session->hint_count++] = capacity;
         session->job->spare_due = true;
         pthread_cond_signal(&catalogue->pages);
 }
 
-void catalogue_forget_hints(struct catalogue *catalogue, const struct job *job)
+void policy_forget_hints(struct catalogue *catalogue, const struct job *job)
 {
         for (struct session *session = catalogue->sessions; session; session = session->next)
                 if (session->job == job)
@@ -140,16 +142,16 @@ void catalogue_forget_hints(struct catalogue *catalogue, const struct job *job)
 
 static void trim_free(struct catalogue *catalogue, struct job *job)
 {
-        struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
+        struct image *image = memory_next_free(catalogue->memory, NULL, job), *next;
         uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(catalogue, job) : 0, soon;
 
         hinted(catalogue, job, NULL, &soon);
         limit += soon;
 
         for (; image && bytes > limit; image = next) {
-                next = memory_next_free(&catalogue->memory, image, job);
+                next = memory_next_free(catalogue->memory, image, job);
                 bytes -= image->capacity;
-                memory_doom(&catalogue->memory, image);
+                memory_doom(catalogue->memory, image);
         }
 }
 
@@ -192,7 +194,7 @@ static void trim_tombstones(struct catalogue *catalogue, struct job *job)
         }
 }
 
-void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
+void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep)
 {
         struct version **versions;
         struct retain_entry *entries;
@@ -215,7 +217,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         free(drop);
 }
 
-bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
 {
         struct version **versions;
         struct retain_entry *entries;
@@ -242,7 +244,7 @@ static bool drop_restored(struct catalogue *catalogue, struct agent_file *file)
 
         if (file->reading || !*image || !(*image)->restored)
                 return false;
-        memory_drop(&catalogue->memory, *image);
+        memory_drop(catalogue->memory, *image);
         *image = NULL;
         return true;
 }
@@ -267,14 +269,14 @@ static void trim_restored(struct catalogue *catalogue, struct job *job)
         }
 }
 
-void catalogue_tidy(struct catalogue *catalogue, struct job *job)
+void policy_tidy(struct catalogue *catalogue, struct job *job)
 {
         trim_restored(catalogue, job);
         find_tombstones(job);
         trim_tombstones(catalogue, job);
 }
 
-bool catalogue_drop_restored(struct catalogue *catalogue)
+bool policy_drop_restored(struct catalogue *catalogue)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next)
@@ -284,15 +286,15 @@ bool catalogue_drop_restored(struct catalogue *catalogue)
         return false;
 }
 
-bool catalogue_reclaim(struct catalogue *catalogue)
+bool policy_reclaim(struct catalogue *catalogue)
 {
-        struct image *image = memory_next_free(&catalogue->memory, NULL, NULL);
+        struct image *image = memory_next_free(catalogue->memory, NULL, NULL);
 
         if (image) {
-                memory_doom(&catalogue->memory, image);
+                memory_doom(catalogue->memory, image);
                 return true;
         }
-        if (catalogue_drop_restored(catalogue))
+        if (policy_drop_restored(catalogue))
                 return true;
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 struct version **versions;
@@ -332,7 +334,7 @@ static int by_value(const void *a, const void *b)
  * version's images. NULL: an allocation failed. */
 static uint64_t *capacities(const struct catalogue *catalogue, const struct job *job, const struct version *version, size_t *ret_count)
 {
-        const struct memory *memory = &catalogue->memory;
+        const struct memory *memory = catalogue->memory;
         size_t most = version ? version->file_count : 0, count = 0;
         uint64_t *list;
 
@@ -415,7 +417,7 @@ static uint64_t *unknown_spares(const struct catalogue *catalogue, const struct 
                 return NULL;
         for (size_t i = 0; i < count; i++)
                 wanted[i] = session->hinted[i / versions];
-        for (const struct image *image = catalogue->memory.images; image; image = image->next)
+        for (const struct image *image = catalogue->memory->images; image; image = image->next)
                 if (image->owner_nonce == session->nonce)
                         count = remove_one(wanted, count, image);
         *ret_count = count;
@@ -430,7 +432,7 @@ static bool is_known(struct catalogue *catalogue, const struct image *image)
         return owner && owner->connection_count;
 }
 
-struct image *catalogue_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count)
+struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count)
 {
         struct image *image = NULL;
         uint64_t *wanted;
@@ -438,7 +440,7 @@ struct image *catalogue_spare_image(struct catalogue *catalogue, const struct se
 
         wanted = unknown_spares(catalogue, session, &count);
         *ret_left_count = (uint32_t)count;
-        while (count && (image = memory_next_free(&catalogue->memory, image, session->job)))
+        while (count && (image = memory_next_free(catalogue->memory, image, session->job)))
                 if (!is_known(catalogue, image) && !image->faulting && remove_one(wanted, count, image) < count)
                         break;
         *ret_left_count -= image != NULL;
@@ -462,7 +464,7 @@ static uint64_t hinted_lacking(const struct catalogue *catalogue, const struct j
 }
 
 /* Spare images are made only while the job trains, and at most up to the steady number. A small image is made as soon as it is needed. */
-uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
+uint64_t policy_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
         uint64_t soon = hinted_lacking(catalogue, job), bytes = version_bytes(job), steady, own, need = 0;
         const struct version *newest = job->versions;
@@ -471,7 +473,7 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 
         if (soon)
                 return soon;
-        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes)
+        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(catalogue->memory, job) >= bytes)
                 return 0;
         steady = steady_bytes(catalogue, job);
         own = job_bytes(catalogue, job);
@@ -488,14 +490,14 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
         return own + need <= steady ? need : 0;
 }
 
-struct image *catalogue_small_image(const struct catalogue *catalogue)
+struct image *policy_small_image(const struct catalogue *catalogue)
 {
         int64_t now_ns;
 
-        if (!catalogue->memory.large_count)
+        if (!catalogue->memory->large_count)
                 return NULL;
         now_ns = os->now_ns();
-        for (struct image *image = NULL; (image = memory_next_free(&catalogue->memory, image, NULL));)
+        for (struct image *image = NULL; (image = memory_next_free(catalogue->memory, image, NULL));)
                 if (image->job && memory_is_small(image, now_ns))
                         return image;
         for (const struct job *job = catalogue->jobs; job; job = job->next)

@@ -1,4 +1,4 @@
-/* A version: begins, moves from state to state, fails, is forgotten. The survival log records each change of state for the next agent. */
+/* A version: begins, moves from state to state, fails, is forgotten. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -6,31 +6,15 @@
 #include <string.h>
 
 #include "agent/catalogue/catalogue.h"
+#include "agent/catalogue/room.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
-#include "agent/commit/coverage.h"
-#include "agent/commit/world.h"
+#include "agent/memory/memory.h"
 #include "base/error.h"
 #include "os/os.h"
 
-/* FNV-1a. */
-static size_t tag_slot(const char *tag)
-{
-        uint32_t hash = 2166136261u;
-
-        for (; *tag; tag++)
-                hash = (hash ^ (unsigned char)*tag) * 16777619u;
-        return (hash ^ hash >> 16) % TAG_SLOTS;
-}
-
-bool job_may_have(const struct job *job, const char *tag)
-{
-        return job->tag_counts[tag_slot(tag)];
-}
-
 struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
 {
-        struct version *version = calloc(1, sizeof *version);
+        struct version *version = room_new_version(catalogue->rooms, sizeof *version);
 
         if (!version) {
                 error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", tag);
@@ -42,17 +26,17 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         snprintf(version->run, sizeof version->run, "%s", job->run);
         version->step = name_step(tag);
         version->generation = 1;
-        version->ancestry.beginning = job->runs.beginning;
         version->world = job->settings.world;
-        version->nodes.writing = world_next_writing(job, tag, version->run);
         version->file_goal = NEBULA_FILES_OPEN;
         version->activity_ns = os->now_ns();
         lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_begins)
+                        (*room)->version_begins(version);
         version->next = job->versions;
         version->next_live = job->live;
         job->versions = job->live = version;
-        job->tag_counts[tag_slot(version->tag)]++;
-        (void)catalogue;
+        job->tag_counts[job_tag_slot(version->tag)]++;
         return version;
 }
 
@@ -65,7 +49,7 @@ void version_drop_loans(struct catalogue *catalogue, struct version *version)
                 /* The trainer may still be copying into the image: never lend it again. */
                 loan->image->exposed = true;
                 memory_set_copied(loan->image, IMAGE_GIVEN_UP);
-                memory_drop(&catalogue->memory, loan->image);
+                memory_drop(catalogue->memory, loan->image);
                 free(loan);
         }
 }
@@ -83,17 +67,16 @@ void version_free(struct catalogue *catalogue, struct version *version)
                 link = &(*link)->next_live;
         if (*link)
                 *link = version->next_live;
+        version_describe(catalogue, version);
         job->tombstone_count -= version->is_tombstone;
-        job->tag_counts[tag_slot(version->tag)]--;
+        job->tag_counts[job_tag_slot(version->tag)]--;
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
-        memory_file_drop(version->survival.file);
-        unfinished_done(&version->persist.unfinished);
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_ends)
+                        (*room)->version_ends(version);
         free(version->parts);
         free(version->idle_parts);
-        free(version->nodes.covered);
-        coverage_free(version->nodes.coverage);
-        free(version->nodes.decided);
         free(version);
 }
 
@@ -112,8 +95,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
                 version_signal_captured(catalogue, version);
                 return;
         }
-        survival_log_write(catalogue, version);
-        version_signal(catalogue, version);
+        version_changed(catalogue, version);
         if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED || catalogue->has_readers)
                 catalogue_signal_event(catalogue);
 }
@@ -129,12 +111,12 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
         error_set(&version->error, status, 0, "%s", message); /* error_set repairs a character that was cut */
-        if (version->ancestry.gives_way)
-                version->job->runs.given_way_count++;
-        version->persist.failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
+        if (version->gives_way)
+                version->job->given_way_count++;
+        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
         log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
-        if (!version->persist.failed_by_storage)
+        if (!version->failed_by_storage)
                 version_forget_memory(catalogue, version);
 }
 
@@ -145,28 +127,29 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
                 struct agent_file *file = &version->files[i];
 
                 if (file->image)
-                        memory_drop(&catalogue->memory, file->image);
+                        memory_drop(catalogue->memory, file->image);
                 if (file->sparse)
-                        memory_drop(&catalogue->memory, file->sparse);
+                        memory_drop(catalogue->memory, file->sparse);
                 file->sparse = NULL;
                 file->image = NULL;
         }
         if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
                 version->superseded = true;
-        version->in_memory = version->persist.failed_by_storage = false;
-        unfinished_move(&version->persist.unfinished, &version->job->storage.ended);
-        survival_log_remove(catalogue, version);
-        version_signal(catalogue, version);
+        version->in_memory = version->failed_by_storage = false;
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->version_leaves_memory)
+                        (*room)->version_leaves_memory(version);
+        version_changed(catalogue, version);
 }
 
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
 {
-        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->nodes.spread || version->superseded ||
+        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->is_spread || version->superseded ||
             !lifecycle_complete(version->life.state))
                 return;
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
         version->superseded = true;
-        version_signal(catalogue, version);
+        version_changed(catalogue, version);
 }
 
 enum nebula_status version_failure(const struct version *version, struct nebula_error *error)
@@ -190,7 +173,7 @@ void version_replaced(struct catalogue *catalogue, struct version *version)
         if (!version->pins)
                 version_forget_memory(catalogue, version);
         else
-                version_signal(catalogue, version);
+                version_changed(catalogue, version);
 }
 
 struct part *version_part(struct version *version, uint32_t rank)
@@ -228,7 +211,7 @@ bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t
 
 bool version_whole_in_memory(const struct version *version)
 {
-        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->persist.failed_by_storage))
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
                 return false;
         for (size_t i = 0; i < version->file_count; i++)
                 if (!version->files[i].image && !version->stored)
@@ -248,7 +231,7 @@ bool version_unsaved(const struct version *version)
 
         if (!job->persist_path[0] || !persistable(version))
                 return false;
-        if (version->persist.wanted || job->settings.persist_interval_s <= 0)
+        if (version->wanted || job->settings.persist_interval_s <= 0)
                 return true;
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
@@ -276,13 +259,13 @@ const char *version_result(const struct version *version)
         return NULL;
 }
 
-void version_set_generation(struct version *version, uint64_t generation)
+void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation)
 {
         for (size_t i = 0; i < version->file_count; i++)
                 if (version->files[i].generation == version->generation)
                         version->files[i].generation = generation;
         version->generation = generation;
-        survival_log_restate(version);
+        version_mark_files(catalogue, version);
 }
 
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
@@ -302,7 +285,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
-        version->nodes.writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
+        version->writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {
@@ -318,4 +301,44 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 file->stored = true;
         }
         return version;
+}
+
+struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->id == id)
+                                return version;
+        return NULL;
+}
+
+struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct image_loan **ret_loan)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->live; version; version = version->next_live)
+                        for (struct image_loan *loan = version->loans; loan; loan = loan->next)
+                                if (loan->image->id == image_id) {
+                                        *ret_loan = loan;
+                                        return version;
+                                }
+        return NULL;
+}
+
+bool version_open(const struct version *version)
+{
+        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
+}
+
+const struct image_loan *version_loan_of(const struct version *version, uint32_t rank)
+{
+        const struct image_loan *loan = version->loans;
+
+        while (loan && loan->rank != rank)
+                loan = loan->next;
+        return loan;
+}
+
+bool version_rank_copies(const struct version *version, uint32_t rank)
+{
+        return version_loan_of(version, rank) != NULL;
 }

@@ -2,10 +2,14 @@
 #include <string.h>
 
 #include "agent/clients/events.h"
+#include "agent/commit/node_documents.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/retain.h"
 
 #include "agent/commit/commit.h"
-#include "agent/log.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
 #include "os/os.h"
 
 bool event_is_late(const struct catalogue *catalogue, const struct version *version)
@@ -19,7 +23,7 @@ static bool waits_for_long(const struct catalogue *catalogue, const struct versi
 {
         bool any_closed = false;
 
-        if (version->file_goal == NEBULA_FILES_OPEN || version->loans || version->copies.is_remote || strcmp(version->run, version->job->run))
+        if (version->file_goal == NEBULA_FILES_OPEN || version->loans || version->is_remote || strcmp(version->run, version->job->run))
                 return false;
         for (size_t i = 0; i < version->part_count; i++)
                 any_closed = any_closed || (version->parts[i].closed && !version->parts[i].spoken_for);
@@ -32,7 +36,7 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
         for (struct version *version = job->live; version; version = version->next_live) {
                 char missing[160];
 
-                if (version->late_at > 0 || !commit_open(version) || !waits_for_long(catalogue, version))
+                if (version->late_at > 0 || !version_open(version) || !waits_for_long(catalogue, version))
                         continue;
                 world_missing(version, missing, sizeof missing);
                 if (!missing[0])
@@ -45,7 +49,7 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
 /* When the version's fate was decided, or when it was found to wait for long. 0: neither, or no program needs to know. */
 static double decided_at(const struct version *version)
 {
-        if (commit_open(version))
+        if (version_open(version))
                 return version->late_at;
         if (version->life.state == NEBULA_STATE_DURABLE)
                 return lifecycle_at(&version->life, NEBULA_STATE_DURABLE);
@@ -88,26 +92,15 @@ static void fill(const struct version *version, double at, struct ipc_event *eve
 
         *event = (struct ipc_event){ .at = at, .size = version_size(version),
                                      .kind = is_durable           ? NEBULA_EVENT_DURABLE :
-                                             commit_open(version) ? NEBULA_EVENT_LATE :
+                                             version_open(version) ? NEBULA_EVENT_LATE :
                                                                     NEBULA_EVENT_LOST };
         if (is_durable)
-                event->seconds = version->persist.seconds;
+                event->seconds = version_progress(version).seconds;
         strcpy(event->tag, version->tag);
         if (event->kind == NEBULA_EVENT_LATE)
                 world_missing(version, event->text, sizeof event->text);
         else if (!is_durable)
                 snprintf(event->text, sizeof event->text, "%s", version->error.message);
-}
-
-/* The first removal after `since`; NULL: there is none. */
-static const struct removed *next_removed(const struct job *job, double since)
-{
-        uint64_t count = job->storage.removed_count, first = count > REMOVED_MAX ? count - REMOVED_MAX : 0;
-
-        for (uint64_t i = first; i < count; i++)
-                if (job->storage.removed[i % REMOVED_MAX].at > since)
-                        return &job->storage.removed[i % REMOVED_MAX];
-        return NULL;
 }
 
 static bool is_first(double at, double since, const struct ipc_event *event)
@@ -117,14 +110,15 @@ static bool is_first(double at, double since, const struct ipc_event *event)
 
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
 {
-        const struct removed *removed = next_removed(job, since);
+        const struct removed *removed = retain_removed(job, since);
+        struct job_progress storage = job_progress(job);
         const struct version *first = NULL;
 
         look_for_late(catalogue, job);
         *ret_event = (struct ipc_event){ 0 };
-        if (job->copies.notice_at > since) {
-                *ret_event = (struct ipc_event){ .at = job->copies.notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
-                snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory.rival);
+        if (job->rival_seen_at > since) {
+                *ret_event = (struct ipc_event){ .at = job->rival_seen_at, .kind = NEBULA_EVENT_OTHER_AGENT };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory->rival);
                 return true;
         }
         for (const struct version *version = job->versions; version; version = version->next)
@@ -137,9 +131,9 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
                 strcpy(ret_event->tag, removed->tag);
                 strcpy(ret_event->text, removed->rules);
         }
-        if (job->storage.error.message[0] && is_first(job->storage.error_at, since, ret_event)) {
-                *ret_event = (struct ipc_event){ .at = job->storage.error_at, .kind = NEBULA_EVENT_STORAGE };
-                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->storage.error.message);
+        if (storage.error->message[0] && is_first(storage.error_at, since, ret_event)) {
+                *ret_event = (struct ipc_event){ .at = storage.error_at, .kind = NEBULA_EVENT_STORAGE };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", storage.error->message);
         }
         return ret_event->at > 0;
 }

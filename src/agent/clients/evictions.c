@@ -1,9 +1,11 @@
 #include "agent/clients/evictions.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "agent/catalogue/catalogue.h"
 #include "agent/log.h"
+#include "base/error.h"
 #include "os/os.h"
 
 #define PAUSE_NS 1000000000 /* Azure asks its users for one question a second */
@@ -32,13 +34,22 @@ static void note_answer(struct catalogue *catalogue, struct evictions *evictions
         evictions->notice = *notice;
 }
 
+struct evictions *evictions_of(struct catalogue *catalogue, enum nebula_cloud cloud)
+{
+        if (!catalogue->evictions)
+                catalogue->evictions = calloc(NOTICE_CLOUDS, sizeof *catalogue->evictions);
+        return catalogue->evictions ? &catalogue->evictions[cloud] : NULL;
+}
+
 enum nebula_status evictions_ask(struct catalogue *catalogue, enum nebula_cloud cloud, struct nebula_error *error)
 {
-        struct evictions *evictions = &catalogue->evictions[cloud];
+        struct evictions *evictions = evictions_of(catalogue, cloud);
         struct nebula_error failure = { 0 };
         struct notice notice;
         enum nebula_status status;
 
+        if (!evictions)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to ask a cloud");
         if (evictions->is_being_asked || os->now_ns() < evictions->due_ns)
                 return NEBULA_OK;
         evictions->is_being_asked = true;

@@ -21,6 +21,8 @@ struct evictions {
         char kept[NOTICE_KEPT_MAX];
 };
 
+/* NULL: no memory. Lock held. */
+struct evictions *evictions_of(struct catalogue *catalogue, enum nebula_cloud cloud);
 /* Asks if a question is due. Lock held; it is released meanwhile. */
 enum nebula_status evictions_ask(struct catalogue *catalogue, enum nebula_cloud cloud, struct nebula_error *error);
 /* Finds the event after `since`. False: there is none. Lock held. */

@@ -3,9 +3,13 @@
 #include <string.h>
 
 #include "agent/clients/events.h"
-#include "agent/clients/session_private.h"
+#include "agent/clients/waits_private.h"
 #include "agent/commit/commit.h"
-#include "agent/persist/worker.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/persist/due.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/retain.h"
 #include "agent/publish/publish.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -15,7 +19,7 @@
 /* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
 static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
 {
-        return commit_open(version) && !version->loans && event_is_late(catalogue, version);
+        return version_open(version) && !version->loans && event_is_late(catalogue, version);
 }
 
 /* Whether a FLUSH of all tags covers this incomplete version: this rank has closed its part, or is about to. */
@@ -33,9 +37,9 @@ static bool flush_covers(const struct version *version, const struct session *se
 
         if (*tag && strcmp(tag, version->tag))
                 return false;
-        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->copies.is_remote)
+        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->is_remote)
                 return false;
-        if (!commit_open(version))
+        if (!version_open(version))
                 return version->job->persist_path[0] &&
                        ((!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version));
         if (*tag)
@@ -84,8 +88,8 @@ static bool flush_done(struct connection *connection, const char *tag)
         for (struct version *version = job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {
                         done = false;
-                        if (!version->persist.wanted) {
-                                worker_want_now(version);
+                        if (!version->wanted) {
+                                due_want_now(version);
                                 catalogue_signal(connection->catalogue);
                         }
                 }
@@ -96,11 +100,11 @@ static bool flush_done(struct connection *connection, const char *tag)
 static enum nebula_status given_way(struct session *session, struct nebula_error *error)
 {
         const struct job *job = session->job;
-        uint64_t count = job->runs.given_way_count - session->given_way_reported;
+        uint64_t count = job->given_way_count - session->given_way_reported;
 
-        session->given_way_reported = job->runs.given_way_count;
+        session->given_way_reported = job->given_way_count;
         for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
-                if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
+                if (version->gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,
                                          count - 1, version->error.message);
         return NEBULA_OK;
@@ -135,7 +139,7 @@ static enum nebula_status flush_result(struct session *session, struct job *job,
 /* Whether versions that no rule keeps any more are about to be removed. */
 static bool retains(const struct catalogue *catalogue, const struct job *job)
 {
-        return job->persist_path[0] && catalogue_has_rules(job) && job->storage.is_remover && ((job->storage.retain_due && !job->storage.retain_attempt) || job->persist.is_busy) &&
+        return job->persist_path[0] && catalogue_has_rules(job) && job->is_remover && (retain_goes_on(job) || job_progress(job).is_busy) &&
                !catalogue_resumes(catalogue, job);
 }
 

@@ -7,10 +7,13 @@
 #include "agent/clients/session_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
 #include "agent/log.h"
+#include "agent/peers/replica.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "base/vars.h"
 #include "os/os.h"
 #include "store/place.h"
 #include "store/store.h"
@@ -55,11 +58,6 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct vars
         return check_path(hello->persist_path, variables, error);
 }
 
-bool session_may_live(uint32_t seen_pid)
-{
-        return !seen_pid || os->alive(seen_pid);
-}
-
 static bool is_in_my_pid_namespace(uint32_t pid)
 {
         char path[64], mine[64], theirs[64];
@@ -88,7 +86,7 @@ static enum nebula_status check_rival(struct catalogue *catalogue, const struct 
                     IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) ||
                     (seen && other->seen_pid == seen))
                         continue;
-                if (other->connection_count && session_may_live(other->seen_pid))
+                if (other->connection_count && catalogue_may_live(other->seen_pid))
                         return error_set(error, NEBULA_INVALID, 0,
                                          "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be "
                                          "the same rank: end one of the two, or give one a `job` name of its own", other->pid, other->rank,
@@ -157,7 +155,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         session->job = job;
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
-                session->given_way_reported = job->runs.given_way_count;
+                session->given_way_reported = job->given_way_count;
         }
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;
@@ -183,7 +181,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 ancestry_begin(job, hello->run);
         /* No trainer was here since: a person may have moved versions away meanwhile. */
         if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && catalogue_session_count(catalogue, job) == 1)
-                job->storage.is_scanned = false;
+                job->is_scanned = false;
         catalogue->has_readers |= hello->role == IPC_ROLE_READER;
         if (hello->role == IPC_ROLE_READER && !catalogue_session_count(catalogue, job))
                 storage_take_variables(job, variables); /* else those of the trainers stay */

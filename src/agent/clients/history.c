@@ -6,6 +6,7 @@
 
 #include "agent/clients/history.h"
 #include "agent/log.h"
+#include "agent/persist/progress.h"
 #include "base/text.h"
 #include "os/os.h"
 
@@ -38,7 +39,9 @@ static struct capture_sums sum_parts(const struct version *version)
 
 static double mib_per_s(const struct version *version)
 {
-        return version->persist.seconds > 0 ? (double)version->persist.bytes / 1048576.0 / version->persist.seconds : 0;
+        struct version_progress progress = version_progress(version);
+
+        return progress.seconds > 0 ? (double)progress.bytes / 1048576.0 / progress.seconds : 0;
 }
 
 /* When its ranks had loaded the version that they went on from; 0: they had loaded none. Sequences are times. */
@@ -73,9 +76,9 @@ json_t *history_json(const struct version *version)
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
                                   lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
-                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist.seconds,
+                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version_progress(version).seconds,
                                   "persist_mib_per_s", mib_per_s(version), "error", version->error.message, "stopped", version->stopped, "read", read_time(version),
-                                  "read_step", (json_int_t)read_step(version), "written_bytes", (json_int_t)version->persist.written_bytes, "read_tier",
+                                  "read_step", (json_int_t)read_step(version), "written_bytes", (json_int_t)version_progress(version).written_bytes, "read_tier",
                                   read_tier(version));
 
         if (row && times)
@@ -120,8 +123,8 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                  version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
-                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist.seconds, mib_per_s(version), error, version->stopped,
-                 read_time(version), read_step(version), version->persist.written_bytes, read_tier(version));
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version_progress(version).seconds, mib_per_s(version), error, version->stopped,
+                 read_time(version), read_step(version), version_progress(version).written_bytes, read_tier(version));
 }
 
 /* Whether the file ends in the middle of a line: a full disk or a loss of power has cut it. */

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "agent/clients/session_private.h"
+#include "agent/persist/retain.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "store/pins.h"
@@ -9,12 +10,10 @@
 /* The path's worker removes, as it does by the rules. */
 static enum nebula_status remove_tag(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
 {
-        struct asked_removal removal = { 0 }, **link;
+        struct asked_removal removal = { 0 };
 
         strcpy(removal.tag, tag);
-        for (link = &job->storage.asked; *link; link = &(*link)->next)
-                ;
-        *link = &removal;
+        retain_ask(job, &removal);
         catalogue_signal(catalogue);
         while (!removal.is_done && (removal.is_taken || !catalogue->stopping))
                 catalogue_wait(catalogue, &catalogue->moved, -1);
@@ -22,9 +21,7 @@ static enum nebula_status remove_tag(struct catalogue *catalogue, struct job *jo
                 *error = removal.error;
                 return removal.status;
         }
-        for (link = &job->storage.asked; *link != &removal; link = &(*link)->next)
-                ;
-        *link = removal.next;
+        retain_unask(job, &removal);
         return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent ends: \"%s\" is not removed", tag);
 }
 

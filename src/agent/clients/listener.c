@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "agent/clients/listener.h"
-#include "agent/log.h"
 #include "agent/clients/session.h"
+#include "agent/log.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"

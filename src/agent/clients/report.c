@@ -6,14 +6,17 @@
 #include <jansson.h>
 
 #include "agent/clients/history.h"
-#include "agent/log.h"
-#include "agent/restore/passed_over.h"
-#include "agent/peers/replica.h"
 #include "agent/clients/report.h"
-#include "agent/restore/restore.h"
-#include "agent/persist/storage.h"
-#include "agent/persist/worker.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/peers/copy_finder.h"
+#include "agent/peers/replica.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
+#include "agent/restore/passed_over.h"
+#include "agent/restore/restore.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/counts.h"
@@ -87,7 +90,7 @@ static json_t *version_json(const struct version *version)
         if (version->is_gone)
                 snprintf(missing, sizeof missing, "its directory was removed from storage, or moved");
         add_source(sources, version->in_memory, "memory");
-        add_source(sources, version->copies.is_remote, "peer");
+        add_source(sources, version->is_remote, "peer");
         add_source(sources, version->stored, "storage");
         for (size_t i = 0; i < version->file_count; i++)
                 add_file(files, &version->files[i], &size);
@@ -108,12 +111,12 @@ static json_t *version_json(const struct version *version)
                 json_object_set_new(body, "world", json_integer(version->world));
                 json_object_set_new(body, "run", json_string(version->run));
                 if (version->stored)
-                        json_object_set_new(body, "written", json_integer((json_int_t)version->persist.written_bytes));
-                if (version->nodes.spread && !version->stored) /* each node has only a share of it */
+                        json_object_set_new(body, "written", json_integer((json_int_t)version_progress(version).written_bytes));
+                if (version->is_spread && !version->stored) /* each node has only a share of it */
                         json_object_set_new(body, "spread", json_true());
                 if (replica_gathered_all(version)) /* and peers have listed theirs as well */
                         json_object_set_new(body, "gathered", json_true());
-                if (version->nodes.spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
+                if (version->is_spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
                         json_object_set_new(body, "ranks", ranks_json(version));
                 if (missing[0] && !version->error.message[0])
                         json_object_set_new(body, "error", json_string(missing));
@@ -221,7 +224,7 @@ static bool in_scope(const struct job *job, const struct session *session, const
 /* Whether the row of this node's share already shows the copies of peers. */
 static bool is_in_another_row(const struct version *version)
 {
-        for (const struct version *other = version->copies.is_remote ? version->job->versions : NULL; other; other = other->next)
+        for (const struct version *other = version->is_remote ? version->job->versions : NULL; other; other = other->next)
                 if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence))
                         return true;
         return false;
@@ -429,9 +432,9 @@ static json_t *job_json(const struct catalogue *catalogue, const struct job *job
         return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
-                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->storage.known.count, "persisting",
-                         job->persist.is_busy, "storage_error", job->storage.error.message, "storage_failures",
-                         (json_int_t)job->persist.failure_count);
+                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->known.count, "persisting",
+                         job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failures",
+                         (json_int_t)job_progress(job).failure_count);
 }
 
 static json_t *requests_json(const struct store_counts *counts)
@@ -469,7 +472,7 @@ static json_t *storage_json(void)
 static enum nebula_status status_text(struct catalogue *catalogue, const char *path, char **ret_text, struct nebula_error *error)
 {
         json_t *jobs = json_array(), *sessions = json_array(), *queue = json_array(), *agent;
-        const struct memory *memory = &catalogue->memory;
+        const struct memory *memory = catalogue->memory;
 
         catalogue_lock(catalogue);
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
@@ -479,8 +482,8 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
                                 json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:I, s:b, s:s}", "tag", version->tag, "job",
                                                                        job->name, "persist_path", job->persist_path, "size",
                                                                        (json_int_t)version_size(version), "moved",
-                                                                       (json_int_t)atomic_load(&version->persist.moved_bytes), "writing",
-                                                                       version->pins > 0 && job->persist.is_busy, "error",
+                                                                       (json_int_t)version_progress(version).moved_bytes, "writing",
+                                                                       version->pins > 0 && job_progress(job).is_busy, "error",
                                                                        version->error.message));
         }
         for (const struct session *session = catalogue->sessions; session; session = session->next)

@@ -1,16 +1,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
+#include "agent/clients/location.h"
+#include "agent/clients/report.h"
+#include "agent/clients/waits_private.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/image_loan.h"
 #include "agent/commit/lineage.h"
 #include "agent/commit/world.h"
-#include "agent/clients/location.h"
+#include "agent/memory/image_loan.h"
+#include "agent/memory/memory.h"
 #include "agent/publish/publish.h"
-#include "agent/clients/report.h"
+#include "agent/publish/publish_list.h"
 #include "agent/restore/restore.h"
-#include "agent/clients/session_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/place.h"
@@ -41,7 +44,7 @@ static enum nebula_status request_begin(struct connection *connection, const voi
 
 static void list_live(const struct catalogue *catalogue, const struct session *session, struct ipc_granted *granted)
 {
-        for (const struct image *image = catalogue->memory.images; image && granted->live_count < IPC_LIVE_MAX; image = image->next)
+        for (const struct image *image = catalogue->memory->images; image && granted->live_count < IPC_LIVE_MAX; image = image->next)
                 if (image->owner_nonce == session->nonce)
                         granted->live_ids[granted->live_count++] = image->id;
 }
@@ -57,7 +60,7 @@ static enum nebula_status duplicate(struct catalogue *catalogue, struct image *i
         catalogue_unlock(catalogue);
         status = memory_duplicate(image, ret_fd, error);
         catalogue_lock(catalogue);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         return status;
 }
 
@@ -114,7 +117,7 @@ static enum nebula_status captured_again(struct connection *connection, const st
 
         if (!version)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not hold this image any more: save the file again");
-        if (!captured->commits || !commit_open(version) || version_part(version, connection->session->rank)->closed)
+        if (!captured->commits || !version_open(version) || version_part(version, connection->session->rank)->closed)
                 return NEBULA_OK;
         return commit_part(connection->catalogue, connection->session, version, error);
 }
@@ -161,7 +164,7 @@ static enum nebula_status request_prepare(struct connection *connection, const v
         const struct ipc_prepare *prepare = payload;
 
         catalogue_lock(connection->catalogue);
-        catalogue_hint(connection->catalogue, connection->session, prepare->size);
+        policy_hint(connection->catalogue, connection->session, prepare->size);
         catalogue_unlock(connection->catalogue);
         return NEBULA_OK;
 }
@@ -175,7 +178,7 @@ static enum nebula_status request_spare(struct connection *connection, const voi
         uint64_t before = 0;
 
         catalogue_lock(connection->catalogue);
-        image = catalogue_spare_image(connection->catalogue, connection->session, &spare->left_count);
+        image = policy_spare_image(connection->catalogue, connection->session, &spare->left_count);
         if (image) {
                 before = image->owner_nonce;
                 image->owner_nonce = connection->session->nonce; /* now, so that no other session gets it meanwhile */
@@ -243,7 +246,7 @@ static enum nebula_status request_fail(struct connection *connection, const void
         version = session_version(connection, request->version_id, error);
         if (!version) {
                 status = NEBULA_NOT_FOUND;
-        } else if (commit_open(version)) {
+        } else if (version_open(version)) {
                 version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
                 world_give_up(connection->catalogue, version);
         } else if (version->life.state != NEBULA_STATE_FAILED) {

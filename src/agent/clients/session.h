@@ -22,12 +22,9 @@ struct connection *session_open(struct catalogue *catalogue, int fd);
 enum session_step session_read(struct connection *connection, bool has_come);
 /* Serves one request, on a thread that may block. */
 enum session_step session_serve(struct connection *connection);
+void session_close(struct connection *connection);
 /* When session_look is due, for a client that waits with a timeout; INT64_MAX: never. */
 int64_t session_look_ns(const struct connection *connection);
 enum session_step session_look(struct connection *connection);
-void session_close(struct connection *connection);
-/* Whether the process `seen_pid` (catalogue.h) may be alive. Also true if the agent cannot see the process; its
- * connection then shows when it ends. */
-bool session_may_live(uint32_t seen_pid);
 
 #endif

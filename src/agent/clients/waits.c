@@ -1,15 +1,19 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "agent/commit/commit.h"
 #include "agent/clients/events.h"
 #include "agent/clients/evictions.h"
 #include "agent/clients/location.h"
-#include "agent/log.h"
-#include "agent/publish/publish.h"
-#include "agent/clients/session_private.h"
-#include "agent/persist/worker.h"
+#include "agent/clients/waits_private.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/peers/replica.h"
+#include "agent/persist/due.h"
+#include "agent/persist/progress.h"
+#include "agent/publish/publish.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -24,7 +28,7 @@ enum nebula_status wait_durable_refused(const struct version *version, struct ne
         if (!version->job->persist_path[0])
                 return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
                                  version->tag);
-        if (version->copies.is_remote)
+        if (version->is_remote)
                 return error_set(error, NEBULA_FAILED, 0,
                                  "checkpoint \"%.200s\" is only in other nodes' memory, and this node does not make it durable",
                                  version->tag);
@@ -37,44 +41,45 @@ enum nebula_status wait_durable_refused(const struct version *version, struct ne
 /* Why a version can never get a copy on another node; NEBULA_OK: it can. Asks for the copy. */
 static enum nebula_status replica_refused(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
 {
-        if (!version->job->copies.count)
+        if (!version->job->settings.replica_count)
                 return error_set(error, NEBULA_INVALID, 0, "this job asks for no copies in other nodes' memory (replica_count)");
         if (lifecycle_complete(version->life.state) && !version->in_memory)
                 return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
-        if (!version->copies.wanted)
+        if (replica_want(version))
                 catalogue_signal(catalogue);
-        version->copies.wanted = true;
         return NEBULA_OK;
 }
 
 enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
 {
-        const struct job *job = version->job;
+        struct job_progress storage = job_progress(version->job);
+        const char *trouble = replica_trouble(version);
+        bool has_failed = version_progress(version).attempt;
         char missing[160];
 
         world_missing(version, missing, sizeof missing);
         if (missing[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it %s" MISSING_CURE, version->tag,
                                  nebula_state_name(version->life.state), missing);
-        if (commit_open(version))
+        if (version_open(version))
                 return error_set(error, NEBULA_TIMEOUT, 0,
                                  "checkpoint \"%.100s\" is %s; it waits for a commit, for files that were announced, or for a "
                                  "copy in progress",
                                  version->tag, nebula_state_name(version->life.state));
-        if (version->copies.wanted && job->copies.error.message[0])
+        if (*trouble)
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
-                                 version->tag, nebula_state_name(version->life.state), job->copies.error.message);
-        if (version->persist.attempt || job->storage.error.message[0])
+                                 version->tag, nebula_state_name(version->life.state), trouble);
+        if (has_failed || storage.error->message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; storage fails: %.350s", version->tag,
                                  nebula_state_name(version->life.state),
-                                 version->persist.attempt ? version->error.message : job->storage.error.message);
+                                 has_failed ? version->error.message : storage.error->message);
         return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
 
 bool wait_others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
-        return commit_open(version) && version->nodes.spread && os->now_ns() - version->nodes.heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
+        return version_open(version) && version->is_spread && os->now_ns() - world_heard_ns(version) >= (int64_t)catalogue->give_up_s * 1000000000;
 }
 
 enum nebula_status wait_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
@@ -87,12 +92,12 @@ enum nebula_status wait_in_vain(const struct catalogue *catalogue, const struct 
 
 static void want_durable(struct connection *connection, struct version *version)
 {
-        if (version->persist.wanted)
+        if (version->wanted)
                 return;
         if (connection->has_asked)
-                worker_want(version);
+                version->wanted = true;
         else
-                worker_want_now(version);
+                due_want_now(version);
         connection->has_asked = true;
         catalogue_signal(connection->catalogue);
 }
@@ -280,12 +285,12 @@ static const struct nebula_error *failure_of(const struct catalogue *catalogue)
         const struct nebula_error *found = NULL;
 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (!worker_pending(catalogue, job))
+                if (!due_any(catalogue, job))
                         continue;
                 for (const struct version *version = job->live; version && !found; version = version->next_live)
                         if (version_unsaved(version) && version->error.message[0])
                                 found = &version->error;
-                found = found ? found : &job->storage.error;
+                found = found ? found : job_progress(job).error;
         }
         return found;
 }
@@ -303,10 +308,10 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         log_event(LOG_LEVEL_INFO, "%s", request->now ? "the agent was told to end at once" : "told to end");
         if (!request->now) {
                 catalogue->draining++;
-                worker_want_all(catalogue, NULL);
-                while (!status && worker_draining(catalogue, since_ns))
+                due_want_all(catalogue, NULL);
+                while (!status && due_draining(catalogue, since_ns))
                         status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
-                if (!status && worker_pending(catalogue, NULL)) {
+                if (!status && due_any(catalogue, NULL)) {
                         const struct nebula_error *why = failure_of(catalogue);
 
                         status = error_set(error, why && why->status ? why->status : NEBULA_STORAGE, 0,
@@ -323,9 +328,9 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
 /* Whether the first scan of the job's storage is due or running: it may change which version is the newest. */
 static bool first_scan_matters(const struct job *job)
 {
-        if (!job->persist_path[0] || job->storage.is_scanned || !job->versions)
+        if (!job->persist_path[0] || job->is_scanned || !job->versions)
                 return false;
-        return job->storage.scan_due ? !job->persist.attempt : job->persist.is_busy;
+        return job->scan_due ? !job_progress(job).attempt : job_progress(job).is_busy;
 }
 
 void session_await_scan(struct connection *connection)
@@ -399,7 +404,7 @@ static enum nebula_status watch_cloud(struct connection *connection, const struc
                                       struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
-        const struct evictions *evictions = &catalogue->evictions[request->cloud % NOTICE_CLOUDS];
+        const struct evictions *evictions;
         int64_t until = wait_deadline(request->timeout_ms);
         enum nebula_status status;
         bool timeout = false;
@@ -407,6 +412,11 @@ static enum nebula_status watch_cloud(struct connection *connection, const struc
         if (request->cloud >= NOTICE_CLOUDS)
                 return error_set(error, NEBULA_INVALID, 0, "there is no cloud %u", request->cloud);
         catalogue_lock(catalogue);
+        evictions = evictions_of(catalogue, (enum nebula_cloud)request->cloud);
+        if (!evictions) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to ask a cloud");
+        }
         while (!(status = evictions_ask(catalogue, (enum nebula_cloud)request->cloud, error)) &&
                !evictions_event(evictions, request->since, &answer->body.event)) {
                 if (os->now_ns() >= until)

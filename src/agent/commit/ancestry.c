@@ -4,6 +4,7 @@
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/carry_over.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -13,9 +14,9 @@
 
 static struct ancestor *find(const struct job *job, const char *run)
 {
-        for (size_t i = 0; i < job->runs.ancestor_count; i++)
-                if (!strcmp(job->runs.ancestors[i].run, run))
-                        return &job->runs.ancestors[i];
+        for (size_t i = 0; i < job->runs->ancestor_count; i++)
+                if (!strcmp(job->runs->ancestors[i].run, run))
+                        return &job->runs->ancestors[i];
         return NULL;
 }
 
@@ -25,11 +26,11 @@ static struct ancestor *find_or_add(struct job *job, const char *run)
 
         if (found)
                 return found;
-        grown = realloc(job->runs.ancestors, (job->runs.ancestor_count + 1) * sizeof *grown);
+        grown = realloc(job->runs->ancestors, (job->runs->ancestor_count + 1) * sizeof *grown);
         if (!grown)
                 return NULL;
-        job->runs.ancestors = grown;
-        found = &grown[job->runs.ancestor_count++];
+        job->runs->ancestors = grown;
+        found = &grown[job->runs->ancestor_count++];
         memset(found, 0, sizeof *found);
         strcpy(found->run, run);
         return found;
@@ -60,9 +61,60 @@ bool ancestry_is_rival(const struct job *job, const char *run)
 
 void ancestry_done(struct job *job)
 {
-        free(job->runs.ancestors);
-        job->runs.ancestors = NULL;
-        job->runs.ancestor_count = 0;
+        free(job->runs->ancestors);
+        job->runs->ancestors = NULL;
+        job->runs->ancestor_count = 0;
+}
+
+const char *ancestry_newest(const struct job *job)
+{
+        return job->runs->newest;
+}
+
+uint64_t ancestry_begun(const struct job *job)
+{
+        return job->runs->has_newest ? job->runs->begun_sequence : 0;
+}
+
+uint64_t ancestry_beginning(const struct job *job)
+{
+        return job->runs->beginning;
+}
+
+void ancestry_set_unseen(struct job *job, uint64_t sequence)
+{
+        job->runs->unseen_after = sequence;
+}
+
+void ancestry_stored(struct version *version, uint64_t sequence)
+{
+        for (struct version *later = version->job->versions; later; later = later->next)
+                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
+                        later->ancestry->base_sequence = sequence;
+        if (version->ancestry->beginning != version->job->runs->beginning)
+                ancestry_add(version->job, version->run, sequence);
+}
+
+uint64_t ancestry_carries_from(const struct version *version)
+{
+        return version->ancestry->carries_from;
+}
+
+void ancestry_restore(struct version *version, uint64_t base_sequence, uint64_t carries_from)
+{
+        version->ancestry->base_sequence = base_sequence;
+        version->ancestry->carries_from = carries_from;
+}
+
+struct rival *ancestry_rivals(const struct job *job, size_t *ret_count)
+{
+        struct rival *rivals = calloc(job->runs->ancestor_count + 1, sizeof *rivals);
+
+        *ret_count = 0;
+        for (size_t i = 0; rivals && i < job->runs->ancestor_count; i++)
+                if (job->runs->ancestors[i].is_rival)
+                        memcpy(rivals[(*ret_count)++].run, job->runs->ancestors[i].run, IPC_NAME_MAX);
+        return rivals;
 }
 
 /* A sequence later than all that this agent knows of the job, even if the clock is behind. */
@@ -77,8 +129,8 @@ static void add_stored(struct job *job, uint64_t until)
 {
         const char *last = NULL; /* a run has many versions in a row */
 
-        for (size_t i = 0; i < job->storage.known.count; i++) {
-                const struct manifest *manifest = job->storage.known.list[i];
+        for (size_t i = 0; i < job->known.count; i++) {
+                const struct manifest *manifest = job->known.list[i];
 
                 if (strcmp(manifest->job, job->name) || (last && !strcmp(last, manifest->run)))
                         continue;
@@ -96,17 +148,17 @@ static void add_versions(struct job *job, uint64_t until)
 void ancestry_begin(struct job *job, const char *run)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                version->ancestry.base_sequence = ancestry_base(version); /* the run that made this list is no longer the newest */
+                version->ancestry->base_sequence = ancestry_base(version); /* the run that made this list is no longer the newest */
         ancestry_done(job);
-        strcpy(job->runs.newest, run);
-        job->runs.has_newest = true;
-        job->runs.beginning++;
-        job->runs.begun_sequence = moment(job);
-        job->runs.begun_ns = os->now_ns();
-        job->runs.unseen_after = 0;
-        add_stored(job, job->runs.begun_sequence);
-        add_versions(job, job->runs.begun_sequence);
-        job->storage.is_scanned = false;
+        strcpy(job->runs->newest, run);
+        job->runs->has_newest = true;
+        job->runs->beginning++;
+        job->runs->begun_sequence = moment(job);
+        job->runs->begun_ns = os->now_ns();
+        job->runs->unseen_after = 0;
+        add_stored(job, job->runs->begun_sequence);
+        add_versions(job, job->runs->begun_sequence);
+        job->is_scanned = false;
 }
 
 /* True for a process that is older than the agent or than its broken connection: its run has begun before. */
@@ -121,7 +173,7 @@ static bool has_worked_here(const struct job *job, const struct ipc_hello *hello
 
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known)
 {
-        if (!job->runs.has_newest || strcmp(job->runs.newest, hello->run))
+        if (!job->runs->has_newest || strcmp(job->runs->newest, hello->run))
                 return true;
         /* Two runs in a row may have one name: some launchers give no new one. */
         return !known && !catalogue_session_count(catalogue, job) && !has_worked_here(job, hello);
@@ -129,22 +181,22 @@ bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, c
 
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun)
 {
-        if (job->runs.has_newest && job->runs.begun_sequence >= begun)
+        if (job->runs->has_newest && job->runs->begun_sequence >= begun)
                 return;
-        strcpy(job->runs.newest, run);
-        job->runs.has_newest = true;
-        job->runs.begun_sequence = begun;
-        job->runs.begun_ns = INT64_MIN / 2; /* it looked at storage long ago */
+        strcpy(job->runs->newest, run);
+        job->runs->has_newest = true;
+        job->runs->begun_sequence = begun;
+        job->runs->begun_ns = INT64_MIN / 2; /* it looked at storage long ago */
 }
 
 void ancestry_looked(struct job *job)
 {
-        if (!job->runs.has_newest)
+        if (!job->runs->has_newest)
                 return;
-        add_versions(job, job->runs.begun_sequence);
-        if (os->now_ns() - job->runs.begun_ns < PROMPT_NS)
-                job->runs.begun_sequence = moment(job);
-        add_stored(job, job->runs.begun_sequence);
+        add_versions(job, job->runs->begun_sequence);
+        if (os->now_ns() - job->runs->begun_ns < PROMPT_NS)
+                job->runs->begun_sequence = moment(job);
+        add_stored(job, job->runs->begun_sequence);
 }
 
 void ancestry_follow(const struct session *session, const char *run, uint64_t sequence)
@@ -153,7 +205,7 @@ void ancestry_follow(const struct session *session, const char *run, uint64_t se
 
         struct ancestor *ancestor;
 
-        if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->runs.newest))
+        if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->runs->newest))
                 return;
         ancestry_add(session->job, run, sequence > until ? sequence : until);
         ancestor = find(session->job, run);
@@ -165,24 +217,24 @@ bool ancestry_run_covers(const struct job *job, const char *run, uint64_t sequen
 {
         const struct ancestor *ancestor = find(job, run);
 
-        return !strcmp(job->runs.newest, run) || (ancestor && sequence <= ancestor->until);
+        return !strcmp(job->runs->newest, run) || (ancestor && sequence <= ancestor->until);
 }
 
 bool ancestry_covers(const struct version *version, const char *run, uint64_t sequence)
 {
         const struct job *job = version->job;
 
-        if (!strcmp(version->run, run) || (version->ancestry.base_sequence && version->ancestry.base_sequence == sequence))
+        if (!strcmp(version->run, run) || (version->ancestry->base_sequence && version->ancestry->base_sequence == sequence))
                 return true;
-        return job->runs.has_newest && version->ancestry.beginning == job->runs.beginning && !strcmp(version->run, job->runs.newest) &&
+        return job->runs->has_newest && version->ancestry->beginning == job->runs->beginning && !strcmp(version->run, job->runs->newest) &&
                ancestry_run_covers(job, run, sequence);
 }
 
 uint64_t ancestry_base(const struct version *version)
 {
-        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+        const struct manifest *stored = job_stored(version->job, version->tag);
 
-        return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->ancestry.base_sequence;
+        return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->ancestry->base_sequence;
 }
 
 enum ancestry_order ancestry_compare(const struct version *version, const struct manifest *manifest)
@@ -200,17 +252,17 @@ static bool is_of_newest(const struct version *version)
 {
         const struct job *job = version->job;
 
-        return job->runs.has_newest && version->ancestry.beginning == job->runs.beginning && !strcmp(version->run, job->runs.newest);
+        return job->runs->has_newest && version->ancestry->beginning == job->runs->beginning && !strcmp(version->run, job->runs->newest);
 }
 
 void ancestry_set_compared(struct version *version)
 {
-        version->ancestry.compared = version->job->runs.beginning + 1;
+        version->ancestry->compared = version->job->runs->beginning + 1;
 }
 
 bool ancestry_is_compared(const struct version *version)
 {
-        return is_of_newest(version) || version->ancestry.compared == version->job->runs.beginning + 1;
+        return is_of_newest(version) || version->ancestry->compared == version->job->runs->beginning + 1;
 }
 
 enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
@@ -238,7 +290,7 @@ enum nebula_status ancestry_judge(struct version *version, const struct manifest
                                  "come after it: that checkpoint stays. If two jobs run at once, end one, or give it a path or a `job` name of "
                                  "its own", manifest->run, *manifest->host ? " on host " : "", manifest->host, job->name, version->tag,
                                  version->run);
-        if (!version->nodes.spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
+        if (!version->is_spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
             manifest->generation >= version->generation)
                 return error_set(error, NEBULA_INVALID, 0, "a later writing of \"%.200s\" by the same run is durable in this storage path%s%.60s",
                                  version->tag, *manifest->host ? ", from host " : "", manifest->host);
@@ -252,7 +304,7 @@ enum nebula_status ancestry_check(struct catalogue *catalogue, struct version *v
 
         catalogue_lock(catalogue);
         status = ancestry_judge(version, manifest, error);
-        version->ancestry.gives_way = status != NEBULA_OK;
+        version->gives_way = status != NEBULA_OK;
         if (status && strcmp(manifest->run, version->run))
                 ancestry_set_rival(version->job, manifest->run);
         catalogue_unlock(catalogue);
@@ -263,6 +315,6 @@ void ancestry_give_way(struct catalogue *catalogue, struct version *version, con
 {
         if (strcmp(manifest->run, version->run))
                 ancestry_set_rival(version->job, manifest->run);
-        version->ancestry.gives_way = true;
+        version->gives_way = true;
         version_fail(catalogue, version, NEBULA_INVALID, "%s", why);
 }

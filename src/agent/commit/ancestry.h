@@ -21,7 +21,25 @@ void ancestry_begin(struct job *job, const char *run);
 bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known);
 /* Call when an agent adopts the versions in memory of a run that began at `begun`. */
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
-/* Call after storage was scanned for the newest run; job->storage.known is the result. */
+/* The newest run; "": none has begun. */
+const char *ancestry_newest(const struct job *job);
+/* The sequence at which it began; 0: none has. */
+uint64_t ancestry_begun(const struct job *job);
+/* Number of runs that began here. */
+uint64_t ancestry_beginning(const struct job *job);
+/* Storage could not be read when a trainer took the version of this sequence as the newest; 0: it could. */
+void ancestry_set_unseen(struct job *job, uint64_t sequence);
+/* Call when the version has become that sequence in storage: a later writing of its tag on this node may replace it, whichever run it belongs to. */
+void ancestry_stored(struct version *version, uint64_t sequence);
+/* For the survival log: what the version may replace, and the generation whose files it takes over later. */
+uint64_t ancestry_carries_from(const struct version *version);
+void ancestry_restore(struct version *version, uint64_t base_sequence, uint64_t carries_from);
+/* The runs whose versions stay, because they go on elsewhere. The caller frees them. NULL: no memory. */
+struct rival {
+        char run[IPC_NAME_MAX];
+};
+struct rival *ancestry_rivals(const struct job *job, size_t *ret_count);
+/* Call after storage was scanned for the newest run; job->known is the result. */
 void ancestry_looked(struct job *job);
 /* Records that the newest run came after all that `run` had committed up to sequence `until`. */
 void ancestry_add(struct job *job, const char *run, uint64_t until);

@@ -4,23 +4,17 @@
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
+#include "agent/memory/memory.h"
 #include "store/document.h"
-
-const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
-{
-        const struct manifest *manifest = known_find(&job->storage.known, tag);
-
-        return manifest && !strcmp(manifest->job, job->name) ? manifest : NULL;
-}
 
 static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
                                           uint64_t generation)
 {
         /* Ranks of other nodes may be writing their files again, so the manifest decides what carries over from them. A rank outside
          * the world writes nothing again. */
-        bool foreign = rank >= version->world || (version->nodes.spread && !version_part(version, rank));
+        bool foreign = rank >= version->world || (version->is_spread && !version_part(version, rank));
         struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
 
         if (!file)
@@ -65,8 +59,8 @@ static void carry_over_manifest(struct version *version, const struct manifest *
 /* Whether the memory of `before` is the writing before `version`, as far as the agent knows. */
 static bool may_carry(const struct version *version, const struct version *before, const struct manifest *manifest)
 {
-        if (!strcmp(before->tag, version->tag) && before != version && !before->copies.is_remote && before->generation < version->generation &&
-            (lifecycle_complete(before->life.state) || before->persist.failed_by_storage) && !before->superseded && !before->is_gone &&
+        if (!strcmp(before->tag, version->tag) && before != version && !before->is_remote && before->generation < version->generation &&
+            (lifecycle_complete(before->life.state) || before->failed_by_storage) && !before->superseded && !before->is_gone &&
             (before->stored || before->life.state != NEBULA_STATE_DURABLE) && /* else it was removed from storage */
             ancestry_covers(version, before->run, before->sequence))
                 return !manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER;
@@ -76,7 +70,7 @@ static bool may_carry(const struct version *version, const struct version *befor
 /* If `before` is of another run and was not compared with storage, another node may have written the tag since. */
 static bool is_confirmed(const struct version *version, const struct version *before)
 {
-        bool is_same_run = !strcmp(before->run, version->run) && before->ancestry.beginning == version->ancestry.beginning;
+        bool is_same_run = !strcmp(before->run, version->run) && before->ancestry->beginning == version->ancestry->beginning;
 
         return is_same_run || !version->job->persist_path[0] || ancestry_is_compared(before);
 }
@@ -88,14 +82,14 @@ void carry_over(struct version *version)
 
         if (version->generation <= 1)
                 return; /* the first of its tag */
-        manifest = carry_over_stored_manifest(version->job, version->tag);
-        if (manifest && !version->job->storage.is_scanned && strcmp(manifest->run, version->run))
+        manifest = job_stored(version->job, version->tag);
+        if (manifest && !version->job->is_scanned && strcmp(manifest->run, version->run))
                 manifest = NULL; /* an earlier run has listed it: the scan may find a later one */
         for (const struct version *other = version->job->versions; other; other = other->next)
                 if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
                         before = other;
         if (before && !is_confirmed(version, before))
-                version->ancestry.carries_from = before->generation;
+                version->ancestry->carries_from = before->generation;
         else if (before)
                 carry_over_version(version, before);
         if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
@@ -108,8 +102,8 @@ static struct version *oldest_committed(const struct job *job)
         struct version *oldest = NULL;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->sequence && !version->stored && !version->adopted && !version->nodes.spread && !version->copies.is_remote &&
-                    version->ancestry.beginning == job->runs.beginning && (!oldest || version->sequence < oldest->sequence))
+                if (version->sequence && !version->stored && !version->adopted && !version->is_spread && !version->is_remote &&
+                    version->ancestry->beginning == job->runs->beginning && (!oldest || version->sequence < oldest->sequence))
                         oldest = version;
         return oldest;
 }
@@ -120,17 +114,17 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         struct version *version = is_first ? oldest_committed(job) : NULL;
         uint64_t newest = 0, last;
 
-        for (size_t i = job->storage.known.count; i-- && !newest;)
-                if (!strcmp(job->storage.known.list[i]->job, job->name))
-                        newest = job->storage.known.list[i]->sequence;
-        commit_saw_sequence(job, newest);
+        for (size_t i = job->known.count; i-- && !newest;)
+                if (!strcmp(job->known.list[i]->job, job->name))
+                        newest = job->known.list[i]->sequence;
+        job_saw_sequence(job, newest);
         last = job->last_sequence;
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
                 return;
         /* Oldest first, then those after it: their order stays. */
         for (; version->sequence <= last; version = oldest_committed(job)) {
-                version->sequence = commit_next_sequence(job);
-                survival_log_write(catalogue, version);
+                version->sequence = job_next_sequence(job);
+                version_mark(catalogue, version);
         }
 }
 
@@ -148,14 +142,14 @@ static void set_lines_again(struct job *job)
                         break;
                 last = next->sequence;
                 next->line_due = false;
-                if (!next->stored && !next->nodes.spread)
+                if (!next->stored && !next->is_spread)
                         lineage_set(next, next->sequence);
         }
 }
 
 static bool is_numbered_here(const struct version *version)
 {
-        return !version->stored && !version->adopted && !version->copies.is_remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
+        return !version->stored && !version->adopted && !version->is_remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
 }
 
 /* No other process has seen these generations: one process gives them. If one was given before storage was known, all were. They move
@@ -171,7 +165,7 @@ static bool moves(const struct version *version, const struct manifest *manifest
 }
 
 /* Files that were carried over from a writing that moves get its new number. */
-static void move_generation(struct version *version, uint64_t by)
+static void move_generation(struct catalogue *catalogue, struct version *version, uint64_t by)
 {
         for (size_t i = 0; i < version->file_count; i++) {
                 struct agent_file *file = &version->files[i];
@@ -179,17 +173,17 @@ static void move_generation(struct version *version, uint64_t by)
                 if (file->generation != version->generation && file->image && !file->stored)
                         file->generation += by;
         }
-        version_set_generation(version, version->generation + by);
+        version_set_generation(catalogue, version, version->generation + by);
 }
 
 /* The list is newest first. The oldest shows if any of them moves. */
-static void move_generations(struct job *job)
+static void move_generations(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (manifest && moves(version, manifest))
-                        move_generation(version, manifest->generation);
+                        move_generation(catalogue, version, manifest->generation);
         }
 }
 
@@ -210,9 +204,9 @@ static void carry_over_late(struct version *version, const struct manifest *mani
 {
         const struct version *before = version->job->versions;
 
-        while (before && (before == version || before->generation != version->ancestry.carries_from || strcmp(before->tag, version->tag)))
+        while (before && (before == version || before->generation != version->ancestry->carries_from || strcmp(before->tag, version->tag)))
                 before = before->next;
-        version->ancestry.carries_from = 0;
+        version->ancestry->carries_from = 0;
         if (before && before->in_memory && !before->superseded && !before->is_gone &&
             (!manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER))
                 carry_over_version(version, before);
@@ -224,9 +218,9 @@ static void carry_over_late(struct version *version, const struct manifest *mani
 static void compare_all(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
-                if (!lifecycle_complete(version->life.state) || version->copies.is_remote || (!manifest && version->stored))
+                if (!lifecycle_complete(version->life.state) || version->is_remote || (!manifest && version->stored))
                         continue;
                 if (manifest)
                         ancestry_settle(catalogue, version, manifest);
@@ -239,10 +233,10 @@ static void compare_all(struct catalogue *catalogue, struct job *job)
  * elsewhere, so retention leaves their versions. */
 static void keep_unseen(struct job *job)
 {
-        for (size_t i = 0; job->runs.unseen_after && i < job->storage.known.count; i++) {
-                const struct manifest *manifest = job->storage.known.list[i];
+        for (size_t i = 0; job->runs->unseen_after && i < job->known.count; i++) {
+                const struct manifest *manifest = job->known.list[i];
 
-                if (strcmp(manifest->job, job->name) || manifest->sequence <= job->runs.unseen_after || !strcmp(manifest->run, job->runs.newest))
+                if (strcmp(manifest->job, job->name) || manifest->sequence <= job->runs->unseen_after || !strcmp(manifest->run, job->runs->newest))
                         continue;
                 if (!ancestry_is_rival(job, manifest->run))
                         log_event(LOG_LEVEL_WARN, "run \"%s\" had made %s durable in %s, and this run began before storage could be read: keep_last "
@@ -257,18 +251,18 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         ancestry_looked(job);
         keep_unseen(job);
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (manifest && !give_way_to_other_run(catalogue, version, manifest))
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
         }
         compare_all(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->ancestry.carries_from && version->in_memory && !version->stored && !version->superseded)
-                        carry_over_late(version, carry_over_stored_manifest(job, version->tag));
-        move_generations(job);
+                if (version->ancestry->carries_from && version->in_memory && !version->stored && !version->superseded)
+                        carry_over_late(version, job_stored(job, version->tag));
+        move_generations(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+                const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (version->stored || version->adopted || version->superseded || (!manifest && version->generation <= 1))
                         continue;
@@ -279,5 +273,5 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next)
                 if (!version->stored && !version->superseded && lifecycle_complete(version->life.state))
-                        survival_log_write(catalogue, version);
+                        version_mark(catalogue, version);
 }

@@ -9,8 +9,6 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* The newest manifest of the tag that this agent knows in storage; NULL: none. */
-const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag);
 /* Adds to a version the files of the newest whole generation before it that it did not write, from memory or storage. */
 void carry_over(struct version *version);
 /* For versions that were committed before storage was known: adds files of an older generation in storage. At the first scan it also

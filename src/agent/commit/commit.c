@@ -5,36 +5,18 @@
 #include <string.h>
 
 #include "agent/commit/carry_over.h"
-#include "agent/commit/commit_private.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/commit/lineage.h"
-#include "agent/log.h"
-#include "agent/memory/survival_log.h"
 #include "agent/commit/world.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/progress.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
 #include "store/document.h"
-
-bool commit_open(const struct version *version)
-{
-        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
-}
-
-uint64_t commit_next_sequence(struct job *job)
-{
-        int64_t now = os->wall_ns();
-
-        commit_saw_sequence(job, job->last_sequence + 1);
-        if (now > 0)
-                commit_saw_sequence(job, (uint64_t)now);
-        return job->last_sequence;
-}
-
-void commit_saw_sequence(struct job *job, uint64_t sequence)
-{
-        if (sequence > job->last_sequence)
-                job->last_sequence = sequence < DOCUMENT_SEQUENCE_MAX ? sequence : DOCUMENT_SEQUENCE_MAX;
-}
 
 static struct part *own_part(struct version *version, const struct session *session, struct nebula_error *error)
 {
@@ -63,9 +45,9 @@ static bool rank_may_add(struct version *version, const struct session *session)
         if (session->rank >= version->world)
                 return false;
         /* A share that was announced to other nodes does not change. A rank without a part may still join. */
-        if (version->nodes.spread && part && version->file_goal <= 0)
-                return commit_open(version) && !part->closed;
-        return commit_open(version) &&
+        if (version->is_spread && part && version->file_goal <= 0)
+                return version_open(version) && !part->closed;
+        return version_open(version) &&
                (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
 }
 
@@ -81,7 +63,7 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                                       int64_t file_goal, struct nebula_error *error)
 {
         struct job *job = session->job;
-        const struct manifest *stored = carry_over_stored_manifest(job, tag);
+        const struct manifest *stored = job_stored(job, tag);
         uint64_t generation = stored ? stored->generation : 0;
         struct version *before = NULL, *version;
 
@@ -98,8 +80,8 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                 return NULL;
         if (strcmp(version->run, session->run)) { /* the job may have a later run */
                 memcpy(version->run, session->run, sizeof version->run);
-                version->nodes.writing = 0; /* it is no writing before itself */
-                version->nodes.writing = world_next_writing(job, tag, version->run);
+                version->writing = 0; /* it is no writing before itself */
+                version->writing = world_next_writing(job, tag, version->run);
         }
         version->generation = generation + 1;
         version->world = session->world;
@@ -208,7 +190,7 @@ static void drop_loan(struct catalogue *catalogue, struct version *version, stru
                 link = &(*link)->next;
         *link = loan->next;
         memory_set_copied(loan->image, IMAGE_GIVEN_UP);
-        memory_drop(&catalogue->memory, loan->image);
+        memory_drop(catalogue->memory, loan->image);
         free(loan);
 }
 
@@ -277,29 +259,8 @@ struct image_loan *commit_loan(struct catalogue *catalogue, struct session *sess
 void commit_end_loan(struct catalogue *catalogue, struct version *version, struct image_loan *loan)
 {
         drop_loan(catalogue, version, loan);
-        survival_log_write(catalogue, version);
+        version_mark(catalogue, version);
         commit_check(catalogue, version);
-}
-
-const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank)
-{
-        const struct image_loan *loan = version->loans;
-
-        while (loan && loan->rank != rank)
-                loan = loan->next;
-        return loan;
-}
-
-bool commit_rank_copies(const struct version *version, uint32_t rank)
-{
-        return commit_loan_of(version, rank) != NULL;
-}
-
-void commit_check_and_note(struct catalogue *catalogue, struct version *version)
-{
-        commit_check(catalogue, version);
-        if (commit_open(version))
-                survival_log_write(catalogue, version);
 }
 
 static void part_close(struct part *part)
@@ -311,7 +272,7 @@ static void part_close(struct part *part)
 /* Other nodes and the clock of commit_quiet may wait for this part alone. */
 static void signal_closed(struct catalogue *catalogue, const struct version *version)
 {
-        if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
+        if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal(catalogue);
 }
 
@@ -356,16 +317,17 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         part->copy_ns += request->copy_ns;
         part->cpu_ns += request->cpu_ns;
         part->fault_count += request->fault_count;
-        if (!commit_rank_copies(version, part->rank))
+        if (!version_rank_copies(version, part->rank))
                 part->captured = catalogue_now();
         if (request->commits)
                 part_close(part);
         version->activity_ns = os->now_ns();
-        commit_check_and_note(catalogue, version);
+        version_mark(catalogue, version);
+        commit_check(catalogue, version);
         version_signal_captured(catalogue, version);
         if (request->commits)
                 signal_closed(catalogue, version);
-        else if (version->nodes.spread || version->file_goal == NEBULA_FILES_OPEN)
+        else if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
@@ -384,7 +346,7 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
                 memory_set_copied(loan->image, request->size);
         }
         loan->commits = request->commits != 0;
-        if (!version->persist.tried_ahead)
+        if (!version_progress(version).tried_ahead)
                 catalogue_signal_workers(catalogue);
         return NEBULA_OK;
 }
@@ -414,7 +376,7 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         struct part *part = version_part(version, session->rank);
         bool of_other_run = strcmp(version->run, session->run);
 
-        if (!commit_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
+        if (!version_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
                 struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
                 if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {
@@ -433,7 +395,8 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
                 return NEBULA_NO_MEMORY;
         part_close(part);
         version->activity_ns = os->now_ns();
-        commit_check_and_note(catalogue, version);
+        version_mark(catalogue, version);
+        commit_check(catalogue, version);
         signal_closed(catalogue, version);
         return NEBULA_OK;
 }

@@ -1,12 +1,5 @@
 /*
- * commit.h - decides when a version is complete. No other file commits a version on its node.
- *
- * A rank begins a tag, saves files, and closes its part; no rank waits for
- * another. A version is complete when nothing is still being copied and
- *
- *      N > 0                     N distinct files were captured, over all ranks
- *      NEBULA_FILES_ALL_RANKS    every rank of the world closed its part
- *      NEBULA_FILES_OPEN         every part that was begun is closed, and no other rank is about to begin one
+ * commit.h - the requests of a rank: it begins a tag, saves files, and closes its part. commit_rule.h decides when the version is complete.
  *
  * A tag that is saved again starts the next generation, a version of its own;
  * files that it does not write carry over from the generation before (carry_over.h) when it
@@ -45,32 +38,5 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
 /* COMMIT of one rank. */
 enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
                                struct nebula_error *error);
-/* Closes the open-ended parts of a rank, except that of tag `except`; NULL: all. */
-void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except);
-/* Call when the rank's process has ended: closes, removes or fails its part. False: the version held nothing and was freed. */
-bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank);
-/* Closes the open-ended parts of processes that have died. The agent may not have read the end of their connections yet. */
-void commit_close_dead(struct catalogue *catalogue, struct job *job);
-/* Call when a trainer has joined its job, or has left it by its end or for another job. */
-void commit_session_began(const struct session *session);
-void commit_session_ended(struct catalogue *catalogue, struct session *session);
-/* Closes open-ended versions that have been quiet. Returns when to call again; INT64_MAX: no need. */
-int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
-/* Completes `version` if its rule is met. */
-void commit_check(struct catalogue *catalogue, struct version *version);
-/* Whether WAIT for `state` by this session is over. */
-bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
-bool commit_open(const struct version *version);
-/* Whether the version will be complete as soon as the running copies end, with no file carried over, unless a rank dies or saves more.
- * Some of it can then be written to storage already. */
-bool commit_foreseen(const struct catalogue *catalogue, struct version *version);
-/* Whether every part is closed or its rank still copies: the last copy may then complete the version. */
-bool commit_parts_end(const struct version *version);
-/*
- * The sequence of the next version of this job: the time, or the last sequence plus one if the clock is behind that. A sequence from
- * storage or from a peer moves only this job's sequences, and never beyond the largest number of a document (store/document.h).
- */
-uint64_t commit_next_sequence(struct job *job);
-void commit_saw_sequence(struct job *job, uint64_t sequence);
 
 #endif

@@ -2,21 +2,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/commit/commit_private.h"
 #include "agent/clients/session.h"
-#include "agent/persist/worker.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/commit/slots_private.h"
 #include "os/os.h"
 
 void commit_session_began(const struct session *session)
 {
         struct job *job = session->job;
 
-        if (strcmp(job->runs.gone_run, session->run))
-                job->runs.gone_count = 0;
-        memcpy(job->runs.gone_run, session->run, sizeof job->runs.gone_run);
-        for (size_t i = 0; i < job->runs.gone_count; i++)
-                if (job->runs.gone[i].rank == session->rank)
-                        job->runs.gone[i--] = job->runs.gone[--job->runs.gone_count];
+        if (strcmp(job->runs->gone_run, session->run))
+                job->runs->gone_count = 0;
+        memcpy(job->runs->gone_run, session->run, sizeof job->runs->gone_run);
+        for (size_t i = 0; i < job->runs->gone_count; i++)
+                if (job->runs->gone[i].rank == session->rank)
+                        job->runs->gone[i--] = job->runs->gone[--job->runs->gone_count];
 }
 
 static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
@@ -37,46 +39,23 @@ static void remember_gone(const struct catalogue *catalogue, const struct sessio
         if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
                 return;
         commit_session_began(session);
-        gone = realloc(job->runs.gone, (job->runs.gone_count + 1) * sizeof *gone);
+        gone = realloc(job->runs->gone, (job->runs->gone_count + 1) * sizeof *gone);
         if (!gone)
                 return;
-        gone[job->runs.gone_count++] = (struct gone){ session->rank, session->pid };
-        job->runs.gone = gone;
-}
-
-/* A rank that this version waits for and that left before it had begun the version; NULL: none. */
-static const struct gone *missed_rank(struct version *version)
-{
-        const struct job *job = version->job;
-
-        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->runs.gone_run))
-                return NULL;
-        for (size_t i = 0; i < job->runs.gone_count; i++)
-                if (job->runs.gone[i].rank < version->world && !version_part(version, job->runs.gone[i].rank))
-                        return &job->runs.gone[i];
-        return NULL;
-}
-
-void commit_fail_without(struct catalogue *catalogue, struct version *version)
-{
-        const struct gone *gone = missed_rank(version);
-
-        if (!gone)
-                return;
-        version->is_deserted = gone->rank != 0;
-        version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
-                     version->tag);
+        gone[job->runs->gone_count++] = (struct gone){ session->rank, session->pid };
+        job->runs->gone = gone;
 }
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
 {
         for (struct version *version = job->live; version; version = version->next_live) {
-                struct part *part = commit_open(version) ? version_part(version, rank) : NULL;
+                struct part *part = version_open(version) ? version_part(version, rank) : NULL;
 
                 if (version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
-                    (except && !strcmp(version->tag, except)) || (!part->file_count && !commit_rank_copies(version, rank)))
+                    (except && !strcmp(version->tag, except)) || (!part->file_count && !version_rank_copies(version, rank)))
                         continue;
                 part->closed = true;
+                version_mark(catalogue, version);
                 commit_check(catalogue, version);
         }
 }
@@ -86,19 +65,21 @@ void commit_close_dead(struct catalogue *catalogue, struct job *job)
         for (struct version *version = job->versions; version; version = version->next) {
                 bool closes = false;
 
-                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN)
+                if (!version_open(version) || version->file_goal != NEBULA_FILES_OPEN)
                         continue;
                 for (size_t i = 0; i < version->part_count; i++) {
                         struct part *part = &version->parts[i];
 
                         /* The end of the connection decides about a file that the rank still copies, or has not begun. */
-                        if (part->closed || !part->file_count || commit_rank_copies(version, part->rank) ||
-                            session_may_live(part->seen_pid))
+                        if (part->closed || !part->file_count || version_rank_copies(version, part->rank) ||
+                            catalogue_may_live(part->seen_pid))
                                 continue;
                         part->closed = closes = true;
                 }
-                if (closes)
-                        commit_check_and_note(catalogue, version);
+                if (!closes)
+                        continue;
+                version_mark(catalogue, version);
+                commit_check(catalogue, version);
         }
 }
 
@@ -112,9 +93,9 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
         struct part *part = version_part(version, rank);
         const struct image_loan *loan;
 
-        if (!part || !commit_open(version))
+        if (!part || !version_open(version))
                 return true;
-        loan = commit_loan_of(version, rank);
+        loan = version_loan_of(version, rank);
         if (loan) {
                 version->is_deserted = rank != 0;
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
@@ -122,6 +103,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
         } else if (part->closed) {
                 return true;
         } else if (!version->file_count && !version->loans && version->part_count == 1 && !version->pins) {
+                version_forget_memory(catalogue, version);
                 version_free(catalogue, version); /* the session only attached to the job, perhaps to read */
                 return false;
         } else if (version->file_goal == NEBULA_FILES_OPEN) {
@@ -142,9 +124,9 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
 static void job_deserted(struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                if (commit_open(version) && !version->adopted) {
+                if (version_open(version) && !version->adopted) {
                         commit_check(catalogue, version);
-                        if (commit_open(version) && !version->nodes.spread)
+                        if (version_open(version) && !version->is_spread)
                                 version_fail(catalogue, version, NEBULA_FAILED,
                                              "all trainers left before checkpoint \"%s\" was complete", version->tag);
                 }
@@ -161,7 +143,7 @@ static void want_newest(struct job *job)
                     (!newest || version->sequence > newest->sequence))
                         newest = version;
         if (newest)
-                worker_want(newest);
+                newest->wanted = true;
 }
 
 void commit_session_ended(struct catalogue *catalogue, struct session *session)
@@ -173,14 +155,14 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                 struct part *part = version_part(version, session->rank);
 
                 next = version->next;
-                if (commit_open(version) && !part)
+                if (version_open(version) && !part)
                         commit_fail_without(catalogue, version);
-                if (commit_open(version) && part && part->nonce == session->nonce &&
+                if (version_open(version) && part && part->nonce == session->nonce &&
                     commit_rank_ended(catalogue, version, session->rank))
                         next = version->next; /* the completion of this version may have freed the next one in the list */
         }
         if (!catalogue_session_count(catalogue, session->job)) {
-                session->job->runs.stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
+                session->job->runs->stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
                 job_deserted(catalogue, session->job);
         }
         want_newest(session->job);

@@ -1,6 +1,12 @@
 /* The rule by which a version is complete, and forecasts of it. */
+#include "agent/catalogue/memory_policy.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/commit/slots_private.h"
+#include "agent/memory/memory.h"
+#include <string.h>
+
 #include "agent/commit/carry_over.h"
-#include "agent/commit/commit_private.h"
+#include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
 #include "agent/commit/world.h"
 #include "os/os.h"
@@ -18,7 +24,7 @@ static bool all_parts_closed(const struct version *version)
 bool commit_parts_end(const struct version *version)
 {
         for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed && !commit_rank_copies(version, version->parts[i].rank))
+                if (!version->parts[i].closed && !version_rank_copies(version, version->parts[i].rank))
                         return false;
         return true;
 }
@@ -107,7 +113,7 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
 {
         bool has_begun = false;
 
-        if (!commit_open(version) || version->generation != 1 || version->adopted || version->nodes.spread ||
+        if (!version_open(version) || version->generation != 1 || version->adopted || version->is_spread ||
             world_is_spread((struct catalogue *)catalogue, version))
                 return false;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
@@ -118,18 +124,42 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
         return has_begun && rule_will_be_met(catalogue, version);
 }
 
+/* A rank that this version waits for and that left before it had begun the version; NULL: none. */
+static const struct gone *missed_rank(struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->runs->gone_run))
+                return NULL;
+        for (size_t i = 0; i < job->runs->gone_count; i++)
+                if (job->runs->gone[i].rank < version->world && !version_part(version, job->runs->gone[i].rank))
+                        return &job->runs->gone[i];
+        return NULL;
+}
+
+void commit_fail_without(struct catalogue *catalogue, struct version *version)
+{
+        const struct gone *gone = missed_rank(version);
+
+        if (!gone)
+                return;
+        version->is_deserted = gone->rank != 0;
+        version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
+                     version->tag);
+}
+
 void commit_check(struct catalogue *catalogue, struct version *version)
 {
-        if (commit_open(version))
+        if (version_open(version))
                 commit_fail_without(catalogue, version);
-        if (!commit_open(version))
+        if (!version_open(version))
                 return;
         if (world_is_spread(catalogue, version)) {
                 if (share_met(catalogue, version)) {
-                        version->nodes.spread = true;
-                        if (version->nodes.carried_parts != version->part_count)
+                        version->is_spread = true;
+                        if (version->nodes->carried_parts != version->part_count)
                                 carry_over(version);
-                        version->nodes.carried_parts = version->part_count;
+                        version->nodes->carried_parts = version->part_count;
                         world_captured(catalogue, version);
                 }
                 return;
@@ -143,13 +173,13 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         carry_over(version);
-        lineage_set(version, commit_next_sequence(version->job));
+        lineage_set(version, job_next_sequence(version->job));
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_forget_hints(catalogue, version->job);
-        catalogue_retain(catalogue, version->job, version->job->settings.retention_count);
-        version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
-        version_signal(catalogue, version); /* there may be room now, and pages to give back */
+        policy_forget_hints(catalogue, version->job);
+        policy_retain(catalogue, version->job, version->job->settings.retention_count);
+        version->job->spare_due = policy_spare_bytes(catalogue, version->job) > 0;
+        version_changed(catalogue, version); /* there may be room now, and pages to give back */
 }
 
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
@@ -160,8 +190,8 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
                 for (struct version *version = job->live; version; version = version->next_live) {
                         int64_t at;
 
-                        if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans ||
-                            !version->file_count || version->nodes.spread)
+                        if (!version_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans ||
+                            !version->file_count || version->is_spread)
                                 continue;
                         at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
                         if (at > now_ns) {
@@ -181,5 +211,5 @@ bool commit_rank_reached(const struct version *version, const struct session *se
                 return true;
         return state == NEBULA_STATE_CAPTURED && version->life.state == NEBULA_STATE_CAPTURING && session->job == version->job &&
                version_part((struct version *)version, session->rank) &&
-               version_part((struct version *)version, session->rank)->file_count && !commit_rank_copies(version, session->rank);
+               version_part((struct version *)version, session->rank)->file_count && !version_rank_copies(version, session->rank);
 }

@@ -4,6 +4,7 @@
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
+#include "agent/commit/slots_private.h"
 #include "agent/log.h"
 #include "image/image.h"
 
@@ -22,7 +23,7 @@ void lineage_read(struct session *session, const struct version *version, enum i
 
         if (version->job != session->job || !name_follows_step(version->tag) || !version->sequence)
                 return;
-        session->loaded = (struct lineage_base){ .read_at = commit_next_sequence(session->job), .step = version->step, .line = version->line,
+        session->loaded = (struct lineage_base){ .read_at = job_next_sequence(session->job), .step = version->step, .line = version->line,
                                                 .source = source, .has_source = true };
         join_sources(&session->loaded, &before);
 }
@@ -31,7 +32,7 @@ void lineage_save(struct version *version, const struct session *session)
 {
         struct lineage_base before = version->base;
 
-        version->stopped = session->job->runs.stopped;
+        version->stopped = session->job->runs->stopped;
         if (session->loaded.read_at > version->base.read_at) {
                 version->base = session->loaded;
                 join_sources(&version->base, &before);
@@ -59,21 +60,21 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
 static struct head find_head(const struct version *version)
 {
         const struct job *job = version->job;
-        bool is_of_newest = version->ancestry.beginning == job->runs.beginning;
+        bool is_of_newest = version->ancestry->beginning == job->runs->beginning;
         struct head head = { 0 };
 
         for (const struct version *other = job->versions; other; other = other->next)
                 if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
-                    (other->stored || other->copies.is_remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->persist.failed_by_storage))))
+                    (other->stored || other->is_remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage))))
                         compare(&head, other->tag, other->sequence, &other->line, other->run);
-        if (job->storage.known.newest.what[0] && (is_of_newest || !version->sequence)) {
-                const struct manifest *manifest = job->storage.known.newest.what[0];
+        if (job->known.newest.what[0] && (is_of_newest || !version->sequence)) {
+                const struct manifest *manifest = job->known.newest.what[0];
 
                 compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
                 return head;
         }
-        for (size_t i = 0; i < job->storage.known.count; i++) {
-                const struct manifest *manifest = job->storage.known.list[i];
+        for (size_t i = 0; i < job->known.count; i++) {
+                const struct manifest *manifest = job->known.list[i];
 
                 if (!strcmp(manifest->job, job->name) && manifest->sequence < version->sequence)
                         compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
@@ -106,7 +107,7 @@ static bool was_begun_later(const struct head *head, const struct version *versi
 /* Whether the version's run has saved its tag before: then it changes a version of its line, and goes on. */
 static bool is_rewritten(const struct version *version)
 {
-        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+        const struct manifest *stored = job_stored(version->job, version->tag);
 
         if (stored && !strcmp(stored->run, version->run))
                 return true;
@@ -178,5 +179,5 @@ void lineage_find(const struct version *version, uint64_t sequence, int64_t afte
 void lineage_set(struct version *version, uint64_t sequence)
 {
         lineage_find(version, sequence, lineage_goes_back(version), &version->line);
-        version->line_due = version->job->persist_path[0] && !version->job->storage.is_scanned;
+        version->line_due = version->job->persist_path[0] && !version->job->is_scanned;
 }

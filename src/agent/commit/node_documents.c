@@ -3,8 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/log.h"
+#include "agent/commit/lineage.h"
+#include "agent/commit/node_documents.h"
+#include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
+#include "agent/log.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
@@ -135,14 +138,14 @@ enum nebula_status world_count_writings(struct store *store, const struct captur
 
 void world_describe_committed(const struct version *version, struct committed *ret_committed)
 {
-        const struct version_nodes *nodes = &version->nodes;
+        const struct version_nodes *nodes = version->nodes;
 
         memset(ret_committed, 0, sizeof *ret_committed);
         world_fill_of(version, &ret_committed->of);
         ret_committed->generation = version->generation;
         ret_committed->sequence = version->sequence;
         ret_committed->line = version->line;
-        ret_committed->persist = version->persist.wanted;
+        ret_committed->persist = version->wanted;
         ret_committed->node_count = nodes->decided_nodes;
         ret_committed->ranks = nodes->decided ? calloc(nodes->decided_count, sizeof *nodes->decided) : NULL;
         if (!ret_committed->ranks)
@@ -286,4 +289,107 @@ void world_remove_captured(struct store *store, const struct captured *own, cons
                 store->ops->remove(store, victims, count, NULL);
         free(victims);
         store_list_done(&list);
+}
+
+void world_fill_of(const struct version *version, struct announce_of *of)
+{
+        memset(of, 0, sizeof *of);
+        snprintf(of->tag, sizeof of->tag, "%s", version->tag);
+        snprintf(of->job, sizeof of->job, "%s", version->job->name);
+        snprintf(of->run, sizeof of->run, "%s", version->run);
+        of->writing = version->writing;
+        of->world = version->world;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+        const struct captured_rank *x = a, *y = b;
+
+        return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+/* Whether the announcement may name this rank. A rank that has just begun joins with a later announcement. */
+static bool has_captured(const struct version *version, const struct part *part)
+{
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
+                if (loan->rank == part->rank)
+                        return false;
+        return version->file_goal > 0 ? part->file_count > 0 : part->closed;
+}
+
+bool world_describe(const struct version *version, struct captured *captured)
+{
+        memset(captured, 0, sizeof *captured);
+        world_fill_of(version, &captured->of);
+        captured->generation = version->generation;
+        captured->sequence = version->nodes->announce_sequence;
+        captured->after = lineage_goes_back(version);
+        captured->goes_back = captured->after != LINEAGE_GOES_ON;
+        captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
+        if (!captured->ranks)
+                return false;
+        for (size_t i = 0; i < version->part_count; i++) {
+                if (!has_captured(version, &version->parts[i]))
+                        continue;
+                captured->ranks[captured->rank_count++] = (struct captured_rank){ version->parts[i].rank, version->parts[i].file_count };
+                captured->pid = captured->pid ? captured->pid : version->parts[i].pid;
+        }
+        qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
+        return captured->rank_count > 0;
+}
+
+void world_keep_decision(struct version *version, const struct committed *committed)
+{
+        struct version_nodes *nodes = version->nodes;
+
+        free(nodes->decided);
+        nodes->decided = calloc(committed->rank_count, sizeof *nodes->decided);
+        if (!nodes->decided)
+                return;
+        memcpy(nodes->decided, committed->ranks, committed->rank_count * sizeof *nodes->decided);
+        nodes->decided_count = committed->rank_count;
+        nodes->decided_nodes = committed->node_count;
+}
+
+static bool has_come(const struct version *version, uint32_t rank)
+{
+        const struct part *part = version_part((struct version *)version, rank);
+
+        return (part && part->closed) || (version->nodes->covered && version->nodes->covered[rank]);
+}
+
+static bool waits_for_several(const struct version *version)
+{
+        uint32_t missing = 0;
+
+        for (uint32_t rank = 0; rank < version->world && missing < 2; rank++)
+                missing += !has_come(version, rank);
+        return missing > 1;
+}
+
+void world_missing(const struct version *version, char *text, size_t size)
+{
+        uint32_t missing = 0;
+        size_t used;
+
+        text[0] = 0;
+        if (!version_open(version) || !version->part_count)
+                return;
+        if (version->file_goal > 0) {
+                snprintf(text, size, "waits for %" PRId64 " files, and %zu are on this node", version->file_goal, version->file_count);
+                return;
+        }
+        if (version->world < 2)
+                return;
+        used = (size_t)snprintf(text, size, "waits for rank%s", waits_for_several(version) ? "s" : "");
+        for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
+                if (has_come(version, rank))
+                        continue;
+                if (++missing <= 8)
+                        used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);
+        }
+        if (!missing)
+                text[0] = 0;
+        else if (used < size)
+                snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
 }

@@ -3,13 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
-#include "agent/log.h"
-#include "agent/memory/survival_log.h"
-#include "agent/persist/storage.h"
+#include "agent/commit/node_documents.h"
+#include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
-#include "agent/persist/worker.h"
+#include "agent/log.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "os/os.h"
@@ -17,13 +19,61 @@
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
 #define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* a node that does not commit only looks to name the missing ranks */
 
-int64_t world_back_off(uint32_t count)
+static int64_t back_off(uint32_t count)
 {
         int64_t delay = POLL_FIRST_NS;
 
         while (count-- && delay < WORLD_POLL_MOST_NS)
                 delay += delay / 2;
         return delay < WORLD_POLL_MOST_NS ? delay : WORLD_POLL_MOST_NS;
+}
+
+bool world_leads(const struct version *version)
+{
+        return version->nodes->leads;
+}
+
+int64_t world_waiting_since_ns(const struct version *version)
+{
+        return version->nodes->waiting_since_ns;
+}
+
+int64_t world_heard_ns(const struct version *version)
+{
+        return version->nodes->heard_ns;
+}
+
+int64_t world_poll_at_ns(const struct version *version)
+{
+        return version->nodes->poll_at_ns;
+}
+
+uint32_t world_poll_count(const struct version *version)
+{
+        return version->nodes->poll_count;
+}
+
+void world_look_later(struct version *version, int64_t now_ns)
+{
+        version->nodes->poll_at_ns = now_ns + back_off(version->nodes->poll_count++);
+}
+
+void world_await(struct version *version)
+{
+        version->nodes->waiting_since_ns = os->now_ns();
+        version->nodes->poll_count = 0;
+}
+
+uint64_t world_announce_sequence(const struct version *version)
+{
+        return version->nodes->announce_sequence;
+}
+
+void world_adopt(struct version *version, uint64_t announce_sequence, bool is_spread)
+{
+        version->nodes->announce_sequence = announce_sequence;
+        version->is_spread = version->nodes->to_announce = is_spread;
+        version->nodes->waiting_since_ns = version->nodes->heard_ns = os->now_ns();
 }
 
 /* The number of ranks of the job that have a session on this node. */
@@ -42,18 +92,18 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
  * and so does the persist worker. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
-        return version->nodes.spread || (version->world > 1 && version->job->persist_path[0] && version->job->settings.local_world < version->world &&
+        return version->is_spread || (version->world > 1 && version->job->persist_path[0] && version->job->settings.local_world < version->world &&
                                    ranks_here(catalogue, version) < version->world);
 }
 
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)
 {
-        const struct manifest *stored = known_find(&job->storage.known, tag);
+        const struct manifest *stored = known_find(&job->known, tag);
         uint64_t writing = 0;
 
         for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
-                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->nodes.writing > writing)
-                        writing = version->nodes.writing;
+                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
+                        writing = version->writing;
         if (!writing)
                 writing = stored && !strcmp(stored->run, run);
         return writing + 1;
@@ -65,110 +115,19 @@ void world_captured(struct catalogue *catalogue, struct version *version)
 
         for (size_t i = 0; i < version->part_count; i++)
                 size += 1 + version->parts[i].file_count;
-        if (version->nodes.spread && version->nodes.announced_size == size)
+        if (version->is_spread && version->nodes->announced_size == size)
                 return;
-        version->nodes.announced_size = size;
-        version->nodes.to_announce = version->nodes.spread = true;
+        version->nodes->announced_size = size;
+        version->nodes->to_announce = version->is_spread = true;
         version->in_memory = true; /* even if its ranks saved nothing: other nodes wait for their records */
-        version->nodes.poll_count = 0;
-        version->nodes.poll_at_ns = 0;
-        version->nodes.waiting_since_ns = version->nodes.heard_ns = os->now_ns();
-        if (!version->nodes.announce_sequence)
-                version->nodes.announce_sequence = commit_next_sequence(version->job);
+        version->nodes->poll_count = 0;
+        version->nodes->poll_at_ns = 0;
+        version->nodes->waiting_since_ns = version->nodes->heard_ns = os->now_ns();
+        if (!version->nodes->announce_sequence)
+                version->nodes->announce_sequence = job_next_sequence(version->job);
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
-        survival_log_write(catalogue, version);
-        catalogue_signal(catalogue);
-}
-
-static bool has_come(const struct version *version, uint32_t rank)
-{
-        const struct part *part = version_part((struct version *)version, rank);
-
-        return (part && part->closed) || (version->nodes.covered && version->nodes.covered[rank]);
-}
-
-static bool waits_for_several(const struct version *version)
-{
-        uint32_t missing = 0;
-
-        for (uint32_t rank = 0; rank < version->world && missing < 2; rank++)
-                missing += !has_come(version, rank);
-        return missing > 1;
-}
-
-void world_missing(const struct version *version, char *text, size_t size)
-{
-        uint32_t missing = 0;
-        size_t used;
-
-        text[0] = 0;
-        if (!commit_open(version) || !version->part_count)
-                return;
-        if (version->file_goal > 0) {
-                snprintf(text, size, "waits for %" PRId64 " files, and %zu are on this node", version->file_goal, version->file_count);
-                return;
-        }
-        if (version->world < 2)
-                return;
-        used = (size_t)snprintf(text, size, "waits for rank%s", waits_for_several(version) ? "s" : "");
-        for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
-                if (has_come(version, rank))
-                        continue;
-                if (++missing <= 8)
-                        used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);
-        }
-        if (!missing)
-                text[0] = 0;
-        else if (used < size)
-                snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
-}
-
-void world_fill_of(const struct version *version, struct announce_of *of)
-{
-        memset(of, 0, sizeof *of);
-        snprintf(of->tag, sizeof of->tag, "%s", version->tag);
-        snprintf(of->job, sizeof of->job, "%s", version->job->name);
-        snprintf(of->run, sizeof of->run, "%s", version->run);
-        of->writing = version->nodes.writing;
-        of->world = version->world;
-}
-
-static int by_rank(const void *a, const void *b)
-{
-        const struct captured_rank *x = a, *y = b;
-
-        return x->rank < y->rank ? -1 : x->rank > y->rank;
-}
-
-/* Whether the announcement may name this rank. A rank that has just begun joins with a later announcement. */
-static bool has_captured(const struct version *version, const struct part *part)
-{
-        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
-                if (loan->rank == part->rank)
-                        return false;
-        return version->file_goal > 0 ? part->file_count > 0 : part->closed;
-}
-
-bool world_describe(const struct version *version, struct captured *captured)
-{
-        memset(captured, 0, sizeof *captured);
-        world_fill_of(version, &captured->of);
-        captured->generation = version->generation;
-        captured->sequence = version->nodes.announce_sequence;
-        captured->after = lineage_goes_back(version);
-        captured->goes_back = captured->after != LINEAGE_GOES_ON;
-        captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
-        if (!captured->ranks)
-                return false;
-        for (size_t i = 0; i < version->part_count; i++) {
-                if (!has_captured(version, &version->parts[i]))
-                        continue;
-                captured->ranks[captured->rank_count++] = (struct captured_rank){ version->parts[i].rank, version->parts[i].file_count };
-                captured->pid = captured->pid ? captured->pid : version->parts[i].pid;
-        }
-        qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
-        return captured->rank_count > 0;
+        version_changed(catalogue, version);
 }
 
 static bool lists(const struct committed *committed, uint32_t rank)
@@ -196,26 +155,13 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
         return false;
 }
 
-void world_keep_decision(struct version *version, const struct committed *committed)
-{
-        struct version_nodes *nodes = &version->nodes;
-
-        free(nodes->decided);
-        nodes->decided = calloc(committed->rank_count, sizeof *nodes->decided);
-        if (!nodes->decided)
-                return;
-        memcpy(nodes->decided, committed->ranks, committed->rank_count * sizeof *nodes->decided);
-        nodes->decided_count = committed->rank_count;
-        nodes->decided_nodes = committed->node_count;
-}
-
 void world_give_up(struct catalogue *catalogue, struct version *version)
 {
         if (version->life.state != NEBULA_STATE_FAILED || version->adopted || !world_is_spread(catalogue, version))
                 return;
-        version->nodes.to_give_up = version->nodes.spread = true;
-        version->nodes.poll_count = 0;
-        version->nodes.poll_at_ns = 0;
+        version->nodes->to_give_up = version->is_spread = true;
+        version->nodes->poll_count = 0;
+        version->nodes->poll_at_ns = 0;
         catalogue_signal(catalogue);
 }
 
@@ -224,27 +170,27 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
 {
         struct job *job = version->job;
 
-        if (commit_open(version) && *committed->given_up) {
+        if (version_open(version) && *committed->given_up) {
                 version_fail(catalogue, version, NEBULA_FAILED, "%s", committed->given_up);
                 return;
         }
-        if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
+        if (!version_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
-        version_set_generation(version, committed->generation);
+        version_set_generation(catalogue, version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
         world_keep_decision(version, committed);
-        commit_saw_sequence(job, committed->sequence);
+        job_saw_sequence(job, committed->sequence);
         if (committed->persist) {
-                worker_want(version);
-                version->nodes.wanted_reported = true;
-                job->persist.spread_start_ns = os->now_ns();
+                version->wanted = true;
+                version->nodes->wanted_reported = true;
+                job->runs->spread_start_ns = os->now_ns();
         } else if (!catalogue_session_count(catalogue, job)) {
-                worker_want(version); /* no trainer is left: the newest version becomes durable */
+                version->wanted = true; /* no trainer is left: the newest version becomes durable */
         }
         memset(&version->error, 0, sizeof version->error);
-        version->nodes.poll_count = 0;
-        version->nodes.poll_at_ns = os->now_ns();
+        version->nodes->poll_count = 0;
+        version->nodes->poll_at_ns = os->now_ns();
         job->spare_due = true;
         if (version->loans) {
                 log_event(LOG_LEVEL_WARN, "%s was committed without the files that this node was still copying", version->tag);
@@ -253,7 +199,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job, job->settings.retention_count);
 }
 
 static bool goal_met(struct catalogue *catalogue, const struct version *version, const struct coverage *coverage,
@@ -263,7 +209,7 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
 
         catalogue_lock(catalogue); /* a rank that begins the version may set its goal, and one that captures moves heard_ns */
         goal = version->file_goal;
-        heard_ns = version->nodes.heard_ns;
+        heard_ns = version->nodes->heard_ns;
         catalogue_unlock(catalogue);
         if (goal > 0)
                 return coverage->files >= (uint64_t)goal;
@@ -275,7 +221,7 @@ static bool goal_met(struct catalogue *catalogue, const struct version *version,
 
 static void look_again(struct version *version, int64_t now)
 {
-        version->nodes.poll_at_ns = now + world_back_off(version->nodes.poll_count++);
+        version->nodes->poll_at_ns = now + back_off(version->nodes->poll_count++);
 }
 
 static void storage_trouble(struct catalogue *catalogue, struct version *version, const struct nebula_error *error)
@@ -287,12 +233,12 @@ static void storage_trouble(struct catalogue *catalogue, struct version *version
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        is_new = version->nodes.poll_count == 0 || job->storage.error.status == NEBULA_OK; /* not at each look */
+        is_new = version->nodes->poll_count == 0 || job_progress(job).error->status == NEBULA_OK; /* not at each look */
         if (is_new)
                 log_event(LOG_LEVEL_WARN, "%s waits for storage: %s", version->tag, error->message);
         storage_failed(catalogue, job, error, is_new);
-        version->persist.failed_ns = os->now_ns();
-        version->nodes.poll_count = version->nodes.poll_count < 14 ? 14 : version->nodes.poll_count;
+        progress_failed(version, os->now_ns());
+        version->nodes->poll_count = version->nodes->poll_count < 14 ? 14 : version->nodes->poll_count;
         look_again(version, os->now_ns());
 }
 
@@ -304,10 +250,10 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
 {
         struct captured own;
         struct store *store;
-        uint64_t before = version->nodes.writing, count = 0;
+        uint64_t before = version->writing, count = 0;
         enum nebula_status status;
 
-        if (version->nodes.is_counted || version->adopted)
+        if (version->nodes->is_counted || version->adopted)
                 return NEBULA_OK;
         world_describe(version, &own);
         version->pins++;
@@ -320,21 +266,21 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         version->pins--;
         if (status)
                 return status;
-        version->nodes.is_counted = true;
-        if (count >= version->nodes.writing)
-                version->nodes.writing = count + 1;
+        version->nodes->is_counted = true;
+        if (count >= version->writing)
+                version->writing = count + 1;
         for (const struct version *older = version->next; older; older = older->next)
-                if (older->nodes.writing >= version->nodes.writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
-                        version->nodes.writing = older->nodes.writing + 1;
-        if (version->nodes.writing != before)
-                survival_log_write(catalogue, version);
+                if (older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                        version->writing = older->writing + 1;
+        if (version->writing != before)
+                version_mark(catalogue, version);
         return NEBULA_OK;
 }
 
 /* A write that fails may have written the document. */
 static void note_announced(struct version *version, const char *path)
 {
-        struct version_nodes *nodes = &version->nodes;
+        struct version_nodes *nodes = version->nodes;
 
         nodes->announced_more = nodes->announced_more || version->adopted || (*nodes->announced && strcmp(nodes->announced, path));
         snprintf(nodes->announced, sizeof nodes->announced, "%s", path);
@@ -365,9 +311,9 @@ static void announce(struct catalogue *catalogue, struct version *version)
         enum nebula_status status;
         bool is_described;
 
-        version->nodes.to_announce = false;
+        version->nodes->to_announce = false;
         status = count_writings(catalogue, version, &error);
-        if (!commit_open(version))
+        if (!version_open(version))
                 return;
         is_described = world_describe(version, &captured);
         if (!status && is_described)
@@ -376,10 +322,10 @@ static void announce(struct catalogue *catalogue, struct version *version)
         if (!is_described)
                 return;
         if (status) {
-                version->nodes.to_announce = true;
+                version->nodes->to_announce = true;
                 storage_trouble(catalogue, version, &error);
         } else {
-                memset(&version->job->storage.error, 0, sizeof version->job->storage.error);
+                progress_works(version->job);
         }
         catalogue_signal(catalogue);
 }
@@ -393,9 +339,9 @@ static void write_given_up(struct catalogue *catalogue, struct version *version)
         enum nebula_status status;
 
         world_fill_of(version, &given_up.of);
-        if (!version->nodes.announce_sequence)
-                version->nodes.announce_sequence = commit_next_sequence(version->job);
-        given_up.sequence = version->nodes.announce_sequence;
+        if (!version->nodes->announce_sequence)
+                version->nodes->announce_sequence = job_next_sequence(version->job);
+        given_up.sequence = version->nodes->announce_sequence;
         snprintf(given_up.given_up, sizeof given_up.given_up, "%.255s", version->error.message);
         text_make_printable(given_up.given_up);
         version->pins++;
@@ -405,7 +351,7 @@ static void write_given_up(struct catalogue *catalogue, struct version *version)
                 status = world_write_given_up(store, &given_up, &error);
         catalogue_lock(catalogue);
         version->pins--;
-        version->nodes.to_give_up = status && status != NEBULA_INVALID;
+        version->nodes->to_give_up = status && status != NEBULA_INVALID;
         if (status)
                 log_event(LOG_LEVEL_WARN, "the other nodes do not learn that %s was given up: %s", version->tag, error.message);
         look_again(version, os->now_ns());
@@ -423,8 +369,8 @@ static bool has_rank_zero(const struct catalogue *catalogue, const struct versio
 
 static bool interval_passed(const struct job *job, int64_t now)
 {
-        return job->settings.persist_interval_s <= 0 || job->persist.spread_start_ns == 0 ||
-               now - job->persist.spread_start_ns >= (int64_t)(job->settings.persist_interval_s * 1e9);
+        return job->settings.persist_interval_s <= 0 || job->runs->spread_start_ns == 0 ||
+               now - job->runs->spread_start_ns >= (int64_t)(job->settings.persist_interval_s * 1e9);
 }
 
 /* Documents in storage may come from nodes of another run. */
@@ -438,7 +384,7 @@ static enum nebula_status commit_for_all(struct catalogue *catalogue, struct sto
         bool scanned;
 
         catalogue_lock(catalogue);
-        scanned = version->job->storage.is_scanned;
+        scanned = version->job->is_scanned;
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, version->job, error);
@@ -458,25 +404,25 @@ static enum nebula_status commit_for_all(struct catalogue *catalogue, struct sto
 /* Lock held. */
 static void show_covered(struct version *version, const struct coverage *coverage)
 {
-        if (!version->nodes.covered)
-                version->nodes.covered = calloc(version->world, 1);
-        for (uint32_t rank = 0; version->nodes.covered && coverage->count && rank < version->world; rank++)
-                version->nodes.covered[rank] = coverage->ranks[rank] != 0;
+        if (!version->nodes->covered)
+                version->nodes->covered = calloc(version->world, 1);
+        for (uint32_t rank = 0; version->nodes->covered && coverage->count && rank < version->world; rank++)
+                version->nodes->covered[rank] = coverage->ranks[rank] != 0;
 }
 
 static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
         struct committed committed = { 0 };
-        struct coverage *coverage = version->nodes.coverage ? version->nodes.coverage : coverage_new(version->world);
+        struct coverage *coverage = version->nodes->coverage ? version->nodes->coverage : coverage_new(version->world);
         struct captured own;
         struct store *store;
-        bool found, decide, persist = interval_passed(version->job, now) || version->persist.wanted;
-        int64_t waited = now - version->nodes.waiting_since_ns;
+        bool found, decide, persist = interval_passed(version->job, now) || version->wanted;
+        int64_t waited = now - version->nodes->waiting_since_ns;
         enum nebula_status status;
 
-        decide = version->nodes.leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
-        version->nodes.coverage = coverage;
+        decide = version->nodes->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
+        version->nodes->coverage = coverage;
         if (!world_describe(version, &own) || !coverage) {
                 captured_done(&own);
                 look_again(version, now);
@@ -500,14 +446,14 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         }
         catalogue_lock(catalogue);
         version->pins--;
-        if (coverage->nodes > version->nodes.heard) {
-                version->nodes.heard = coverage->nodes;
-                version->nodes.heard_ns = now;
+        if (coverage->nodes > version->nodes->heard) {
+                version->nodes->heard = coverage->nodes;
+                version->nodes->heard_ns = now;
         }
         show_covered(version, coverage);
         if (found) {
                 coverage_free(coverage);
-                version->nodes.coverage = NULL;
+                version->nodes->coverage = NULL;
         }
         captured_done(&own);
         if (status)
@@ -522,30 +468,30 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
 
 static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
 {
-        bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
+        bool open = version_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
 
-        if (version->nodes.to_give_up && version->nodes.poll_at_ns > now) {
-                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
+        if (version->nodes->to_give_up && version->nodes->poll_at_ns > now) {
+                *due = version->nodes->poll_at_ns < *due ? version->nodes->poll_at_ns : *due;
                 return false;
         }
-        if (version->nodes.to_give_up) {
+        if (version->nodes->to_give_up) {
                 write_given_up(catalogue, version);
                 return true;
         }
         if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
                 return world_tidy(catalogue, version, now, due);
-        if (!waits || (!open && version->persist.wanted && version->nodes.wanted_reported && !world_is_given_up(version, now)))
+        if (!waits || (!open && version->wanted && version->nodes->wanted_reported && !world_is_given_up(version, now)))
                 return false;
         if (!open && world_is_given_up(version, now)) {
                 log_event(LOG_LEVEL_WARN, "%s will not become durable: another node has dropped it, and a newer checkpoint is durable", version->tag);
                 version_forget_memory(catalogue, version);
                 return true;
         }
-        if (version->nodes.poll_at_ns > now && !(!open && version->persist.wanted && !version->nodes.report_failed)) {
-                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
+        if (version->nodes->poll_at_ns > now && !(!open && version->wanted && !version->nodes->report_failed)) {
+                *due = version->nodes->poll_at_ns < *due ? version->nodes->poll_at_ns : *due;
                 return false;
         }
-        if (version->nodes.to_announce)
+        if (version->nodes->to_announce)
                 announce(catalogue, version);
         else if (open)
                 look_for_commit(catalogue, version, now);
@@ -561,14 +507,14 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
         if (!job->persist_path[0])
                 return false; /* the nodes share no storage to exchange documents through */
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->nodes.spread && version->nodes.to_announce && version->nodes.poll_at_ns <= now_ns && commit_open(version))
+                if (version->is_spread && version->nodes->to_announce && version->nodes->poll_at_ns <= now_ns && version_open(version))
                         oldest = version; /* the list is newest first: the last one found was begun first */
         if (oldest) {
                 announce(catalogue, oldest);
                 return true;
         }
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->nodes.spread && work_on(catalogue, version, now_ns, due_ns))
+                if (version->is_spread && work_on(catalogue, version, now_ns, due_ns))
                         return true;
         return false;
 }

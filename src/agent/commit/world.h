@@ -29,18 +29,19 @@ void world_give_up(struct catalogue *catalogue, struct version *version);
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);
 /* One piece of work on the job. False when none is due; *due_ns is lowered to when the next is. Its worker only. */
 bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns);
-/* Call while this node waits for others to make a version durable, without the lock. A program that removed the tag may have removed the decision
- * that the others wait for: this writes it again. */
-void world_report_again(struct catalogue *catalogue, struct store *store, struct version *version);
-/* Describes the commit that this node has adopted, with `persist` if it wants the version durable. It has no ranks if an earlier agent
- * adopted it. Free it with committed_done. Lock held. */
-void world_describe_committed(const struct version *version, struct committed *ret_committed);
-/* NEBULA_NOT_FOUND: no node has decided on that writing. */
-enum nebula_status world_read_committed(struct store *store, const struct announce_of *of, struct committed *ret_committed, struct nebula_error *error);
-void world_fill_of(const struct version *version, struct announce_of *of);
-/* Writes "waits for ranks 2, 5 of 8"; empty if the version does not wait. */
-void world_missing(const struct version *version, char *text, size_t size);
-/* The pause in ns after `count` looks that found nothing new. */
-int64_t world_back_off(uint32_t count);
+/* Whether this node decides, and writes the manifest. */
+bool world_leads(const struct version *version);
+/* Since when this node waits for others, and when it last heard of one. */
+int64_t world_waiting_since_ns(const struct version *version);
+int64_t world_heard_ns(const struct version *version);
+/* When this node looks again, how often it has looked, and the next time, a longer pause later. */
+int64_t world_poll_at_ns(const struct version *version);
+uint32_t world_poll_count(const struct version *version);
+void world_look_later(struct version *version, int64_t now_ns);
+/* This node's share is in storage: the wait for the others begins. */
+void world_await(struct version *version);
+/* For the survival log: the sequence of the version's announcement; 0: it was not announced. An adopted version is announced again. */
+uint64_t world_announce_sequence(const struct version *version);
+void world_adopt(struct version *version, uint64_t announce_sequence, bool is_spread);
 
 #endif

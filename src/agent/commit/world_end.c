@@ -1,10 +1,12 @@
 #include <string.h>
 
 #include "agent/commit/commit.h"
-#include "agent/log.h"
-#include "agent/persist/storage.h"
+#include "agent/commit/node_documents.h"
+#include "agent/commit/slots_private.h"
 #include "agent/commit/world_private.h"
-#include "agent/persist/worker.h"
+#include "agent/log.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
 #include "os/os.h"
 
 #define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */
@@ -15,8 +17,8 @@
 static const struct version *newer_complete(const struct version *version)
 {
         for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && lifecycle_complete(other->life.state) && !(other->copies.is_remote && !strcmp(other->tag, version->tag)) &&
-                    other->sequence > (version->sequence ? version->sequence : version->nodes.announce_sequence))
+                if (other != version && lifecycle_complete(other->life.state) && !(other->is_remote && !strcmp(other->tag, version->tag)) &&
+                    other->sequence > (version->sequence ? version->sequence : version->nodes->announce_sequence))
                         return other;
         return NULL;
 }
@@ -29,16 +31,16 @@ bool world_cannot_complete(struct catalogue *catalogue, struct version *version,
 
         world_missing(version, missing, sizeof missing);
         if (!newer)
-                version->nodes.behind_ns = 0;
-        else if (!version->nodes.behind_ns)
-                version->nodes.behind_ns = now;
-        if (newer && now - version->nodes.behind_ns >= BEHIND_NS) {
+                version->nodes->behind_ns = 0;
+        else if (!version->nodes->behind_ns)
+                version->nodes->behind_ns = now;
+        if (newer && now - version->nodes->behind_ns >= BEHIND_NS) {
                 version_fail(catalogue, version, NEBULA_FAILED, "the checkpoint did not become complete (%s), and the newer \"%.150s\" did",
                              missing, newer->tag);
                 return true;
         }
         if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
-            now - version->nodes.waiting_since_ns > 2 * patience) {
+            now - version->nodes->waiting_since_ns > 2 * patience) {
                 version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
                              version->tag, missing);
                 return true;
@@ -49,7 +51,7 @@ bool world_cannot_complete(struct catalogue *catalogue, struct version *version,
 /* A flush usually comes soon after a version is complete, so the pause is a quarter of the version's age. */
 static int64_t wanted_delay(const struct version *version, int64_t now)
 {
-        int64_t delay = (now - version->nodes.waiting_since_ns) / 4;
+        int64_t delay = (now - version->nodes->waiting_since_ns) / 4;
 
         if (delay < WANTED_LEAST_NS)
                 return WANTED_LEAST_NS;
@@ -80,7 +82,7 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         struct committed decision;
         struct announce_of of;
         struct store *store;
-        bool wanted = version->persist.wanted, told = false;
+        bool wanted = version->wanted, told = false;
 
         world_describe_committed(version, &decision);
         decision.persist = false; /* as far as this node knows: adopt looks at the document */
@@ -91,14 +93,14 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
                 exchange(store, &of, wanted, &decision, &told, &error);
         catalogue_lock(catalogue);
         version->pins--;
-        if (!version->nodes.decided && decision.rank_count)
+        if (!version->nodes->decided && decision.rank_count)
                 world_keep_decision(version, &decision);
         committed_done(&decision);
-        version->nodes.wanted_reported = told;
-        version->nodes.report_failed = wanted && !told;
+        version->nodes->wanted_reported = told;
+        version->nodes->report_failed = wanted && !told;
         if (told)
-                worker_want(version);
-        version->nodes.poll_at_ns = now + (version->persist.wanted && !told ? WORLD_POLL_MOST_NS : version->persist.wanted ? 0 : wanted_delay(version, now));
+                version->wanted = true;
+        version->nodes->poll_at_ns = now + (version->wanted && !told ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
         catalogue_signal(catalogue);
 }
 
@@ -115,9 +117,9 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         char path[ANNOUNCE_PATH_MAX];
         size_t removed = 0;
 
-        snprintf(path, sizeof path, "%s", version->nodes.announced_more ? "" : version->nodes.announced);
+        snprintf(path, sizeof path, "%s", version->nodes->announced_more ? "" : version->nodes->announced);
         for (const struct version *other = version->job->versions; other; other = other->next)
-                in_use = in_use || (other != version && !other->copies.is_remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
+                in_use = in_use || (other != version && !other->is_remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
         version->pins++;
         catalogue_unlock(catalogue);
         if (described && !storage_open(catalogue, version->job, &store, NULL)) {
@@ -133,18 +135,18 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
 
 bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
 {
-        bool late = version->nodes.withdrawn;
+        bool late = version->nodes->withdrawn;
 
         if (!version->stored && !newer_complete(version))
                 return false;
-        if (late && version->nodes.poll_at_ns > now) {
-                *due = version->nodes.poll_at_ns < *due ? version->nodes.poll_at_ns : *due;
+        if (late && version->nodes->poll_at_ns > now) {
+                *due = version->nodes->poll_at_ns < *due ? version->nodes->poll_at_ns : *due;
                 return false;
         }
         /* before the commit, nodes wrote only documents of it */
-        version->nodes.spread = !late && !version->stored && version->sequence;
-        version->nodes.poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
-        version->nodes.withdrawn = true;
+        version->is_spread = !late && !version->stored && version->sequence;
+        version->nodes->poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
+        version->nodes->withdrawn = true;
         clean(catalogue, version, late);
         return true;
 }
@@ -153,6 +155,6 @@ bool world_is_given_up(const struct version *version, int64_t now)
 {
         const struct version *newer = newer_complete(version);
 
-        return version->persist.recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
-               now - version->nodes.waiting_since_ns > 2 * WANTED_POLL_NS;
+        return version_progress(version).recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
+               now - version->nodes->waiting_since_ns > 2 * WANTED_POLL_NS;
 }

@@ -2,13 +2,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/image_loan.h"
-#include "agent/memory/page_maker.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/log.h"
-#include "agent/memory/survival_log.h"
+#include "agent/memory/image_loan.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/page_maker.h"
 #include "agent/memory/spill.h"
-#include "agent/persist/worker.h"
+#include "agent/persist/progress.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -24,7 +26,7 @@ static enum nebula_status too_large(const struct catalogue *catalogue, const str
         return error_set(error, NEBULA_NO_MEMORY, 0,
                          "file \"%.150s\" needs %" PRIu64 " MiB, and the memory tier's budget is %" PRIu64
                          " MiB: raise NEBULA_MEMORY_BUFFER_SIZE", request->name, mib(memory_capacity(request->size)),
-                         catalogue->memory.budget >> 20);
+                         catalogue->memory->budget >> 20);
 }
 
 static enum nebula_status nothing_to_free(const struct catalogue *catalogue, const struct ipc_image *request,
@@ -32,14 +34,14 @@ static enum nebula_status nothing_to_free(const struct catalogue *catalogue, con
 {
         char lack[200];
 
-        memory_lacks(&catalogue->memory, lack, sizeof lack);
+        memory_lacks(catalogue->memory, lack, sizeof lack);
         if (lack[0])
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no image for file \"%.100s\": %s%s%.200s", request->name, lack,
                                  storage ? "; storage fails: " : "", storage ? storage->message : "");
         return error_set(error, NEBULA_NO_MEMORY, 0,
                          "file \"%.100s\" needs %" PRIu64 " MiB, and %" PRIu64 " of the memory tier's %" PRIu64
                          " MiB are in use by versions that must stay, %" PRIu64 " MiB are free on this machine%s%.200s", request->name,
-                         mib(memory_capacity(request->size)), catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
+                         mib(memory_capacity(request->size)), catalogue->memory->used >> 20, catalogue->memory->budget >> 20,
                          os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
 }
 
@@ -68,15 +70,15 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct version *t
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next) {
                         /* Its background copies will complete it; it can leave memory then. */
-                        if (version != target && commit_open(version) && version->loans && commit_parts_end(version))
+                        if (version != target && version_open(version) && version->loans && commit_parts_end(version))
                                 hope = true;
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
                             !job->persist_path[0])
                                 continue;
-                        if (version->persist.attempt)
-                                *ret_storage = &job->storage.error;
+                        if (version_progress(version).attempt)
+                                *ret_storage = job_progress(job).error;
                         else {
-                                worker_want(version);
+                                version->wanted = true;
                                 hope = true;
                         }
                 }
@@ -98,7 +100,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
 
         if (session->job->settings.on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
                 return NULL;
-        may_make = !session->job->storage.known.count;
+        may_make = !session->job->known.count;
         catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
         if (spill_create(session->job->persist_path, may_make, capacity, &image, &error))
@@ -107,8 +109,8 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
         waiting->no_spill = !image;
         if (image) {
                 image->job = session->job;
-                memory_add(&catalogue->memory, image);
-                worker_want(version); /* not only after the interval: until it is durable it does not survive the agent */
+                memory_add(catalogue->memory, image);
+                version->wanted = true; /* not only after the interval: until it is durable it does not survive the agent */
         }
         return image;
 }
@@ -120,9 +122,9 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
 {
         const struct nebula_error too_slow = { .message = "no version has become durable for too long (NEBULA_MEMORY_WAIT)" };
         const struct nebula_error *storage = NULL;
-        bool room_follows = memory_follows(&catalogue->memory);
+        bool room_follows = memory_follows(catalogue->memory);
 
-        if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
+        if (page_maker_discard(catalogue) || policy_reclaim(catalogue))
                 return NEBULA_OK;
         if (!room_follows && session->job->settings.on_full == NEBULA_ON_FULL_SKIP) {
                 nothing_to_free(catalogue, request, NULL, error);
@@ -135,7 +137,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                 return nothing_to_free(catalogue, request, storage ? storage : &too_slow, error);
         if (!waiting->said && !room_follows)
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
-                         catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
+                         catalogue->memory->used >> 20, catalogue->memory->budget >> 20);
         waiting->said = waiting->said || !room_follows;
         catalogue_signal_work(catalogue); /* the workers must see the new request */
         catalogue_wait(catalogue, &catalogue->moved, LOOK_AGAIN_MS);
@@ -164,39 +166,39 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
         enum nebula_status status;
         bool named;
 
-        if (capacity > catalogue->memory.budget) {
+        if (capacity > catalogue->memory->budget) {
                 *ret_image = stream(catalogue, session, version, capacity, waiting);
                 return *ret_image ? NEBULA_OK : too_large(catalogue, request, error);
         }
         for (;;) {
-                struct image *image = memory_take(&catalogue->memory, request->size, session->nonce, session->job);
+                struct image *image = memory_take(catalogue->memory, request->size, session->nonce, session->job);
 
                 if (image) { /* an image became free while this thread waited */
                         *ret_image = image;
                         return NEBULA_OK;
                 }
-                if (memory_reserve(&catalogue->memory, capacity, &named)) {
+                if (memory_reserve(catalogue->memory, capacity, &named)) {
                         catalogue_unlock(catalogue);
-                        status = memory_create(&catalogue->memory, capacity, named, &image, &full);
+                        status = memory_create(catalogue->memory, capacity, named, &image, &full);
                         catalogue_lock(catalogue);
                         if (!status) {
                                 image->job = session->job;
-                                memory_add(&catalogue->memory, image);
+                                memory_add(catalogue->memory, image);
                                 *ret_image = image;
                                 return NEBULA_OK;
                         }
                         /* The machine has less memory than the budget allows; freeing images may help. */
-                        memory_unreserve(&catalogue->memory, capacity);
-                        if (!page_maker_discard(catalogue) && !catalogue_reclaim(catalogue)) {
+                        memory_unreserve(catalogue->memory, capacity);
+                        if (!page_maker_discard(catalogue) && !policy_reclaim(catalogue)) {
                                 if (error)
                                         *error = full;
                                 return status;
                         }
                         continue;
                 }
-                if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
+                if (page_maker_discard(catalogue) || policy_reclaim(catalogue))
                         continue;
-                image = catalogue->memory.room_pending ? NULL : stream(catalogue, session, version, capacity, waiting);
+                image = catalogue->memory->room_pending ? NULL : stream(catalogue, session, version, capacity, waiting);
                 if (image) {
                         *ret_image = image;
                         return NEBULA_OK;
@@ -204,7 +206,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                 status = find_room(catalogue, session, version, request, given_up, argument, waiting, error);
                 if (status)
                         return status;
-                if (!commit_open(version))
+                if (!version_open(version))
                         return meanwhile(version, error);
         }
 }
@@ -215,7 +217,7 @@ static void refuse(struct catalogue *catalogue, struct image *image)
         if (!image)
                 return;
         memory_hold(image);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
 }
 
 enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *session, const struct ipc_image *request,
@@ -249,21 +251,21 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
                 }
                 *ret_version = version;
                 /* One version is being written, so one fewer older version stays; the images of the others are used again. */
-                catalogue_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
+                policy_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
                 if (!image)
-                        image = memory_take(&catalogue->memory, request->size, session->nonce, job);
+                        image = memory_take(catalogue->memory, request->size, session->nonce, job);
                 if (image)
                         break;
                 if (!given_up)
                         return NEBULA_OK;
                 version->pins++;
-                catalogue->memory.wanting++;
+                catalogue->memory->wanting++;
                 status = new_image(catalogue, session, version, request, given_up, argument, &waiting, &image, error);
-                catalogue->memory.wanting--;
+                catalogue->memory->wanting--;
                 version->pins--;
                 if (!status)
                         status = meanwhile(version, error);
-        } while (!status && !commit_open(version));
+        } while (!status && !version_open(version));
         if (!status)
                 *ret_loan = commit_loan(catalogue, session, version, request, image, error);
         if (*ret_loan)
@@ -278,7 +280,7 @@ void image_loan_record(struct catalogue *catalogue, uint64_t version_id)
 
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
-        if (version && commit_open(version))
-                survival_log_write(catalogue, version);
+        if (version && version_open(version))
+                version_mark(catalogue, version);
         catalogue_unlock(catalogue);
 }

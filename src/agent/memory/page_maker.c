@@ -1,5 +1,7 @@
 /* Makes and gives back pages of the memory tier in the background. */
 #include "agent/background.h"
+#include "agent/catalogue/memory_policy.h"
+#include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
 #include "os/os.h"
 
@@ -19,21 +21,21 @@ struct join {
 
 bool page_maker_discard(struct catalogue *catalogue)
 {
-        struct image *image = memory_next_doomed(&catalogue->memory);
+        struct image *image = memory_next_doomed(catalogue->memory);
         uint64_t capacity;
 
         if (!image)
                 return false;
-        catalogue->memory.room_pending++;
+        catalogue->memory->room_pending++;
         while (image) {
                 capacity = memory_taken(image);
                 catalogue_unlock(catalogue);
-                memory_release(&catalogue->memory, image);
+                memory_release(catalogue->memory, image);
                 catalogue_lock(catalogue);
-                memory_unreserve(&catalogue->memory, capacity);
-                image = memory_next_doomed(&catalogue->memory);
+                memory_unreserve(catalogue->memory, capacity);
+                image = memory_next_doomed(catalogue->memory);
         }
-        catalogue->memory.room_pending--;
+        catalogue->memory->room_pending--;
         pthread_cond_broadcast(&catalogue->moved);
         return true;
 }
@@ -46,37 +48,37 @@ static void prefault(void *image)
 /* Makes one spare image. False: none is needed, or a save needs the room. */
 static bool make_spare(struct catalogue *catalogue)
 {
-        if (catalogue->memory.wanting)
+        if (catalogue->memory->wanting)
                 return false; /* otherwise it would take the memory that the save has just freed, again and again */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
-                uint64_t capacity = job->spare_due ? catalogue_spare_bytes(catalogue, job) : 0;
+                uint64_t capacity = job->spare_due ? policy_spare_bytes(catalogue, job) : 0;
                 struct image *image;
                 enum nebula_status status;
                 void *data;
                 bool named;
 
-                if (!capacity || !memory_reserve(&catalogue->memory, capacity, &named)) {
+                if (!capacity || !memory_reserve(catalogue->memory, capacity, &named)) {
                         job->spare_due = false;
                         continue;
                 }
-                catalogue->memory.room_pending++;
+                catalogue->memory->room_pending++;
                 job->pins++;
                 catalogue_unlock(catalogue);
-                status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
+                status = memory_create(catalogue->memory, capacity, named, &image, NULL);
                 if (!status)
                         memory_map(image, &data, NULL);
                 catalogue_lock(catalogue);
                 job->pins--;
-                catalogue->memory.room_pending--;
+                catalogue->memory->room_pending--;
                 pthread_cond_broadcast(&catalogue->moved);
                 if (status) {
-                        memory_unreserve(&catalogue->memory, capacity);
+                        memory_unreserve(catalogue->memory, capacity);
                         job->spare_due = false;
                         continue;
                 }
                 image->job = job;
                 image->faulting = true;
-                memory_add(&catalogue->memory, image); /* listed first, so that a save that comes now has at least some pages ready */
+                memory_add(catalogue->memory, image); /* listed first, so that a save that comes now has at least some pages ready */
                 catalogue_unlock(catalogue);
                 background_run(prefault, image);
                 catalogue_lock(catalogue);
@@ -100,10 +102,10 @@ static void join(void *argument)
 
 bool page_maker_join(struct catalogue *catalogue, int64_t *join_at_ns)
 {
-        struct join work = { .image = catalogue_small_image(catalogue) };
+        struct join work = { .image = policy_small_image(catalogue) };
         uint64_t left;
 
-        catalogue->memory.joining = work.image != NULL;
+        catalogue->memory->joining = work.image != NULL;
         if (!work.image || os->now_ns() < *join_at_ns)
                 return false;
         left = memory_join_size(work.image) - work.image->joined;
@@ -124,7 +126,7 @@ static int64_t until_ms(const struct catalogue *catalogue, int64_t join_at_ns)
 {
         int64_t left_ns = join_at_ns - os->now_ns();
 
-        return !catalogue->memory.joining ? -1 : left_ns > 0 ? left_ns / 1000000 + 1 : 0;
+        return !catalogue->memory->joining ? -1 : left_ns > 0 ? left_ns / 1000000 + 1 : 0;
 }
 
 void *page_maker_main(void *argument)

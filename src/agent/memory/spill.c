@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/memory/spill.h"
 #include "base/conf.h"
 #include "base/error.h"

@@ -4,7 +4,11 @@
 #include <string.h>
 
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/slots_private.h"
 #include "agent/memory/survival_log.h"
 #include "agent/memory/survival_record.h"
 #include "os/os.h"
@@ -16,65 +20,73 @@ static void lose_log(struct version *version, int result)
 {
         log_event(LOG_LEVEL_WARN, "%s would not survive the agent, because its survival log cannot be written to the "
                   "memory directory: %s", version->tag, os_error_text(result));
-        version->survival.bytes = 0;
+        version->survival->bytes = 0;
+}
+
+static void remove_log(struct catalogue *catalogue, struct version *version)
+{
+        if (!version->survival->is_logged)
+                return;
+        memory_files_remove(catalogue->memory, version->survival->file, version->id, ".version");
+        memory_file_drop(version->survival->file);
+        version->survival->file = NULL;
+        version->survival->is_logged = false;
+        version->survival->bytes = 0;
 }
 
 void survival_log_write(struct catalogue *catalogue, struct version *version)
 {
-        struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !commit_open(version) };
+        struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !version_open(version) };
         size_t size;
         bool appends;
 
-        if (!catalogue->memory.directory[0] || !version->in_memory)
+        if (!catalogue->memory->directory[0] || version->survival->is_forgotten)
                 return;
-        if (version->ancestry.gives_way && version->life.state == NEBULA_STATE_FAILED) {
-                survival_log_remove(catalogue, version); /* the next agent must not take it for the newest generation of its tag */
+        /* The next agent must not take a version that gave way for the newest generation of its tag. */
+        if (!version->in_memory || (version->gives_way && version->life.state == NEBULA_STATE_FAILED)) {
+                remove_log(catalogue, version);
                 return;
         }
-        appends = version->survival.bytes && version->survival.bytes < LOG_GROWS_TO + 2 * version->survival.begun_bytes;
-        if (!version->survival.file)
-                version->survival.file = memory_file_new();
+        if (version->files_changed)
+                version->survival->file_count = 0;
+        version->files_changed = false;
+        appends = version->survival->bytes && version->survival->bytes < LOG_GROWS_TO + 2 * version->survival->begun_bytes;
+        if (!version->survival->file)
+                version->survival->file = memory_file_new();
         task.kind = appends ? MEMORY_FILE_APPEND : MEMORY_FILE_REPLACE;
-        task.file = version->survival.file;
-        task.offset = appends ? version->survival.bytes : 0;
-        task.data = version->survival.file ? survival_record_format(version, appends ? version->survival.file_count : 0, &size) : NULL;
+        task.file = version->survival->file;
+        task.offset = appends ? version->survival->bytes : 0;
+        task.data = version->survival->file ? survival_record_format(version, appends ? version->survival->file_count : 0, &size) : NULL;
         task.size = task.data ? size : 0;
-        if (!task.data || !memory_files_add(&catalogue->memory, &task)) {
+        if (!task.data || !memory_files_add(catalogue->memory, &task)) {
                 lose_log(version, -ENOMEM);
                 return;
         }
-        version->survival.begun_bytes = appends ? version->survival.begun_bytes : size;
-        version->survival.bytes = task.offset + size;
-        version->survival.file_count = version->file_count;
-        version->survival.is_logged = true;
+        version->survival->begun_bytes = appends ? version->survival->begun_bytes : size;
+        version->survival->bytes = task.offset + size;
+        version->survival->file_count = version->file_count;
+        version->survival->is_logged = true;
 }
 
-void survival_log_restate(struct version *version)
+void survival_log_forget(struct catalogue *catalogue)
 {
-        version->survival.file_count = 0;
-}
-
-void survival_log_remove(struct catalogue *catalogue, struct version *version)
-{
-        if (!version->survival.is_logged)
-                return;
-        memory_files_remove(&catalogue->memory, version->survival.file, version->id, ".version");
-        memory_file_drop(version->survival.file);
-        version->survival.file = NULL;
-        version->survival.is_logged = false;
-        version->survival.bytes = 0;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next) {
+                        remove_log(catalogue, version);
+                        version->survival->is_forgotten = true;
+                }
 }
 
 void survival_log_mend(struct catalogue *catalogue, const struct memory_file_task *failed)
 {
-        struct version *version = catalogue_version(catalogue, failed->id);
+        struct version *version = failed->file ? catalogue_version(catalogue, failed->id) : NULL;
 
-        if (!version || version->survival.file != failed->file)
+        if (!version || version->survival->file != failed->file)
                 return;
         if (failed->kind == MEMORY_FILE_REPLACE) {
                 lose_log(version, failed->result);
-        } else if (version->survival.bytes) {
-                version->survival.bytes = 0;
+        } else if (version->survival->bytes) {
+                version->survival->bytes = 0;
                 survival_log_write(catalogue, version);
         }
 }
@@ -132,12 +144,12 @@ static void remove_debris(struct catalogue *catalogue, const char *name)
         uint64_t id;
 
         if (memory_image_name(name, ".img", &id)) {
-                if (memory_find(&catalogue->memory, id))
+                if (memory_find(catalogue->memory, id))
                         return;
         } else if (!memory_image_name(name, ".tmp", &id)) {
                 return;
         }
-        if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory.directory, name) >= sizeof path)
+        if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory->directory, name) >= sizeof path)
                 return;
         if (!os->stat(path, false, &stat) && stat.kind == OS_KIND_FILE && stat.uid == os->uid() && !os->unlink(path))
                 log_event(LOG_LEVEL_INFO, "removed %s, the rest of an interrupted save", name);
@@ -152,13 +164,13 @@ static bool each_name(struct catalogue *catalogue, bool notes)
         uint64_t id;
         int result;
 
-        if (os->opendir(catalogue->memory.directory, &dir) < 0)
+        if (os->opendir(catalogue->memory->directory, &dir) < 0)
                 return false;
         while ((result = os->readdir(dir, name, sizeof name)) > 0) {
                 if (!notes) {
                         remove_debris(catalogue, name);
                 } else if (memory_image_name(name, ".version", &id)) {
-                        memory_path(&catalogue->memory, id, ".version", path);
+                        memory_path(catalogue->memory, id, ".version", path);
                         all = adopt_log(catalogue, path, id) && all;
                 }
         }
@@ -168,7 +180,7 @@ static bool each_name(struct catalogue *catalogue, bool notes)
 
 bool survival_log_rival_has(const struct catalogue *catalogue, const char *persist_path)
 {
-        const char *directory = catalogue->memory.rival_directory;
+        const char *directory = catalogue->memory->rival_directory;
         char name[300], path[MEMORY_PATH_MAX + 300], *data;
         struct os_dir *dir;
         bool found = false;
@@ -192,23 +204,23 @@ void survival_log_adopt_all(struct catalogue *catalogue)
 {
         bool all;
 
-        if (!catalogue->memory.directory[0])
+        if (!catalogue->memory->directory[0])
                 return;
         all = each_name(catalogue, true);
         if (!all)
-                log_event(LOG_LEVEL_WARN, "not all of %s could be read: files that were not adopted stay there", catalogue->memory.directory);
+                log_event(LOG_LEVEL_WARN, "not all of %s could be read: files that were not adopted stay there", catalogue->memory->directory);
         /* Images of refused logs are still listed and have no users. */
-        for (struct image *image = catalogue->memory.images, *next; image; image = next) {
+        for (struct image *image = catalogue->memory->images, *next; image; image = next) {
                 next = image->next;
                 image->exposed = true; /* an earlier agent may have handed it to a loader */
                 if (!image->users && all)
-                        memory_doom(&catalogue->memory, image);
+                        memory_doom(catalogue->memory, image);
                 else if (!image->users)
-                        memory_leave(&catalogue->memory, image);
+                        memory_leave(catalogue->memory, image);
         }
         if (all)
                 each_name(catalogue, false);
-        memory_measure(&catalogue->memory); /* the adopted images take space that was not free before */
+        memory_measure(catalogue->memory); /* the adopted images take space that was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);
         catalogue_lock(catalogue);
@@ -222,7 +234,7 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
         /* The agent cannot see this trainer's process; its next request shows that it lives. */
         int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
 
-        for (size_t i = 0; i < version->part_count && commit_open(version); i++) {
+        for (size_t i = 0; i < version->part_count && version_open(version); i++) {
                 const struct part *part = &version->parts[i];
                 size_t before = version->part_count;
 
@@ -237,9 +249,9 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
                 if (version->part_count < before)
                         i--;
         }
-        if (commit_open(version))
+        if (version_open(version))
                 commit_check(catalogue, version);
-        if (commit_open(version) && !version->nodes.spread && !*waiting && !catalogue_session_count(catalogue, version->job))
+        if (version_open(version) && !version->is_spread && !*waiting && !catalogue_session_count(catalogue, version->job))
                 version_fail(catalogue, version, NEBULA_FAILED, "all trainers ended before checkpoint \"%s\" was complete",
                              version->tag);
         return true;
@@ -254,7 +266,7 @@ bool survival_log_check_owners(struct catalogue *catalogue)
                         bool waiting = false;
 
                         next = version->next_live;
-                        if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
+                        if (!version->adopted || !version_open(version) || !check_owners(catalogue, version, &waiting))
                                 continue;
                         any = any || waiting;
                         next = version->next_live; /* completing this version may have forgotten the next one */

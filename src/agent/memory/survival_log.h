@@ -17,11 +17,10 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* Lock held. catalogue_unlock writes what these describe (memory_files.h). */
+/* Lock held. Describes a marked version, or removes its log if it has left memory. catalogue_unlock writes that (memory_files.h). */
 void survival_log_write(struct catalogue *catalogue, struct version *version);
-/* Lock held. The recorded state of the version's files has changed: the next survival_log_write describes all of them again. */
-void survival_log_restate(struct version *version);
-void survival_log_remove(struct catalogue *catalogue, struct version *version);
+/* Lock held. Removes the logs of all versions, for good: the agent ends and gives its memory back. */
+void survival_log_forget(struct catalogue *catalogue);
 /* Whether another agent holds the memory directory and has versions of this storage path there. Call without the lock. */
 bool survival_log_rival_has(const struct catalogue *catalogue, const char *persist_path);
 /* Lock held. Call for each task of a log that failed: the log begins anew, unless the task was to begin it. */

@@ -4,11 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/clients/location.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/clients/location.h"
+#include "agent/commit/world.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/slots_private.h"
 #include "agent/memory/survival_record.h"
+#include "agent/persist/progress.h"
+#include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
@@ -116,11 +121,11 @@ static void put_job(char **at, const struct job *job)
         put_u32(at, job->settings.world);
         put_u32(at, job->settings.local_world);
         put_text(at, job->spelling);
-        put_text(at, job->runs.newest);
-        put_u64(at, job->runs.has_newest ? job->runs.begun_sequence : 0);
+        put_text(at, ancestry_newest(job));
+        put_u64(at, ancestry_begun(job));
         put_u32(at, job->settings.umask);
         put_u32(at, job->settings.group);
-        put_u32(at, job->storage.mount_length);
+        put_u32(at, storage_mount_length(job));
 }
 
 /* 0: not known. Records that say nothing of it have 0 there, too. */
@@ -143,25 +148,25 @@ static void set_tier(struct lineage_base *base, uint32_t flags)
 /* A version that only storage failed is complete, and the next agent tries to persist it again. */
 static void put_version(char **at, const struct version *version)
 {
-        bool given_up = version->persist.failed_by_storage;
+        bool given_up = version->failed_by_storage;
 
         put_text(at, version->tag);
         put_text(at, version->run);
         put_u64(at, version->generation);
         put_u64(at, version->sequence);
         put_u64(at, (uint64_t)version->file_goal);
-        put_u64(at, version->nodes.writing);
-        put_u64(at, version->nodes.announce_sequence);
+        put_u64(at, version->writing);
+        put_u64(at, world_announce_sequence(version));
         put_line(at, &version->line);
         put_u64(at, version->base.read_at);
         put_u64(at, (uint64_t)version->base.step);
         put_line(at, &version->base.line);
         put_u64(at, ancestry_base(version));
-        put_u64(at, version->ancestry.carries_from);
+        put_u64(at, ancestry_carries_from(version));
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
-        put_u8(at, (uint8_t)((version->nodes.spread ? SPREAD : 0) | (version->persist.wanted ? WANTED : 0) | tier_flags(&version->base)));
+        put_u8(at, (uint8_t)((version->is_spread ? SPREAD : 0) | (version->wanted ? WANTED : 0) | tier_flags(&version->base)));
 }
 
 /* The id of the pid namespace of this agent; 0: /proc does not tell. */
@@ -228,13 +233,14 @@ static void put_unfinished(char **at, const struct unfinished *list)
 /* An upper bound of the record's size. */
 static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_loan_count)
 {
+        const struct unfinished *uploads = progress_uploads(version);
         size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 5 * IPC_NAME_MAX;
 
         *ret_loan_count = 0;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
                 ++*ret_loan_count;
-        for (size_t i = 0; i < version->persist.unfinished.count; i++)
-                size += FILE_BYTES + strlen(version->persist.unfinished.uploads[i].key) + strlen(version->persist.unfinished.uploads[i].text);
+        for (size_t i = 0; i < uploads->count; i++)
+                size += FILE_BYTES + strlen(uploads->uploads[i].key) + strlen(uploads->uploads[i].text);
         return size + version->part_count * PART_BYTES + (version->file_count - first_file + *ret_loan_count) * (FILE_BYTES + IPC_NAME_MAX);
 }
 
@@ -253,7 +259,7 @@ void *survival_record_format(const struct version *version, size_t first_file, s
         head.files_at = (uint64_t)(at - data);
         put_files(&at, version, first_file);
         put_loans(&at, version, loan_count);
-        put_unfinished(&at, &version->persist.unfinished);
+        put_unfinished(&at, progress_uploads(version));
         head.size = (size_t)(at - data) + CRC_BYTES;
         memcpy(data, &head, sizeof head);
         put_u64(&at, sum_crc64(0, data, (size_t)(at - data)));
@@ -395,14 +401,14 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                 else
                         reader->wrong = no_memory;
                 if (job)
-                        job->storage.is_remover = true; /* the agent before may have been, and may not have ended its removals */
+                        job->is_remover = true; /* the agent before may have been, and may not have ended its removals */
         }
         if (job && rule_count > 1 && rule_count > job->settings.awaited_rules) {
                 job->settings.awaited_rules = rule_count;
                 job->settings.rule_count = 0;
         }
-        if (job && !job->storage.mount_length && !strcmp(job->persist_path, settings->persist_path) && mount_length <= strlen(job->persist_path))
-                job->storage.mount_length = mount_length;
+        if (job && !strcmp(job->persist_path, settings->persist_path))
+                storage_adopt_mount(job, mount_length);
         if (job && begun)
                 ancestry_adopt(job, newest_run, begun);
 done:
@@ -456,8 +462,8 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
         id = get_u64(reader, UINT64_MAX);
         if (reader->wrong || !id)
                 return NULL;
-        image = memory_find(&catalogue->memory, id);
-        if (!image && memory_adopt(&catalogue->memory, id, &image, &error)) {
+        image = memory_find(catalogue->memory, id);
+        if (!image && memory_adopt(catalogue->memory, id, &image, &error)) {
                 reader->wrong = error.status == NEBULA_CORRUPT ? "names an image that is not there" : no_image;
                 return NULL;
         }
@@ -595,6 +601,7 @@ static void get_all_files(struct catalogue *catalogue, const struct chain *chain
 
 static void get_version(struct reader *reader, struct version *version)
 {
+        uint64_t announce_sequence, base_sequence;
         enum nebula_state state;
         uint8_t flags;
         double at;
@@ -603,21 +610,21 @@ static void get_version(struct reader *reader, struct version *version)
         version->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
         version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
-        version->nodes.writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
-        version->nodes.announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         get_line(reader, &version->line);
         version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->base.step = (int64_t)get_u64(reader, INT64_MAX);
         get_line(reader, &version->base.line);
-        version->ancestry.base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
-        version->ancestry.carries_from = get_u64(reader, UINT64_MAX);
+        base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        ancestry_restore(version, base_sequence, get_u64(reader, UINT64_MAX));
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
         flags = get_u8(reader, SPREAD | WANTED | TIER_MASK);
         set_tier(&version->base, flags);
-        version->nodes.spread = version->nodes.to_announce = flags & SPREAD;
-        version->persist.wanted = flags & WANTED;
+        world_adopt(version, announce_sequence, flags & SPREAD);
+        version->wanted = flags & WANTED;
         lifecycle_init(&version->life, state, at);
         if (!reader->wrong && state == NEBULA_STATE_FAILED)
                 reader->wrong = "describes a version that had failed";
@@ -629,6 +636,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
                                         struct nebula_error *error)
 {
         struct chain chain = find_chain(data, size);
+        struct unfinished uploads = { 0 };
         struct reader reader;
         struct version *version;
         struct job *job;
@@ -645,25 +653,26 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         if (!version)
                 return NEBULA_NO_MEMORY;
         version->id = id;
-        version->survival.file = memory_file_new();
-        version->adopted = version->in_memory = version->survival.is_logged = true;
-        if (!version->survival.file)
+        version->survival->file = memory_file_new();
+        version->adopted = version->in_memory = version->survival->is_logged = true;
+        if (!version->survival->file)
                 reader.wrong = no_memory;
         get_version(&reader, version);
-        version->adopted_ns = version->nodes.waiting_since_ns = version->nodes.heard_ns = os->now_ns();
+        version->adopted_ns = os->now_ns();
         get_parts(&reader, version);
         get_all_files(catalogue, &chain, &reader, version);
         get_loans(catalogue, &reader, version);
-        get_unfinished(&reader, &version->persist.unfinished);
+        get_unfinished(&reader, &uploads);
+        progress_adopt(version, &uploads);
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than its contents";
         if (reader.wrong) {
-                version->survival.is_logged = false; /* the caller removes the log */
+                version->survival->is_logged = false; /* the caller removes the log */
                 version_free(catalogue, version);
                 return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
-        commit_saw_sequence(job, version->sequence);
+        job_saw_sequence(job, version->sequence);
         log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
                   nebula_state_name(version->life.state), version_size(version) >> 20);
         return NEBULA_OK;

@@ -2,10 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/catalogue/retention.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica_private.h"
-#include "agent/catalogue/retention.h"
+#include "agent/peers/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"
@@ -220,8 +222,8 @@ bool replica_serves(const struct session *session, const struct version *version
 {
         struct share share;
 
-        if (!version->copies.is_remote || !session)
-                return version->copies.is_remote;
+        if (!version->is_remote || !session)
+                return version->is_remote;
         share = share_of(session, version->job);
         if (version->world <= share.count)
                 return true;
@@ -290,7 +292,7 @@ static struct version *own_share(const struct job *job, const struct peer_copy *
 {
         struct version *own = job->versions;
 
-        while (own && (own->copies.is_remote || !(copy_is_of(copy, own->tag, own->generation, own->sequence) ||
+        while (own && (own->is_remote || !(copy_is_of(copy, own->tag, own->generation, own->sequence) ||
                                         (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
                 own = own->next;
         return own;
@@ -302,7 +304,7 @@ static void put_behind(struct version *version, struct version *own)
 {
         struct job *job = version->job;
 
-        version->nodes.writing = own->nodes.writing;
+        version->writing = own->writing;
         job->versions = version->next;
         version->next = own->next;
         own->next = version;
@@ -336,24 +338,24 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
 {
         struct version *version = job->versions, *own;
 
-        while (version && !(version->copies.is_remote && copy_is_of(best, version->tag, version->generation, version->sequence)))
+        while (version && !(version->is_remote && copy_is_of(best, version->tag, version->generation, version->sequence)))
                 version = version->next;
         if (!version) {
                 version = version_new(catalogue, job, best->tag, error);
                 if (!version)
                         return NULL;
-                version->copies.is_remote = version->recorded = true;
+                version->is_remote = version->recorded = true;
                 version->generation = best->generation;
                 version->sequence = best->sequence;
                 version->line = best->line;
                 version->world = best->world;
                 strcpy(version->run, best->run);
-                version->nodes.writing = 0; /* no version of this node, or the same */
+                version->writing = 0; /* no version of this node, or the same */
                 own = own_share(job, best);
                 if (own)
                         put_behind(version, own);
                 lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
-                commit_saw_sequence(job, best->sequence);
+                job_saw_sequence(job, best->sequence);
         }
         for (size_t i = 0; i < peers->count; i++)
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {
@@ -362,8 +364,8 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                         for (size_t k = 0; copy_is_of(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
                                 learn_file(version, &copy->files[k]);
                 }
-        if (version->copies.world_heard < peers->count)
-                version->copies.world_heard = (uint32_t)peers->count;
+        if (version->copies->world_heard < peers->count)
+                version->copies->world_heard = (uint32_t)peers->count;
         return version;
 }
 
@@ -379,7 +381,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        asked = replica && job->copies.count;
+        asked = replica && job->settings.replica_count;
         share = share_of(session, job);
         catalogue_unlock(catalogue);
         if (!asked)
@@ -412,7 +414,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         bool asked;
 
         catalogue_lock(catalogue);
-        asked = replica && job->copies.count;
+        asked = replica && job->settings.replica_count;
         for (const struct version *version = job->versions; version && asked; version = version->next)
                 asked = !version_whole_in_memory(version);
         catalogue_unlock(catalogue);
@@ -452,9 +454,9 @@ static bool may_gather(const struct version *version)
 {
         const struct job *job = version->job;
 
-        if (!job->copies.count || version->stored || !version->sequence)
+        if (!job->settings.replica_count || version->stored || !version->sequence)
                 return false;
-        return version->copies.is_remote || (version->nodes.spread && (is_small(job) || version->life.state == NEBULA_STATE_FAILED));
+        return version->is_remote || (version->is_spread && (is_small(job) || version->life.state == NEBULA_STATE_FAILED));
 }
 
 bool replica_gather(struct catalogue *catalogue, struct version *version)
@@ -502,7 +504,7 @@ bool replica_locate(struct catalogue *catalogue, struct version *version, const 
         struct peer_copies *peers;
         struct peer_listing kept;
 
-        if (!replica || !version->job->copies.count || !version->in_memory || !is_small(version->job))
+        if (!replica || !version->job->settings.replica_count || !version->in_memory || !is_small(version->job))
                 return false;
         version->pins++;
         catalogue_unlock(catalogue);
@@ -528,7 +530,7 @@ const struct version *replica_rest(const struct version *version)
 {
         const struct version *other = version->sequence ? version->job->versions : NULL;
 
-        while (other && !(other->copies.is_remote != version->copies.is_remote && (other->copies.is_remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
+        while (other && !(other->is_remote != version->is_remote && (other->is_remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
                           version_is(other, version->generation, version->sequence)))
                 other = other->next;
         return other;
@@ -547,9 +549,9 @@ bool replica_gathered_all(const struct version *version)
         const struct version *rest = replica_rest(version);
         uint32_t local_world = version->job->settings.local_world ? version->job->settings.local_world : 1;
 
-        if (!rest || !rest->copies.is_remote)
+        if (!rest || !rest->is_remote)
                 return false;
-        if ((uint64_t)rest->copies.world_heard * local_world >= version->world)
+        if ((uint64_t)rest->copies->world_heard * local_world >= version->world)
                 return true;
         for (uint32_t rank = 0; rank < version->world; rank++)
                 if (!has_file_of(version, rank) && !has_file_of(rest, rank))

@@ -4,8 +4,11 @@
 #include <string.h>
 
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/share.h"
+#include "agent/peers/slots_private.h"
+#include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -120,7 +123,7 @@ static enum nebula_status send_keep(struct replica *replica, struct channel *cha
                 count++;
         keep.ids = calloc(count + 1, sizeof *keep.ids);
         for (const struct version *version = channel->job->versions; keep.ids && version && keep.count < most; version = version->next)
-                if (version->in_memory && (version->id == newest || version->copies.nonces[channel->index] == channel->peer->hello.nonce))
+                if (version->in_memory && (version->id == newest || version->copies->nonces[channel->index] == channel->peer->hello.nonce))
                         keep.ids[keep.count++] = version->id;
         catalogue_unlock(catalogue);
         status = keep.ids ? peer_keep_format(&keep, &text, &size, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list");

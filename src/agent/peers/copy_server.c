@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/copy_server_private.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/peers/copy_server_private.h"
+#include "agent/peers/slots_private.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -183,7 +185,7 @@ enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node
         server->catalogue = catalogue;
         server->listen_fd = -1;
         server->hold_ns = PEER_SILENCE_MS * INT64_C(1000000);
-        server->budget = catalogue->memory.budget / 2;
+        server->budget = catalogue->memory->budget / 2;
         if (text)
                 status = conf_parse_size("NEBULA_PEER_MEMORY", text, &server->budget, error);
         if (status) {
@@ -251,7 +253,7 @@ enum nebula_status copy_server_open(struct copy_server *server, struct member *r
 static bool has_job(const struct catalogue *catalogue, const char *identity)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (strcmp(job->copies.identity, identity))
+                if (strcmp(job->copies->identity, identity))
                         continue;
                 if (catalogue_session_count(catalogue, job))
                         return true;

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/copy_server_private.h"
+#include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
+#include "agent/peers/copy_server_private.h"
+#include "agent/peers/slots_private.h"
 #include "base/error.h"
 
 static size_t piece_count(uint64_t size)
@@ -34,17 +36,17 @@ static void copy_free(struct copy_server *server, struct copy *copy)
         if (!copy)
                 return;
         catalogue_lock(catalogue);
-        catalogue->memory.room_pending++;
+        catalogue->memory->room_pending++;
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < copy->what.file_count; i++) {
                 if (copy->images && copy->images[i])
-                        memory_release(&catalogue->memory, copy->images[i]);
+                        memory_release(catalogue->memory, copy->images[i]);
                 if (copy->chunks)
                         free(copy->chunks[i]);
         }
         catalogue_lock(catalogue);
-        memory_unreserve(&catalogue->memory, copy->capacity);
-        catalogue->memory.room_pending--;
+        memory_unreserve(catalogue->memory, copy->capacity);
+        catalogue->memory->room_pending--;
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
         free(copy->images);
@@ -133,7 +135,7 @@ bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer)
 
 static bool is_of_job(const struct copy *copy, const struct job *job)
 {
-        return !copy->dropped && *job->copies.identity && !strcmp(copy->identity, job->copies.identity) && !strcmp(copy->job, job->name) &&
+        return !copy->dropped && *job->copies->identity && !strcmp(copy->identity, job->copies->identity) && !strcmp(copy->job, job->name) &&
                (!strcmp(copy->path, job->spelling) || !strcmp(copy->path, job->persist_path));
 }
 
@@ -184,7 +186,7 @@ static enum nebula_status fill_copy(struct copy_server *server, struct copy *cop
 
                 if (!file->held)
                         continue;
-                status = memory_create(&server->catalogue->memory, memory_capacity(file->size), false, &copy->images[i], error);
+                status = memory_create(server->catalogue->memory, memory_capacity(file->size), false, &copy->images[i], error);
                 if (!status)
                         status = memory_map(copy->images[i], &data, error);
                 if (!status)
@@ -216,7 +218,7 @@ struct copy *copy_server_copy_new(struct copy_server *server, const struct peer 
         if (fits) {
                 catalogue_lock(catalogue);
                 do
-                        reserved = memory_reserve(&catalogue->memory, capacity, &named);
+                        reserved = memory_reserve(catalogue->memory, capacity, &named);
                 while (!reserved && page_maker_discard(catalogue));
                 catalogue_unlock(catalogue);
         }

@@ -3,20 +3,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
 #include "agent/peers/share.h"
+#include "agent/peers/slots_private.h"
+#include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
 
 static bool is_for(const struct job *job, const struct peer *peer)
 {
-        return *job->copies.identity && !strcmp(job->copies.identity, peer->key.identity) && !strcmp(job->name, peer->hello.job) &&
+        return *job->copies->identity && !strcmp(job->copies->identity, peer->key.identity) && !strcmp(job->name, peer->hello.job) &&
                (!strcmp(job->spelling, peer->hello.path) || !strcmp(job->persist_path, peer->hello.path));
 }
 
 static bool is_shown(const struct version *version)
 {
-        return version->in_memory && !version->copies.is_remote && (lifecycle_complete(version->life.state) || version->persist.failed_by_storage);
+        return version->in_memory && !version->is_remote && (lifecycle_complete(version->life.state) || version->failed_by_storage);
 }
 
 enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_listing *listing, size_t room, struct nebula_error *error)

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/peers/copy_server_private.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/peers/copy_server_private.h"
 #include "base/error.h"
 
 static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_error *error)

@@ -29,8 +29,8 @@
 #include <stdbool.h>
 
 #include "ipc/ipc.h"
-#include "store/line.h"
 #include "nebula.h"
+#include "store/line.h"
 
 #define PEER_MAGIC 0x5042454eu /* "NEBP" */
 #define PEER_VERSION 1u

@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/log.h"
 #include "agent/peers/placement.h"
 #include "agent/peers/replica_private.h"
+#include "agent/peers/slots_private.h"
 #include "agent/persist/storage.h"
 #include "base/conf.h"
 #include "base/error.h"
@@ -29,7 +31,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         return hello;
 }
 
-_Static_assert(sizeof((struct job *)0)->copies.identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
+_Static_assert(sizeof((struct job_copies *)0)->identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
 
 /* Channels. */
 
@@ -195,24 +197,24 @@ static struct version *candidate(const struct channel *channel)
         uint64_t nonce;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version->in_memory || version->copies.is_remote || !lifecycle_complete(version->life.state))
+                if (!version->in_memory || version->is_remote || !lifecycle_complete(version->life.state))
                         continue;
                 if (!newest || version->sequence > newest->sequence)
                         newest = version;
-                if (version->copies.wanted && !version->copies.nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
+                if (version->copies->wanted && !version->copies->nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
                         wanted = version;
         }
         if (wanted)
                 return wanted;
-        nonce = newest ? newest->copies.nonces[channel->index] : 0;
+        nonce = newest ? newest->copies->nonces[channel->index] : 0;
         return nonce && (!channel->peer || nonce == channel->peer->hello.nonce) ? NULL : newest;
 }
 
 /* Whether all copies that the job asks for exist. Lock held. */
 static bool all_copied(const struct version *version)
 {
-        for (size_t i = 0; i < version->job->copies.count; i++)
-                if (!version->copies.nonces[i])
+        for (size_t i = 0; i < version->job->settings.replica_count; i++)
+                if (!version->copies->nonces[i])
                         return false;
         return true;
 }
@@ -240,19 +242,19 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
         catalogue_lock(catalogue);
         version->pins--;
         if (status) {
-                job->copies.error = error;
+                job->copies->error = error;
                 channel->retry_at_ns = os->now_ns() + RETRY_NS;
         } else {
                 channel->retry_at_ns = 0;
-                version->copies.nonces[channel->index] = channel->peer->hello.nonce;
+                version->copies->nonces[channel->index] = channel->peer->hello.nonce;
         }
         if (!status && all_copied(version)) {
-                memset(&job->copies.error, 0, sizeof job->copies.error);
-                version->copies.wanted = false;
+                memset(&job->copies->error, 0, sizeof job->copies->error);
+                version->copies->wanted = false;
                 if (version->life.state == NEBULA_STATE_COMMITTED)
                         version_move(catalogue, version, NEBULA_STATE_REPLICATED);
         }
-        catalogue_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job, job->settings.retention_count);
         catalogue_signal(catalogue);
 }
 
@@ -267,7 +269,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
                 log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
                 channel_close(channel);
                 for (version = job->versions; version; version = version->next)
-                        version->copies.nonces[channel->index] = 0; /* the newest version goes to another member */
+                        version->copies->nonces[channel->index] = 0; /* the newest version goes to another member */
         }
         version = candidate(channel);
         if (version && channel->retry_at_ns <= now) {
@@ -297,18 +299,18 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
                 return now + RETRY_NS;
         fan->look_ns = 0;
         first = &fan->channels[0];
-        if (!fan->announced || job->copies.announce_due) {
+        if (!fan->announced || job->copies->announce_due) {
                 if (!fan->announced && first->retry_at_ns > now)
                         return first->retry_at_ns;
-                job->copies.announce_due = false;
+                job->copies->announce_due = false;
                 catalogue_unlock(catalogue);
                 status = announce(replica, fan, &error);
                 if (status)
                         complain(first, "this node", &error);
                 catalogue_lock(catalogue);
                 if (!status)
-                        memcpy(job->copies.identity, fan->key.identity, sizeof job->copies.identity);
-                job->copies.error = error;
+                        memcpy(job->copies->identity, fan->key.identity, sizeof job->copies->identity);
+                job->copies->error = error;
                 first->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
                 *ret_worked = true;
                 return now;
@@ -317,7 +319,7 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
                 struct channel *channel = &fan->channels[i];
                 int64_t at;
 
-                if (i >= job->copies.count) {
+                if (i >= job->settings.replica_count) {
                         channel_close(channel); /* the job asks for fewer than it did */
                         continue;
                 }
@@ -377,7 +379,7 @@ static int64_t let_go(struct replica *replica, struct job *job)
         job->pins--;
         if (is_kept || catalogue_job_is_needed(catalogue, job))
                 return fan->look_ns;
-        job->copies.is_served = false; /* a trainer that comes now sets it again */
+        job->is_served = false; /* a trainer that comes now sets it again */
         job->pins++;
         catalogue_unlock(catalogue);
         leave(replica, fan);
@@ -403,9 +405,9 @@ static void *replica_main(void *argument)
                 for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
                         int64_t at = INT64_MAX;
 
-                        if (job->copies.is_served && !catalogue_job_is_needed(catalogue, job))
+                        if (job->is_served && !catalogue_job_is_needed(catalogue, job))
                                 at = let_go(replica, job);
-                        else if (job->copies.is_served && job->copies.count)
+                        else if (job->is_served && job->settings.replica_count)
                                 at = tend(replica, job, &worked);
                         due = at < due ? at : due;
                 }
@@ -423,6 +425,19 @@ static void *replica_main(void *argument)
         pthread_cond_broadcast(&catalogue->moved);
         catalogue_unlock(catalogue);
         return NULL;
+}
+
+bool replica_want(struct version *version)
+{
+        bool is_first = !version->copies->wanted;
+
+        version->copies->wanted = true;
+        return is_first;
+}
+
+const char *replica_trouble(const struct version *version)
+{
+        return version->copies->wanted ? version->job->copies->error.message : "";
 }
 
 bool replica_ended(const struct catalogue *catalogue)

@@ -10,8 +10,8 @@
 #define NB_AGENT_PEERS_REPLICA_PRIVATE_H
 
 #include "agent/peers/copy_server.h"
-#include "agent/peers/peer.h"
 #include "agent/peers/member.h"
+#include "agent/peers/peer.h"
 #include "agent/peers/replica.h"
 #include "agent/peers/secret.h"
 #include "os/lock.h"

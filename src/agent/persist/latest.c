@@ -19,7 +19,7 @@ void latest_write(struct store *store, struct job *job, const char *directory)
 void latest_mend(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         char newest_directory[256] = "", dead[LATEST_DIRECTORY_MAX];
-        const struct manifest *newest = known_newest(&job->storage.known);
+        const struct manifest *newest = known_newest(&job->known);
 
         if (newest && name_encode(newest->tag, newest_directory, NULL))
                 newest_directory[0] = 0;

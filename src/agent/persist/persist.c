@@ -30,17 +30,6 @@ static void complain(void *argument, const struct nebula_error *error)
 
 const struct writer_source persist_images = { may_follow, upload, describe, persist_publish, complain };
 
-enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error)
-{
-        enum nebula_status status;
-
-        writer_take_found(&plan->writer);
-        status = writer_run(&plan->writer, WRITER_REPEAT, error);
-        if (!status)
-                persist_conclude(plan, true);
-        return status;
-}
-
 static enum nebula_status persist_alone(struct plan *plan, struct nebula_error *error)
 {
         bool is_there;

@@ -3,7 +3,6 @@
 
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/survival_log.h"
 #include "agent/persist/persist_private.h"
 
 /* Adds the files of other nodes, which are now in storage. */
@@ -53,21 +52,9 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
                         continue;
                 for (size_t i = 0; i < version->file_count; i++)
                         told = report_later(later, &version->files[i]) || told;
-                if (told) {
-                        survival_log_restate(later);
-                        survival_log_write(catalogue, later);
-                }
+                if (told)
+                        version_mark_files(catalogue, later);
         }
-}
-
-/* A later writing of the tag on this node may replace this one, whichever run it belongs to. */
-static void set_base(struct version *version, uint64_t sequence)
-{
-        for (struct version *later = version->job->versions; later; later = later->next)
-                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
-                        later->ancestry.base_sequence = sequence;
-        if (version->ancestry.beginning != version->job->runs.beginning)
-                ancestry_add(version->job, version->run, sequence);
 }
 
 /* Puts the manifest into the job's list. The rules are applied by the agent that wrote the manifest. True: it is the job's newest. */
@@ -81,22 +68,22 @@ static bool make_known(struct plan *plan, bool is_writer)
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version_set_generation(version, written->generation);
+        version_set_generation(catalogue, version, written->generation);
         version->sequence = written->sequence;
         version->line = written->line;
-        commit_saw_sequence(job, written->sequence);
-        known = known_put(&job->storage.known, job->name, written);
+        job_saw_sequence(job, written->sequence);
+        known = known_put(&job->known, job->name, written);
         if (!known) {
-                known_free(known_take(&job->storage.known, job->name, written->tag)); /* rather none than the one before */
+                known_free(known_take(&job->known, job->name, written->tag)); /* rather none than the one before */
                 known = written;
         }
-        set_base(version, known->sequence);
-        if (version->nodes.spread)
+        ancestry_stored(version, known->sequence);
+        if (version->is_spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
-        is_newest = known_newest(&job->storage.known) == known;
-        job->storage.retain_due = true;
-        job->storage.is_remover = is_writer;
+        is_newest = known_newest(&job->known) == known;
+        job->retain_due = true;
+        job->is_remover = is_writer;
         catalogue_unlock(catalogue);
         return is_newest;
 }
@@ -105,4 +92,15 @@ void persist_conclude(struct plan *plan, bool is_writer)
 {
         if (make_known(plan, is_writer) && is_writer)
                 latest_write(plan->writer.store, plan->job, plan->writer.directory);
+}
+
+enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        writer_take_found(&plan->writer);
+        status = writer_run(&plan->writer, WRITER_REPEAT, error);
+        if (!status)
+                persist_conclude(plan, true);
+        return status;
 }

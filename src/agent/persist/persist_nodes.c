@@ -4,9 +4,11 @@
  */
 #include <string.h>
 
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/announce.h"
@@ -16,7 +18,7 @@
 /* Whether this node writes the manifest. If that node is gone, another one does. */
 static bool is_writer(const struct plan *plan)
 {
-        bool writes = plan->version->nodes.leads;
+        bool writes = world_leads(plan->version);
 
         for (size_t i = 0; i < plan->part_count; i++)
                 writes = writes || !plan->parts[i].rank;
@@ -26,13 +28,13 @@ static bool is_writer(const struct plan *plan)
 /* False within the time in which documents usually arrive by themselves. */
 static bool has_waited(const struct version *version)
 {
-        return os->now_ns() - version->nodes.waiting_since_ns > SECOND_NS;
+        return os->now_ns() - world_waiting_since_ns(version) > SECOND_NS;
 }
 
 static void forget_record(struct plan *plan)
 {
         catalogue_lock(plan->catalogue);
-        plan->version->persist.recorded_here = false;
+        plan->version->persist->recorded_here = false;
         catalogue_unlock(plan->catalogue);
 }
 
@@ -41,7 +43,7 @@ static void forget_record(struct plan *plan)
 static void keep_others_going(struct plan *plan)
 {
         struct version *version = plan->version;
-        bool is_due = !(version->nodes.poll_count & (version->nodes.poll_count - 1)); /* less and less often */
+        bool is_due = !(world_poll_count(version) & (world_poll_count(version) - 1)); /* less and less often */
 
         if (!is_due)
                 return;
@@ -83,7 +85,7 @@ static enum nebula_status write_manifest(struct plan *plan, const struct committ
         };
         enum nebula_status status;
 
-        writing_prefix(version->job->name, version->run, version->nodes.writing, prefix);
+        writing_prefix(version->job->name, version->run, version->writing, prefix);
         plan->writer.goal = &goal;
         status = writer_run(&plan->writer, WRITER_GATHER, error);
         plan->writer.goal = NULL;
@@ -97,7 +99,7 @@ static enum nebula_status write_manifest(struct plan *plan, const struct committ
 /* Whether this node writes the manifest, or has to now, because the node of rank 0 did not for a while. */
 static bool has_to_write(const struct plan *plan)
 {
-        return is_writer(plan) || os->now_ns() - plan->version->nodes.waiting_since_ns > (int64_t)plan->catalogue->takeover_s * SECOND_NS;
+        return is_writer(plan) || os->now_ns() - world_waiting_since_ns(plan->version) > (int64_t)plan->catalogue->takeover_s * SECOND_NS;
 }
 
 static enum nebula_status not_arrived(const struct plan *plan, struct nebula_error *error)
@@ -114,8 +116,8 @@ bool persist_only_waits(const struct plan *plan)
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status;
 
-        if (!version->persist.recorded_here || !version->persist.log_number || has_to_write(plan) || has_waited(version) ||
-            tag_log_key(plan->writer.directory, version->persist.log_number, key, NULL))
+        if (!version->persist->recorded_here || !version->persist->log_number || has_to_write(plan) || has_waited(version) ||
+            tag_log_key(plan->writer.directory, version->persist->log_number, key, NULL))
                 return false;
         status = store->ops->stat(store, key, &entry, NULL);
         if (!status)
@@ -157,10 +159,9 @@ static enum nebula_status write_share(struct plan *plan, struct nebula_error *er
         if (status)
                 return status;
         catalogue_lock(plan->catalogue);
-        version->persist.recorded_here = true;
-        version->persist.log_number = plan->writer.manifest.number;
-        version->nodes.waiting_since_ns = os->now_ns();
-        version->nodes.poll_count = 0;
+        version->persist->recorded_here = true;
+        version->persist->log_number = plan->writer.manifest.number;
+        world_await(version);
         catalogue_unlock(plan->catalogue);
         return NEBULA_OK;
 }
@@ -179,7 +180,7 @@ enum nebula_status persist_for_nodes(struct plan *plan, struct nebula_error *err
                 persist_conclude(plan, false);
                 return NEBULA_OK;
         }
-        if (!plan->version->persist.recorded_here)
+        if (!plan->version->persist->recorded_here)
                 status = write_share(plan, error);
         return status ? status : await_manifest(plan, error);
 }

@@ -6,6 +6,7 @@
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -23,7 +24,7 @@ void plan_done(struct plan *plan)
         catalogue_lock(plan->catalogue);
         for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
                 if (plan->files[i].image)
-                        memory_drop(&plan->catalogue->memory, plan->files[i].image);
+                        memory_drop(plan->catalogue->memory, plan->files[i].image);
         catalogue_unlock(plan->catalogue);
         writer_done(&plan->writer);
         for (size_t i = 0; i < plan->file_count; i++) {
@@ -82,7 +83,7 @@ static enum nebula_status take_parts(struct plan *plan, struct nebula_error *err
 static bool is_as_planned(struct plan *plan)
 {
         struct version *version = plan->version;
-        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->nodes.spread &&
+        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->is_spread &&
                     version->generation == plan->writer.manifest.generation && version->file_count == plan->file_count;
 
         for (size_t i = 0; same && i < plan->file_count; i++) {
@@ -101,7 +102,7 @@ enum nebula_status plan_await_commit(struct plan *plan, struct nebula_error *err
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        while (commit_open(plan->version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
+        while (version_open(plan->version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
                 catalogue_wait(catalogue, &catalogue->moved, left_ns / 1000000 + 1);
         if (is_as_planned(plan))
                 status = take_parts(plan, error);
@@ -154,7 +155,7 @@ static void fill_head(struct plan *plan)
         snprintf(manifest->run, sizeof manifest->run, "%s", version->run);
         manifest->generation = version->generation;
         manifest->world = version->world;
-        if (version->nodes.spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
+        if (version->is_spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
                 manifest->host[0] = 0;
 }
 
@@ -169,11 +170,11 @@ enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, str
                 return status;
         catalogue_lock(catalogue);
         plan->attempt = persist_choose_try(version);
-        writing_name(version->job->name, version->run, version->nodes.writing, plan->attempt, plan->writing);
+        writing_name(version->job->name, version->run, version->writing, plan->attempt, plan->writing);
         fill_head(plan);
-        plan->spread = version->nodes.spread;
-        plan->is_ahead = commit_open(version);
-        if (plan->is_ahead ? version->nodes.spread : !lifecycle_complete(version->life.state))
+        plan->spread = version->is_spread;
+        plan->is_ahead = version_open(version);
+        if (plan->is_ahead ? version->is_spread : !lifecycle_complete(version->life.state))
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has changed since the agent planned to write it", version->tag);
         if (!status)
                 status = take_parts(plan, error);

@@ -146,7 +146,7 @@ bool persist_is_recorded(const struct plan *plan)
         char prefix[MANIFEST_KEY_MAX], writing[WRITING_MAX], end[32];
         bool result = false;
 
-        writing_prefix(version->job->name, version->run, version->nodes.writing, writing);
+        writing_prefix(version->job->name, version->run, version->writing, writing);
         snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/%s", plan->writer.directory, writing);
         if (!fill_record(plan, &own, NULL) && !store_list_all(store, prefix, false, &list, NULL)) {
                 snprintf(end, sizeof end, ".record-%05u.json", own.rank_count ? own.ranks[0].rank : 0);

@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "agent/background.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/due.h"
 #include "agent/persist/persist_private.h"
-#include "agent/persist/worker.h"
+#include "agent/persist/persist_seal.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/lock.h"
@@ -70,7 +72,7 @@ static bool may_wait(struct sealing *sealing, int64_t waited_ns)
         if (sealing->waited_ns < AHEAD_LOOK_MS * INT64_C(1000000))
                 return !sealing->is_vain;
         catalogue_lock(sealing->catalogue);
-        is_held_up = worker_has_other(sealing->catalogue, sealing->version);
+        is_held_up = due_other(sealing->catalogue, sealing->version);
         is_stopping = sealing->catalogue->stopping;
         catalogue_unlock(sealing->catalogue);
         sealing->held_up_ns += is_held_up ? sealing->waited_ns : 0;
@@ -213,7 +215,7 @@ void storage_unseal(struct catalogue *catalogue, struct image *image)
         seal_begin();
         catalogue_lock(catalogue);
         unmap_unread(image);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
         lock_give(&seal_lock);

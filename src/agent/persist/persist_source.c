@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "image/image.h"
 
 #define SOURCE_MIN (2 * IMAGE_CHUNK_BYTES) /* files below it are sent: asking costs as much */
@@ -68,8 +69,8 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
 {
         size_t looked = 0;
 
-        for (size_t i = job->storage.known.count; i-- && looked < VERSIONS_MAX && !file->source;) {
-                const struct manifest *manifest = job->storage.known.list[i];
+        for (size_t i = job->known.count; i-- && looked < VERSIONS_MAX && !file->source;) {
+                const struct manifest *manifest = job->known.list[i];
                 const struct manifest_file *found;
                 size_t at;
 
@@ -135,7 +136,7 @@ static bool is_to_look(struct job_persist *persist)
 
 void plan_report_common(struct job *job, const struct plan *plan)
 {
-        struct job_persist *persist = &job->persist;
+        struct job_persist *persist = job->persist;
         uint64_t size = 0, referred = 0;
 
         for (size_t i = 0; i < plan->file_count; i++) {
@@ -162,7 +163,7 @@ void plan_find_sources(struct plan *plan)
         if (!earlier)
                 return;
         catalogue_lock(plan->catalogue);
-        looks = version->persist.attempt < ATTEMPTS_MAX && is_to_look(&version->job->persist);
+        looks = version->persist->attempt < ATTEMPTS_MAX && is_to_look(version->job->persist);
         for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);

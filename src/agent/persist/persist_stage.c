@@ -6,6 +6,7 @@
 
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -50,7 +51,7 @@ static enum nebula_status list_objects(struct plan *plan, struct batch *batch, s
                         batch->mapped_count++;
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
                 }
-                file->feed.moved_bytes = &plan->version->persist.moved_bytes;
+                file->feed.moved_bytes = &plan->version->persist->moved_bytes;
         }
         return NEBULA_OK;
 }
@@ -110,7 +111,7 @@ enum nebula_status persist_upload(void *argument, struct nebula_error *error)
         if (status)
                 return status;
         plan_find_sources(plan);
-        atomic_store(&plan->version->persist.moved_bytes, 0);
+        atomic_store(&plan->version->persist->moved_bytes, 0);
         plan->uploads = calloc(plan->file_count / PERSIST_BATCH + 1, sizeof *plan->uploads);
         if (!plan->uploads)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
@@ -137,7 +138,7 @@ static void report_written(const struct plan *plan)
                 written += file->carried ? 0 : file->size - file->written.referred - file->written.resumed;
         }
         catalogue_lock(plan->catalogue);
-        plan->version->persist.written_bytes = written;
+        plan->version->persist->written_bytes = written;
         plan_report_common(plan->job, plan);
         catalogue_unlock(plan->catalogue);
         if (written < size)

@@ -8,6 +8,8 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/retain.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -21,7 +23,7 @@
 /* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */
 static bool is_to_follow(const struct version *version)
 {
-        return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
+        return version_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
 }
 
 bool retain_in_use(const struct job *job, const struct manifest *manifest)
@@ -65,9 +67,9 @@ static struct manifest *take(struct catalogue *catalogue, struct job *job, const
         struct manifest *taken = NULL;
 
         catalogue_lock(catalogue);
-        manifest = known_find(&job->storage.known, tag);
+        manifest = known_find(&job->known, tag);
         if (manifest && !retain_in_use(job, manifest) && !ancestry_is_rival(job, manifest->run)) {
-                taken = known_take(&job->storage.known, job->name, tag);
+                taken = known_take(&job->known, job->name, tag);
                 mark_removed(job, taken);
         }
         catalogue_unlock(catalogue);
@@ -82,26 +84,26 @@ static void put_back(struct catalogue *catalogue, struct job *job, struct store 
 
         if (!manifest_is_gone(store, manifest)) {
                 catalogue_lock(catalogue);
-                known_put(&job->storage.known, job->name, manifest);
+                known_put(&job->known, job->name, manifest);
                 catalogue_unlock(catalogue);
                 known_free(manifest);
                 return;
         }
-        grown = job->storage.half_removed_count < PUT_BACK_MAX ?
-                        realloc(job->storage.half_removed, (job->storage.half_removed_count + 1) * sizeof *grown) :
+        grown = job->storage->half_removed_count < PUT_BACK_MAX ?
+                        realloc(job->storage->half_removed, (job->storage->half_removed_count + 1) * sizeof *grown) :
                         NULL;
         if (!grown) {
                 known_free(manifest);
                 return;
         }
-        job->storage.half_removed = grown;
-        grown[job->storage.half_removed_count++] = manifest;
+        job->storage->half_removed = grown;
+        grown[job->storage->half_removed_count++] = manifest;
 }
 
 /* Brief copies of the manifests in the job's list: a scan reads only others. Empty without memory. */
 static struct manifest_scan copy_known(const struct job *job)
 {
-        const struct known_versions *known = &job->storage.known;
+        const struct known_versions *known = &job->known;
         struct manifest_scan copy = { .manifests = calloc(known->count + 1, sizeof *copy.manifests) };
 
         for (; copy.manifests && copy.count < known->count; copy.count++)
@@ -120,7 +122,7 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
                 return;
         }
         catalogue_lock(catalogue);
-        for (size_t i = 0; i < scan.count && job->runs.has_newest; i++) {
+        for (size_t i = 0; i < scan.count && ancestry_begun(job); i++) {
                 const struct manifest *manifest = &scan.manifests[i];
 
                 if (strcmp(manifest->job, job->name) || ancestry_is_rival(job, manifest->run) ||
@@ -129,10 +131,49 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
                 ancestry_set_rival(job, manifest->run);
                 log_event(LOG_LEVEL_WARN, "run \"%s\"%s%s of job \"%s\" writes to %s beside run \"%s\": keep_last removes none of its "
                           "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, *manifest->host ? " on host " : "",
-                          manifest->host, job->name, job->persist_path, job->runs.newest);
+                          manifest->host, job->name, job->persist_path, ancestry_newest(job));
         }
         catalogue_unlock(catalogue);
         manifest_scan_done(&scan);
+}
+
+void retain_ask(struct job *job, struct asked_removal *removal)
+{
+        struct asked_removal **link = &job->storage->asked;
+
+        while (*link)
+                link = &(*link)->next;
+        *link = removal;
+}
+
+void retain_unask(struct job *job, struct asked_removal *removal)
+{
+        struct asked_removal **link = &job->storage->asked;
+
+        while (*link != removal)
+                link = &(*link)->next;
+        *link = removal->next;
+}
+
+struct asked_removal *retain_take(struct job *job)
+{
+        struct asked_removal *removal = job->storage->asked;
+
+        if (!removal)
+                return NULL;
+        job->storage->asked = removal->next;
+        removal->is_taken = true;
+        return removal;
+}
+
+const struct removed *retain_removed(const struct job *job, double since)
+{
+        uint64_t count = job->storage->removed_count, first = count > REMOVED_MAX ? count - REMOVED_MAX : 0;
+
+        for (uint64_t i = first; i < count; i++)
+                if (job->storage->removed[i % REMOVED_MAX].at > since)
+                        return &job->storage->removed[i % REMOVED_MAX];
+        return NULL;
 }
 
 /* Notes the removal for clients that follow events. */
@@ -141,10 +182,10 @@ static void report_removed(struct catalogue *catalogue, struct job *job, const s
         struct removed *removed;
 
         catalogue_lock(catalogue);
-        if (!job->storage.removed)
-                job->storage.removed = calloc(REMOVED_MAX, sizeof *job->storage.removed);
-        if (job->storage.removed) {
-                removed = &job->storage.removed[job->storage.removed_count++ % REMOVED_MAX];
+        if (!job->storage->removed)
+                job->storage->removed = calloc(REMOVED_MAX, sizeof *job->storage->removed);
+        if (job->storage->removed) {
+                removed = &job->storage->removed[job->storage->removed_count++ % REMOVED_MAX];
                 *removed = (struct removed){ .at = catalogue_moment(catalogue), .size = manifest_size(manifest) };
                 strcpy(removed->tag, manifest->tag);
                 snprintf(removed->rules, sizeof removed->rules, "%s", rules);
@@ -171,25 +212,25 @@ static enum nebula_status remove_one(struct catalogue *catalogue, struct job *jo
                 report_removed(catalogue, job, manifest, rules);
         else
                 log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error->message);
-        if (!status && job->storage.metrics)
-                json_object_del(job->storage.metrics, manifest->tag);
+        if (!status && job->storage->metrics)
+                json_object_del(job->storage->metrics, manifest->tag);
         if (status && status != NEBULA_BUSY)
                 put_back(catalogue, job, store, manifest);
         else
                 known_free(manifest);
-        job->storage.removals++;
+        job->storage->removals++;
         return status;
 }
 
 /* Removals that failed halfway are tried again. */
 static void remove_rests(struct catalogue *catalogue, struct job *job, struct store *store)
 {
-        struct manifest **rests = job->storage.half_removed;
-        size_t count = job->storage.half_removed_count;
+        struct manifest **rests = job->storage->half_removed;
+        size_t count = job->storage->half_removed_count;
         struct nebula_error error;
 
-        job->storage.half_removed = NULL;
-        job->storage.half_removed_count = 0;
+        job->storage->half_removed = NULL;
+        job->storage->half_removed_count = 0;
         for (size_t i = 0; i < count; i++)
                 remove_one(catalogue, job, store, rests[i], "an earlier rule", &error);
         free(rests);
@@ -199,7 +240,7 @@ static void remove_rests(struct catalogue *catalogue, struct job *job, struct st
  * stale, so a version that it lacks is looked up by name. */
 static enum nebula_status forget_missing(struct catalogue *catalogue, struct job *job, struct store *store, struct nebula_error *error)
 {
-        struct known_versions *known = &job->storage.known;
+        struct known_versions *known = &job->known;
         struct store_list tags;
         enum nebula_status status = store_list_all(store, "", false, &tags, error);
 
@@ -250,9 +291,9 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
 /* An agent that writes for months opens the path, and sweeps it, only once. */
 static void sweep_numbers(struct job *job, struct store *store)
 {
-        if (job->storage.removals < REMOVALS_MAX)
+        if (job->storage->removals < REMOVALS_MAX)
                 return;
-        job->storage.removals = 0;
+        job->storage->removals = 0;
         tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
 }
 
@@ -267,7 +308,7 @@ enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, 
         if (status)
                 return status;
         catalogue_lock(catalogue);
-        is_remover = job->storage.is_remover;
+        is_remover = job->is_remover;
         catalogue_unlock(catalogue);
         remove_rests(catalogue, job, store);
         status = retain_decide(catalogue, job, store, &dropped, error);
@@ -303,8 +344,8 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
                 return status;
         is_pinned = pins_find(&pins, tag);
         pins_done(&pins);
-        newest = known_newest(&job->storage.known);
-        manifest = known_find(&job->storage.known, tag);
+        newest = known_newest(&job->known);
+        manifest = known_find(&job->known, tag);
         if (!manifest || strcmp(manifest->job, job->name))
                 return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\" of this job is in %s", tag, job->persist_path);
         if (is_pinned)
@@ -323,11 +364,16 @@ enum nebula_status storage_remove_tag(struct catalogue *catalogue, struct job *j
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         catalogue_lock(catalogue);
-        is_scanned = job->storage.is_scanned;
+        is_scanned = job->is_scanned;
         catalogue_unlock(catalogue);
         if (!status && !is_scanned)
                 status = storage_scan(catalogue, job, error);
         if (!status)
                 status = take_asked(catalogue, job, store, tag, &manifest, error);
         return status ? status : remove_one(catalogue, job, store, manifest, "a request of the program", error);
+}
+
+bool retain_goes_on(const struct job *job)
+{
+        return job->retain_due && !job->storage->retain_attempt;
 }

@@ -7,6 +7,7 @@
 #include "agent/commit/ancestry.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/pins.h"
@@ -19,7 +20,7 @@ static bool copy_thick(struct catalogue *catalogue, struct job *job, const char 
         bool is_due;
 
         catalogue_lock(catalogue);
-        manifest = known_find(&job->storage.known, tag);
+        manifest = known_find(&job->known, tag);
         is_due = manifest && !thin_has(manifest, pattern) && !retain_in_use(job, manifest) && !ancestry_is_rival(job, manifest->run);
         if (is_due)
                 manifest_copy_brief(manifest, ret_manifest);
@@ -30,7 +31,7 @@ static bool copy_thick(struct catalogue *catalogue, struct job *job, const char 
 /* The list names a pattern also if no file of the version matches it, or no other file would be left: so the version is not read again. Lock held. */
 static void mark(struct job *job, const char *tag, uint64_t sequence, const char *pattern)
 {
-        const struct known_versions *known = &job->storage.known;
+        const struct known_versions *known = &job->known;
 
         for (size_t i = 0; i < known->count; i++) {
                 struct manifest *one = known->list[i];
@@ -59,7 +60,7 @@ static void thin_one(struct catalogue *catalogue, struct job *job, struct store 
                           job->persist_path);
         catalogue_lock(catalogue);
         if (!status)
-                known_put(&job->storage.known, job->name, &now);
+                known_put(&job->known, job->name, &now);
         if (!status || status == NEBULA_INVALID)
                 mark(job, tag, before.sequence, rule->pattern);
         catalogue_unlock(catalogue);

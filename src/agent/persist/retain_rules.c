@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit/ancestry.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "store/metrics.h"
 #include "store/order.h"
@@ -17,22 +19,18 @@ static enum nebula_status no_memory(struct nebula_error *error)
 }
 
 /* The runs whose versions stay, because they go on elsewhere; the caller frees them. And the newest run. */
-static struct ancestor *copy_rivals(struct catalogue *catalogue, const struct job *job, size_t *ret_count, char ret_newest[IPC_NAME_MAX])
+static struct rival *copy_rivals(struct catalogue *catalogue, const struct job *job, size_t *ret_count, char ret_newest[IPC_NAME_MAX])
 {
-        struct ancestor *rivals;
+        struct rival *rivals;
 
-        *ret_count = 0;
         catalogue_lock(catalogue);
-        memcpy(ret_newest, job->runs.newest, IPC_NAME_MAX);
-        rivals = calloc(job->runs.ancestor_count + 1, sizeof *rivals);
-        for (size_t i = 0; rivals && i < job->runs.ancestor_count; i++)
-                if (job->runs.ancestors[i].is_rival)
-                        rivals[(*ret_count)++] = job->runs.ancestors[i];
+        memcpy(ret_newest, ancestry_newest(job), IPC_NAME_MAX);
+        rivals = ancestry_rivals(job, ret_count);
         catalogue_unlock(catalogue);
         return rivals;
 }
 
-static bool is_of_rival(const struct ancestor *rivals, size_t count, const char *run)
+static bool is_of_rival(const struct rival *rivals, size_t count, const char *run)
 {
         for (size_t i = 0; i < count; i++)
                 if (!strcmp(rivals[i].run, run))
@@ -88,7 +86,7 @@ static void rules_done(struct rules *rules)
 static enum nebula_status metrics_of(struct job *job, struct store *store, const struct manifest *manifest, const json_t **ret_metrics,
                                      struct nebula_error *error)
 {
-        json_t *known = json_object_get(job->storage.metrics, manifest->tag), *metrics;
+        json_t *known = json_object_get(job->storage->metrics, manifest->tag), *metrics;
         enum nebula_status status;
 
         if (known && (uint64_t)json_integer_value(json_array_get(known, 0)) == manifest->sequence) {
@@ -100,23 +98,23 @@ static enum nebula_status metrics_of(struct job *job, struct store *store, const
                 return status;
         *ret_metrics = metrics;
         known = json_pack("[I, o]", (json_int_t)manifest->sequence, metrics);
-        if (!job->storage.metrics)
-                job->storage.metrics = json_object();
-        return json_object_set_new(job->storage.metrics, manifest->tag, known) ? no_memory(error) : NEBULA_OK;
+        if (!job->storage->metrics)
+                job->storage->metrics = json_object();
+        return json_object_set_new(job->storage->metrics, manifest->tag, known) ? no_memory(error) : NEBULA_OK;
 }
 
 static void report_missing(struct job *job, const struct keep_rule *rule)
 {
-        if (!job->storage.metric_reported)
+        if (!job->storage->metric_reported)
                 log_event(LOG_LEVEL_WARN, "no version in %s has a value of the metric \"%s\" of keep_best, so all stay until one has", job->persist_path,
                           rule->metric);
-        job->storage.metric_reported = true;
+        job->storage->metric_reported = true;
 }
 
 /* Finds the values for a rule with a metric. If one is not known, nothing may be removed. */
 static enum nebula_status find_metrics(struct job *job, struct store *store, struct rules *rules, uint32_t index, struct nebula_error *error)
 {
-        const struct known_versions *known = &job->storage.known;
+        const struct known_versions *known = &job->known;
         double *values = calloc(known->count + 1, sizeof *values);
         bool has_any = false;
         enum nebula_status status = values ? NEBULA_OK : no_memory(error);
@@ -159,10 +157,10 @@ static enum nebula_status list_dropped(const struct known_versions *known, const
 static enum nebula_status decide(struct catalogue *catalogue, struct job *job, const struct order_rule *rules, size_t rule_count,
                                  struct dropped *ret_dropped, struct nebula_error *error)
 {
-        const struct known_versions *known = &job->storage.known;
+        const struct known_versions *known = &job->known;
         char newest_run[IPC_NAME_MAX];
         size_t rival_count;
-        struct ancestor *rivals = copy_rivals(catalogue, job, &rival_count, newest_run);
+        struct rival *rivals = copy_rivals(catalogue, job, &rival_count, newest_run);
         struct order_entry *entries = calloc(known->count + 1, sizeof *entries);
         bool *stay = calloc(known->count + 1, sizeof *stay);
         enum nebula_status status = rivals && entries && stay ? NEBULA_OK : no_memory(error);

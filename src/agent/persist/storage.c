@@ -8,6 +8,7 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -16,24 +17,24 @@
 /* Lock held. NULL: it must be opened. */
 static struct store *open_store(const struct job *job)
 {
-        return job->storage.opened_with == job->storage.variables ? job->storage.store : NULL;
+        return job->storage->opened_with == job->storage->variables ? job->storage->store : NULL;
 }
 
 /* Lock held. Keeps the store of earlier variables, which other threads may use. False: no memory. */
 static bool replace_store(struct job *job, struct store *store, struct vars *variables)
 {
-        struct store **former = job->storage.former;
+        struct store **former = job->storage->former;
 
-        if (job->storage.store) {
-                former = realloc(former, (job->storage.former_count + 1) * sizeof *former);
+        if (job->storage->store) {
+                former = realloc(former, (job->storage->former_count + 1) * sizeof *former);
                 if (!former)
                         return false;
-                job->storage.former = former;
-                former[job->storage.former_count++] = job->storage.store;
+                job->storage->former = former;
+                former[job->storage->former_count++] = job->storage->store;
         }
-        vars_drop(job->storage.opened_with);
-        job->storage.opened_with = vars_hold(variables);
-        job->storage.store = store;
+        vars_drop(job->storage->opened_with);
+        job->storage->opened_with = vars_hold(variables);
+        job->storage->store = store;
         return true;
 }
 
@@ -44,7 +45,7 @@ static enum nebula_status open_with(struct job *job, struct vars *variables, str
 
         vars_leave(before);
         if (!status) {
-                atomic_store(&(*ret_store)->mount_length, job->storage.mount_length);
+                atomic_store(&(*ret_store)->mount_length, job->storage->mount_length);
                 store_count(*ret_store);
         }
         return status;
@@ -59,7 +60,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
 
         catalogue_lock(catalogue);
         store = open_store(job);
-        variables = vars_hold(job->storage.variables);
+        variables = vars_hold(job->storage->variables);
         catalogue_unlock(catalogue);
         if (!store && !job->persist_path[0])
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
@@ -68,7 +69,7 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         if (!status) {
                 catalogue_lock(catalogue);
                 opened = open_store(job);
-                if (!opened && (job->storage.variables != variables || !replace_store(job, store, variables)))
+                if (!opened && (job->storage->variables != variables || !replace_store(job, store, variables)))
                         status = error_set(error, NEBULA_UNAVAILABLE, 0, "%s gets other credentials, or there is no memory for it", job->persist_path);
                 catalogue_unlock(catalogue);
                 if (opened ? opened != store : status != NEBULA_OK)
@@ -83,22 +84,38 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
 
 void storage_take_variables(struct job *job, struct vars *variables)
 {
-        if (!variables || vars_same(job->storage.variables, variables))
+        if (!variables || vars_same(job->storage->variables, variables))
                 return;
-        vars_drop(job->storage.variables);
-        job->storage.variables = vars_hold(variables);
+        vars_drop(job->storage->variables);
+        job->storage->variables = vars_hold(variables);
         for (struct version *version = job->live; version; version = version->next_live)
-                version->persist.retry_at_ns = 0;
+                version->persist->retry_at_ns = 0;
+}
+
+void storage_share_variables(struct job *job, const struct job *from)
+{
+        storage_take_variables(job, from->storage->variables);
+}
+
+uint32_t storage_mount_length(const struct job *job)
+{
+        return job->storage->mount_length;
+}
+
+void storage_adopt_mount(struct job *job, uint32_t mount_length)
+{
+        if (!job->storage->mount_length && mount_length <= strlen(job->persist_path))
+                job->storage->mount_length = mount_length;
 }
 
 void storage_close(struct job *job)
 {
-        store_close(job->storage.store);
-        for (size_t i = 0; i < job->storage.former_count; i++)
-                store_close(job->storage.former[i]);
-        free(job->storage.former);
-        vars_drop(job->storage.opened_with);
-        vars_drop(job->storage.variables);
+        store_close(job->storage->store);
+        for (size_t i = 0; i < job->storage->former_count; i++)
+                store_close(job->storage->former[i]);
+        free(job->storage->former);
+        vars_drop(job->storage->opened_with);
+        vars_drop(job->storage->variables);
 }
 
 /* The uploads with which this agent goes on, in this storage path. */
@@ -110,8 +127,8 @@ static struct unfinished list_unfinished(struct catalogue *catalogue, const stru
         for (const struct job *other = catalogue->jobs; other; other = other->next)
                 for (const struct version *version = strcmp(other->persist_path, job->persist_path) ? NULL : other->live; version;
                      version = version->next_live)
-                        for (size_t i = 0; i < version->persist.unfinished.count; i++)
-                                unfinished_set(&all, version->persist.unfinished.uploads[i].key, version->persist.unfinished.uploads[i].text);
+                        for (size_t i = 0; i < version->persist->unfinished.count; i++)
+                                unfinished_set(&all, version->persist->unfinished.uploads[i].key, version->persist->unfinished.uploads[i].text);
         catalogue_unlock(catalogue);
         return all;
 }
@@ -144,7 +161,7 @@ static struct version *next_missing(struct job *job, uint64_t after_id)
         while (after_id && version && version->id != after_id)
                 version = version->next;
         for (version = after_id && version ? version->next : version; version; version = version->next)
-                if (version->stored && !version->pins && !carry_over_stored_manifest(job, version->tag))
+                if (version->stored && !version->pins && !job_stored(job, version->tag))
                         return version;
         return NULL;
 }
@@ -189,7 +206,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        beginning = job->runs.beginning;
+        beginning = ancestry_beginning(job);
         catalogue_unlock(catalogue);
         status = manifest_scan(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
@@ -211,8 +228,8 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the checkpoints of %s", job->persist_path);
         }
         catalogue_lock(catalogue);
-        former = job->storage.known;
-        job->storage.known = known;
+        former = job->known;
+        job->known = known;
         catalogue_unlock(catalogue);
         known_done(&former);
         if (!status) {
@@ -220,11 +237,11 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
                 latest_mend(catalogue, job, store);
         }
         catalogue_lock(catalogue);
-        is_first = !job->storage.was_scanned;
-        job->storage.mount_length = atomic_load(&store->mount_length);
-        *ret_is_over = beginning == job->runs.beginning;
+        is_first = !job->storage->was_scanned;
+        job->storage->mount_length = atomic_load(&store->mount_length);
+        *ret_is_over = beginning == ancestry_beginning(job);
         if (*ret_is_over) {
-                job->storage.is_scanned = job->storage.was_scanned = true;
+                job->is_scanned = job->storage->was_scanned = true;
                 carry_over_stored(catalogue, job, is_first);
                 catalogue_signal(catalogue);
         }
@@ -253,10 +270,10 @@ void storage_end_uploads(struct catalogue *catalogue, struct job *job, const str
 
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new)
 {
-        job->storage.error = *error;
-        job->persist.failure_count++;
+        job->storage->error = *error;
+        job->persist->failure_count++;
         if (!is_new)
                 return;
-        job->storage.error_at = catalogue_moment(catalogue);
+        job->storage->error_at = catalogue_moment(catalogue);
         catalogue_signal_event(catalogue);
 }

@@ -15,30 +15,29 @@
 
 #include "agent/catalogue/catalogue.h"
 
+struct store;
+struct unfinished;
+struct vars;
+
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error);
 /* Lock held. The variables of clouds that a session has brought count for the job from now on. NULL changes nothing. */
 void storage_take_variables(struct job *job, struct vars *variables);
+/* Lock held. `job` has no session of its own yet: it takes those of another job. */
+void storage_share_variables(struct job *job, const struct job *from);
 void storage_close(struct job *job);
+/* Lock held. As in struct store; from the survival log of the agent before. */
+uint32_t storage_mount_length(const struct job *job);
+void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
 /* Writes one version in the order of docs/formats.md. `version` is pinned. On success the job's list of stored versions has it, and
  * `version` carries the generation and sequence that were written; the caller sets its state. After NEBULA_INVALID and NEBULA_CORRUPT
  * another attempt is of no use. Worker only. */
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error);
-/* Seals a file of a pinned version. Returns its image, mapped and held until storage_unseal, and a copy of its checksums, which the
- * caller frees. The version itself may lose them at any time. Any thread. */
-enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
-                                struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
-void storage_unseal(struct catalogue *catalogue, struct image *image);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */
 void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list);
-/* Only the agent that has written the last manifest removes; others forget what it has removed. Works for about a second. has_more: call it
- * again when no version waits to be written. After an error call it again later. */
-enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, bool *ret_has_more, struct nebula_error *error);
-/* NEBULA_INVALID: the version stays; the error says why. */
-enum nebula_status storage_remove_tag(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
 
 #endif

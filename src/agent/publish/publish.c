@@ -4,7 +4,6 @@
 
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
-#include "agent/persist/worker.h"
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -65,7 +64,7 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         publish->replaces = is_directory && replaces;
         strcpy(publish->tag, version->tag);
         strcpy(publish->name, request->name);
-        worker_want(version);
+        version->wanted = true;
         publish_keep_list(catalogue, job);
         catalogue_signal(catalogue);
         return NEBULA_OK;
@@ -174,7 +173,7 @@ static struct version *loadable_version_of(struct catalogue *catalogue, struct v
                 return NULL;
         if (version_whole_in_memory(version))
                 return version;
-        manifest = version->stored ? carry_over_stored_manifest(version->job, version->tag) : NULL;
+        manifest = version->stored ? job_stored(version->job, version->tag) : NULL;
         if (!manifest || version_is(version, manifest->generation, manifest->sequence))
                 return manifest ? version : NULL;
         carried = *name ? manifest_find_file(manifest, name) : NULL;
@@ -209,7 +208,7 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
                 version = catalogue_version(catalogue, publish->version_id);
                 if (!version)
                         continue;
-                if (commit_open(version)) {
+                if (version_open(version)) {
                         *ret_open = true;
                         continue;
                 }

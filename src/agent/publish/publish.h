@@ -65,8 +65,6 @@ struct publish_look {
         size_t there;        /* length of the longest part of the path that exists */
         int64_t at_ns;
 };
-/* Checks that a path can be published: absolute and in plain form. */
-enum nebula_status publish_check_path(const char *path, struct nebula_error *error);
 /* Without the lock. */
 void publish_look(const char *path, struct publish_look *ret_look);
 
@@ -85,14 +83,5 @@ enum nebula_status publish_failure(struct job *job, const struct version *versio
 bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns);
 /* For the job's worker only: does one request, and drops the lock meanwhile. False: nothing can be done now; *due is lowered. */
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
-
-/* Call for a list that could not be written. It only means that the list does not survive the agent. */
-void publish_lose_list(int result);
-/* Call at start, after the survival logs and before any thread. */
-void publish_adopt_all(struct catalogue *catalogue);
-/* At the end: removes the lists from the memory directory. Call without the lock. */
-void publish_forget(struct catalogue *catalogue);
-/* Frees the lists in memory; call before catalogue_done. */
-void publish_done(struct catalogue *catalogue);
 
 #endif

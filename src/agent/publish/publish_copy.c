@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/persist/storage.h"
 #include "agent/publish/publish_private.h"
 #include "agent/restore/restore.h"
-#include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/bulk.h"
 #include "os/os.h"

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/publish/publish_private.h"
 #include "agent/persist/storage.h"
+#include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
 

@@ -6,6 +6,7 @@
 
 #include "agent/clients/location.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -101,7 +102,7 @@ void publish_keep_list(struct catalogue *catalogue, const struct job *job)
         size_t size;
         bool is_reported = false;
 
-        if (!catalogue->memory.directory[0])
+        if (!catalogue->memory->directory[0])
                 return;
         body = document_new("publish");
         entries = json_array();
@@ -113,7 +114,7 @@ void publish_keep_list(struct catalogue *catalogue, const struct job *job)
                 task.id = list_id(job);
                 task.data = text;
                 task.size = size;
-                is_reported = memory_files_add(&catalogue->memory, &task);
+                is_reported = memory_files_add(catalogue->memory, &task);
         }
         json_decref(entries);
         json_decref(body);
@@ -194,12 +195,12 @@ static void each_list(struct catalogue *catalogue, bool adopt)
         uint64_t id;
         size_t size;
 
-        if (!catalogue->memory.directory[0] || os->opendir(catalogue->memory.directory, &dir) < 0)
+        if (!catalogue->memory->directory[0] || os->opendir(catalogue->memory->directory, &dir) < 0)
                 return;
         while (os->readdir(dir, name, sizeof name) > 0) {
                 if (!memory_image_name(name, ".publish", &id))
                         continue;
-                if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory.directory, name) >= sizeof path)
+                if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory->directory, name) >= sizeof path)
                         continue;
                 if (!adopt) {
                         os->unlink(path);

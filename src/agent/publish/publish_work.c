@@ -4,8 +4,9 @@
 
 #include "agent/commit/commit.h"
 #include "agent/log.h"
-#include "agent/publish/publish_private.h"
+#include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
+#include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -108,13 +109,13 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                 if (!strcmp(version->tag, tag) && version->pins)
                         return false;
         for (struct version *version = job->versions; version; version = version->next) {
-                if (strcmp(version->tag, tag) || commit_open(version))
+                if (strcmp(version->tag, tag) || version_open(version))
                         continue;
                 if (version->in_memory)
                         version_forget_memory(catalogue, version);
                 version->stored = false;
         }
-        known_free(known_take(&job->storage.known, job->name, tag));
+        known_free(known_take(&job->known, job->name, tag));
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, job, &store, &error);
         if (!status)
@@ -266,9 +267,9 @@ bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, 
                         *due = *due < publish->retry_at_ns ? *due : publish->retry_at_ns;
                         continue;
                 }
-                job->persist.is_busy = true;
+                progress_set_busy(job, true);
                 run_one(catalogue, job, publish);
-                job->persist.is_busy = false;
+                progress_set_busy(job, false);
                 return true;
         }
         return false;

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/memory/memory.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
@@ -84,7 +85,7 @@ static enum nebula_status make_image(struct catalogue *catalogue, struct job *jo
                 *ret_image = image;
                 status = memory_map(image, &data, error);
                 if (status)
-                        memory_release(&catalogue->memory, image);
+                        memory_release(catalogue->memory, image);
         } else {
                 free(chunks);
         }
@@ -138,7 +139,7 @@ enum nebula_status chunks_open(struct catalogue *catalogue, struct version *vers
                 if (status)
                         return status;
                 image->job = version->job;
-                memory_add(&catalogue->memory, image);
+                memory_add(catalogue->memory, image);
                 memory_hold(image);
                 file->sparse = image;
         }
@@ -214,9 +215,9 @@ static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *j
 
         for (size_t i = 0; i < count; i++)
                 size += (ranges[i].size + MEMORY_PAGE - 1) / MEMORY_PAGE * MEMORY_PAGE;
-        catalogue->memory.wanting++;
+        catalogue->memory->wanting++;
         status = restore_room(catalogue, size, image->chunks->wanted.name, error);
-        catalogue->memory.wanting--;
+        catalogue->memory->wanting--;
         has_room = !status;
         if (has_room) {
                 image->taken += size;
@@ -226,7 +227,7 @@ static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *j
         }
         if (status && has_room) {
                 image->taken -= size;
-                memory_unreserve(&catalogue->memory, size);
+                memory_unreserve(catalogue->memory, size);
         }
         set_states(image->chunks, ranges, count, status ? CHUNK_ABSENT : CHUNK_HERE);
         pthread_cond_broadcast(&catalogue->moved);
@@ -268,7 +269,7 @@ static enum nebula_status fill(struct catalogue *catalogue, struct version *vers
         if (!status && image->chunks->here_count == image->chunks->chunk_count)
                 promote(version, image);
         version->pins--;
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         return status;
 }
 
@@ -279,7 +280,7 @@ enum nebula_status restore_fetch(struct catalogue *catalogue, const struct ipc_f
         enum nebula_status status = NEBULA_OK;
 
         catalogue_lock(catalogue);
-        image = memory_find(&catalogue->memory, request->image_id);
+        image = memory_find(catalogue->memory, request->image_id);
         if (image && image->chunks)
                 version = catalogue_version(catalogue, image->chunks->version_id);
         if (!version)
@@ -309,7 +310,7 @@ enum nebula_status chunks_complete(struct catalogue *catalogue, struct version *
         file = version_file(version, name);
         if (status && file->sparse == image) {
                 file->sparse = NULL;
-                memory_drop(&catalogue->memory, image);
+                memory_drop(catalogue->memory, image);
         }
         return status;
 }

@@ -1,11 +1,16 @@
 /* Finding a version: in this node's memory, in peers', in storage. */
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit.h"
+#include "agent/commit/commit_end.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
 #include "agent/memory/survival_log.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
@@ -22,7 +27,7 @@ static struct order_entry entry_of(const struct version *version)
  * The agent does not know which ranks took part in an open-ended version. */
 static bool lacks_shares(const struct job *job, const struct version *version)
 {
-        if (!version->nodes.spread || version->stored || job->settings.local_world < job->settings.world)
+        if (!version->is_spread || version->stored || job->settings.local_world < job->settings.world)
                 return false;
         if (version->file_goal > 0)
                 return version->file_count < (uint64_t)version->file_goal;
@@ -35,7 +40,7 @@ static bool is_candidate(const struct job *job, const struct session *session, c
 
         return version_whole_in_memory(version) && (!version->is_gone || wanted->sequence) && (!version->superseded || wanted->sequence) &&
                !lacks_shares(job, version) && (!*tag || !strcmp(tag, version->tag)) &&
-               (!version->ancestry.gives_way || !strcmp(version->run, session->run)) && /* else storage has the tag, written by a run that continues */
+               (!version->gives_way || !strcmp(version->run, session->run)) && /* else storage has the tag, written by a run that continues */
                version_wanted(wanted, version->generation, version->sequence);
 }
 
@@ -46,7 +51,7 @@ struct newest {
 
 static struct newest newest_known(struct job *job, const struct session *session, const struct ipc_find *wanted)
 {
-        struct newest newest = { .stored = job->storage.known.newest };
+        struct newest newest = { .stored = job->known.newest };
 
         for (struct version *version = job->versions; version; version = version->next) {
                 struct order_entry entry = entry_of(version);
@@ -61,7 +66,7 @@ static struct newest newest_known(struct job *job, const struct session *session
  * new one. */
 static bool is_ahead(const struct version *version)
 {
-        return version && version->line_due && !strcmp(version->run, version->job->runs.newest);
+        return version && version->line_due && !strcmp(version->run, ancestry_newest(version->job));
 }
 
 /* The newest of memory and storage; NULL: it is in storage alone, or there is none. */
@@ -145,7 +150,7 @@ static bool is_known(const struct session *session, const struct version *versio
 {
         const struct job *job = version->job;
 
-        return !job->persist_path[0] || (session->role == IPC_ROLE_TRAINER && session->job == job && !strcmp(session->run, job->runs.newest) &&
+        return !job->persist_path[0] || (session->role == IPC_ROLE_TRAINER && session->job == job && !strcmp(session->run, ancestry_newest(job)) &&
                                          ancestry_is_compared(version));
 }
 
@@ -163,8 +168,8 @@ static enum nebula_status take_stored(struct catalogue *catalogue, const struct 
         if (job == session->job && !session->has_begun)
                 ancestry_follow(session, version->run, version->sequence);
         if (job == session->job && session->role == IPC_ROLE_TRAINER)
-                session->job->runs.unseen_after = 0;
-        catalogue_tidy(catalogue, job);
+                ancestry_set_unseen(session->job, 0);
+        policy_tidy(catalogue, job);
         return NEBULA_OK;
 }
 
@@ -217,7 +222,7 @@ static struct order_entry found_entry(const struct in_memory *memory)
 static void take_unseen(struct job *job, const struct session *session, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
                         struct ipc_found *ret_found)
 {
-        const struct manifest *known = *wanted->tag ? NULL : known_newest(&job->storage.known);
+        const struct manifest *known = *wanted->tag ? NULL : known_newest(&job->known);
         struct order_entry of_memory = found_entry(memory), of_stored = known ? stored_entry(known) : of_memory;
         struct passed passed = { 0 };
 
@@ -233,7 +238,7 @@ static void take_unseen(struct job *job, const struct session *session, const st
         }
         passed_report(&passed, ret_found);
         if (!*wanted->tag && session->role == IPC_ROLE_TRAINER)
-                job->runs.unseen_after = memory->entry.sequence;
+                ancestry_set_unseen(job, memory->entry.sequence);
 }
 
 /* NULL: none. */
@@ -249,17 +254,17 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
 {
         bool is_new;
 
-        if (!catalogue->memory.rival[0] || !survival_log_rival_has(catalogue, path))
+        if (!catalogue->memory->rival[0] || !survival_log_rival_has(catalogue, path))
                 return;
         catalogue_lock(catalogue);
-        is_new = job->copies.notice_at == 0;
+        is_new = job->rival_seen_at == 0;
         if (is_new)
-                job->copies.notice_at = catalogue_moment(catalogue);
+                job->rival_seen_at = catalogue_moment(catalogue);
         catalogue_signal_event(catalogue);
         catalogue_unlock(catalogue);
         if (is_new)
-                log_event(LOG_LEVEL_WARN, "another agent (%s) has versions of %s in %s", catalogue->memory.rival, path,
-                          catalogue->memory.rival_directory);
+                log_event(LOG_LEVEL_WARN, "another agent (%s) has versions of %s in %s", catalogue->memory->rival, path,
+                          catalogue->memory->rival_directory);
 }
 
 /* Looks into this node's memory, and finds the job of the path; *ret_job is NULL if there is no memory for it. Pins both jobs. */
@@ -279,15 +284,15 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
                 if (request->sequence && session->role == IPC_ROLE_TRAINER && session->job == version->job)
                         ancestry_set_compared(version); /* the ranks have agreed on it, by what they found in storage and memory */
                 /* another node may have made it durable since */
-                memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version->persist.recorded_here;
+                memory.stored_first = version->life.state == NEBULA_STATE_FAILED && version_progress(version).recorded_here;
                 memory.is_enough = !version->job->persist_path[0] || (request->sequence && !memory.stored_first) ||
                                    (!memory.stored_first && is_known(session, version) &&
-                                    (request->tag[0] || (version->job->storage.is_scanned && !storage_is_newer(version->job, session, NULL))));
+                                    (request->tag[0] || (version->job->is_scanned && !storage_is_newer(version->job, session, NULL))));
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, own_job->name);
         if (job && job != own_job)
-                storage_take_variables(job, own_job->storage.variables);
+                storage_share_variables(job, own_job);
         if (job && job != own_job)
                 job->last_guest = catalogue->session_number;
         if (version && version->job != own_job)
@@ -347,7 +352,7 @@ static enum verdict judge(struct catalogue *catalogue, const struct session *ses
         if (!stored->status)
                 of_stored = stored_entry(&stored->manifest);
         of_memory = found_entry(memory);
-        if (version->copies.is_remote || memory->stored_first)
+        if (version->is_remote || memory->stored_first)
                 return !stored->status && order_is_newest_of(&of_stored, &of_memory) ? TAKE_STORED : TAKE_MEMORY;
         if (request->tag[0])
                 return judge_by_tag(catalogue, version, stored->status, &stored->manifest, true);

@@ -4,12 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/ancestry.h"
-#include "agent/memory/page_maker.h"
 #include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/page_maker.h"
+#include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
-#include "agent/restore/restore_private.h"
 #include "agent/persist/storage.h"
+#include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -23,14 +26,14 @@ enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, con
 {
         bool named;
 
-        while (!memory_reserve(&catalogue->memory, bytes, &named)) {
-                if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
+        while (!memory_reserve(catalogue->memory, bytes, &named)) {
+                if (page_maker_discard(catalogue) || policy_reclaim(catalogue))
                         continue;
-                if (catalogue->stopping || !memory_follows(&catalogue->memory))
+                if (catalogue->stopping || !memory_follows(catalogue->memory))
                         return error_set(error, NEBULA_NO_MEMORY, 0,
                                          "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
-                                         " MiB and %" PRIu64 " MiB are in use", name, (bytes >> 20) + 1, catalogue->memory.budget >> 20,
-                                         catalogue->memory.used >> 20);
+                                         " MiB and %" PRIu64 " MiB are in use", name, (bytes >> 20) + 1, catalogue->memory->budget >> 20,
+                                         catalogue->memory->used >> 20);
                 catalogue_wait(catalogue, &catalogue->moved, ROOM_LOOK_MS);
         }
         return NEBULA_OK;
@@ -40,9 +43,9 @@ enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, con
 static void give_back(struct catalogue *catalogue, struct image *image, uint64_t capacity)
 {
         if (image)
-                memory_release(&catalogue->memory, image);
+                memory_release(catalogue->memory, image);
         catalogue_lock(catalogue);
-        memory_unreserve(&catalogue->memory, capacity);
+        memory_unreserve(catalogue->memory, capacity);
         catalogue_unlock(catalogue);
 }
 
@@ -55,13 +58,13 @@ static enum nebula_status new_image(struct catalogue *catalogue, const char *nam
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        catalogue->memory.wanting++;
+        catalogue->memory->wanting++;
         status = restore_room(catalogue, capacity, name, error);
-        catalogue->memory.wanting--;
+        catalogue->memory->wanting--;
         catalogue_unlock(catalogue);
         if (status)
                 return status;
-        status = memory_create(&catalogue->memory, capacity, false, &image, error);
+        status = memory_create(catalogue->memory, capacity, false, &image, error);
         if (!status)
                 status = memory_map(image, ret_data, error);
         if (!status) {
@@ -171,7 +174,7 @@ static enum nebula_status read_remote(struct catalogue *catalogue, struct job *j
 static void place_image(struct catalogue *catalogue, struct version *version, struct agent_file *file, struct image *image)
 {
         image->job = version->job;
-        memory_add(&catalogue->memory, image);
+        memory_add(catalogue->memory, image);
         memory_hold(image);
         file->image = image;
 }
@@ -233,7 +236,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         restore_want(version, file, &wanted);
         size = file->size;
         catalogue_unlock(catalogue);
-        if (version->copies.is_remote) {
+        if (version->is_remote) {
                 struct nebula_error failure = { 0 };
 
                 status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
@@ -243,7 +246,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                         log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from a peer, the agent tries storage: %s", name, version->tag,
                                   failure.message);
         }
-        if (status && (!version->copies.is_remote || version->job->persist_path[0]))
+        if (status && (!version->is_remote || version->job->persist_path[0]))
                 status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
         catalogue_lock(catalogue);
         file = version_file(version, name);
@@ -313,12 +316,12 @@ static struct version *complete_one(struct version *version, const char *name)
 {
         struct version *best = NULL;
 
-        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->copies.is_remote))
+        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->is_remote))
                 return version;
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
                     (version->sequence ? version_is(other, version->generation, version->sequence) : !other->superseded) &&
-                    (version_whole_in_memory(other) || other->stored || other->copies.is_remote) && (!best || other->generation > best->generation))
+                    (version_whole_in_memory(other) || other->stored || other->is_remote) && (!best || other->generation > best->generation))
                         best = other;
         return best;
 }
@@ -332,7 +335,7 @@ enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image
         catalogue_unlock(catalogue);
         status = memory_open_read_only(image, ret_fd, error);
         catalogue_lock(catalogue);
-        memory_drop(&catalogue->memory, image);
+        memory_drop(catalogue->memory, image);
         return status;
 }
 
@@ -365,8 +368,8 @@ static void lend(struct catalogue *catalogue, struct version *source, const char
  * compared. */
 static bool may_be_older(const struct session *session, const struct version *source)
 {
-        return session && session->role == IPC_ROLE_TRAINER && source->job == session->job && source->job->persist_path[0] && !source->copies.is_remote &&
-               !strcmp(session->run, source->job->runs.newest) && !ancestry_is_compared(source);
+        return session && session->role == IPC_ROLE_TRAINER && source->job == session->job && source->job->persist_path[0] && !source->is_remote &&
+               !strcmp(session->run, ancestry_newest(source->job)) && !ancestry_is_compared(source);
 }
 
 /* Finds the version as a search by its tag does. Lock held on entry and return, released meanwhile. */
@@ -450,7 +453,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         source->pins++;
         bring_from_peer(catalogue, source, request->name);
         file = version_file(source, request->name);
-        can_lend = session && request->reads_storage && !source->copies.is_remote;
+        can_lend = session && request->reads_storage && !source->is_remote;
         is_shared = can_lend && (file->lent || has_company(catalogue, session));
         if (can_lend && !file->image && !file->reading && (!is_shared || request->reads_storage == IPC_READS_PARTS))
                 lend(catalogue, source, request->name, is_shared, &opened, ret_fd);

@@ -9,18 +9,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/publish/publish_list.h"
 #include "agent/catalogue/catalogue.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
 #include "agent/memory/image_loan.h"
+#include "agent/commit/slots_private.h"
+#include "agent/memory/memory.h"
+#include "agent/memory/slots_private.h"
 #include "agent/memory/survival_log.h"
+#include "agent/peers/slots_private.h"
+#include "agent/persist/slots_private.h"
 #include "agent/publish/publish.h"
 #include "agent/persist/storage.h"
+#include "agent/rooms.h"
 #include "os/os.h"
 
 #define BENCH_FILE_BYTES 20011u
 
 struct bench {
         struct catalogue catalogue;
+        struct memory memory;
         struct session session;
         struct job *job;
         struct nebula_error error;
@@ -37,9 +46,9 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
         char why[600];
 
         memset(bench, 0, sizeof *bench);
-        catalogue_init(&bench->catalogue);
+        catalogue_init(&bench->catalogue, agent_rooms, &bench->memory);
         bench->catalogue.in_process = true;
-        memory_init(&bench->catalogue.memory, memory, 1 << 30, why, sizeof why);
+        memory_init(bench->catalogue.memory, memory, 1 << 30, why, sizeof why);
         if (memory)
                 survival_log_adopt_all(&bench->catalogue);
         bench->job = catalogue_job_get(&bench->catalogue, storage, "");
@@ -52,7 +61,7 @@ static inline void bench_keep(struct job *job, uint32_t last)
 {
         job->settings.rules[0] = (struct keep_rule){ .last = last };
         job->settings.rule_count = last != 0;
-        job->storage.is_remover = true; /* as the agent that has written the last manifest */
+        job->is_remover = true; /* as the agent that has written the last manifest */
 }
 
 /* Applies the rules once. */
@@ -66,10 +75,10 @@ static inline enum nebula_status bench_retain(struct bench *bench)
 /* forget: true ends as an agent does; false as if the agent had been killed. */
 static inline void bench_done(struct bench *bench, bool forget)
 {
-        memory_stop_removing(&bench->catalogue.memory, forget);
+        memory_stop_removing(bench->catalogue.memory, forget);
         publish_done(&bench->catalogue);
         catalogue_done(&bench->catalogue);
-        memory_done(&bench->catalogue.memory, forget);
+        memory_done(bench->catalogue.memory, forget);
 }
 
 static inline bool never(void *argument)

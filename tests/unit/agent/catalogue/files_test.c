@@ -50,8 +50,8 @@ static void each_of_many_files_is_found_and_carried_over(void)
                 abort();
         make_manifest(manifest);
         scan = (struct manifest_scan){ .manifests = manifest, .count = 1 };
-        REQUIRE(known_new(&scan, bench.job->name, &bench.job->storage.known));
-        manifest = bench.job->storage.known.list[0];
+        REQUIRE(known_new(&scan, bench.job->name, &bench.job->known));
+        manifest = bench.job->known.list[0];
         catalogue_lock(&bench.catalogue);
         stored = catalogue_stored(&bench.catalogue, bench.job, manifest);
         version = commit_begin(&bench.catalogue, &bench.session, "step1", NEBULA_FILES_ALL_RANKS, &bench.error);
@@ -172,8 +172,8 @@ static void a_manifest_that_was_just_written_is_sorted_as_one_that_was_read(void
         catalogue_unlock(&bench.catalogue);
         for (unsigned i = 0; i < 3; i++)
                 REQUIRE(id && !bench_save(&bench, &id, names[i], i));
-        REQUIRE(!bench_persist(&bench, catalogue_version(&bench.catalogue, id)) && bench.job->storage.known.count == 1);
-        CHECK(bench.job->storage.known.list[0]->by_name && manifest_find_file(bench.job->storage.known.list[0], "a"));
+        REQUIRE(!bench_persist(&bench, catalogue_version(&bench.catalogue, id)) && bench.job->known.count == 1);
+        CHECK(bench.job->known.list[0]->by_name && manifest_find_file(bench.job->known.list[0], "a"));
         bench_done(&bench, true);
         storage_remove(storage);
 }

@@ -1,4 +1,5 @@
 /* In a long run, a bounded number of tombstones stays. They still answer, and no request walks over them. */
+#include "agent/catalogue/memory_policy.h"
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/memory/page_maker.h"
@@ -153,7 +154,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         }
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, next, "step2", NEBULA_FILES_ALL_RANKS, &bench.error);
-        catalogue_retain(&bench.catalogue, bench.job, bench.job->settings.retention_count);
+        policy_retain(&bench.catalogue, bench.job, bench.job->settings.retention_count);
         CHECK(version && !version_whole_in_memory(agreed));
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
@@ -186,7 +187,7 @@ static size_t image_count(const struct bench *bench)
 {
         size_t count = 0;
 
-        for (const struct image *image = bench->catalogue.memory.images; image; image = image->next)
+        for (const struct image *image = bench->catalogue.memory->images; image; image = image->next)
                 count++;
         return count;
 }
@@ -219,12 +220,12 @@ static void memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_le
         catalogue_lock(&bench.catalogue);
         page_maker_discard(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
-        CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
+        CHECK(image_count(&bench) == 1 && bench.catalogue.memory->used == memory_capacity(BENCH_FILE_BYTES));
         bench.job->settings.on_full = NEBULA_ON_FULL_STREAM;
-        bench.catalogue.memory.budget = 1; /* no file fits, and no save waits for memory */
+        bench.catalogue.memory->budget = 1; /* no file fits, and no save waits for memory */
         bench.session.nonce = 2;
         CHECK(save_in_vain(&bench, "streamed") && image_count(&bench) <= 1);
-        for (const struct image *image = bench.catalogue.memory.images; image; image = image->next)
+        for (const struct image *image = bench.catalogue.memory->images; image; image = image->next)
                 CHECK(!image->spilled);
         os = &os_linux;
         bench_done(&bench, true);
@@ -303,11 +304,11 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         catalogue_lock(&bench.catalogue);
         CHECK(in_memory(&bench) == 3);
         version->pins++; /* a loader reads the version */
-        CHECK(catalogue_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
-        CHECK(!catalogue_release(&bench.catalogue, bench.job, true) && !catalogue_release(&bench.catalogue, bench.job, false));
+        CHECK(policy_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
+        CHECK(!policy_release(&bench.catalogue, bench.job, true) && !policy_release(&bench.catalogue, bench.job, false));
         CHECK(in_memory(&bench) == 2 && version->in_memory);
         version->pins--;
-        CHECK(catalogue_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
+        CHECK(policy_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         test_dir_remove(directory);
@@ -369,13 +370,13 @@ static void small_images_serve_again_and_take_a_page_each(void)
         char tag[32];
 
         bench_init(&bench, NULL, "");
-        bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* images are memfds in this test */
+        bench.catalogue.memory->descriptor_limit = UINT32_MAX; /* images are memfds in this test */
         bench.job->settings.retention_count = 2;
         for (unsigned i = 0; i < 6; i++) {
                 snprintf(tag, sizeof tag, "step%u", i);
                 REQUIRE(version_of_many(&bench, tag, count));
                 CHECK(bury_and_count(&bench) <= 3 * count);
-                CHECK(bench.catalogue.memory.used == image_count(&bench) * MEMORY_PAGE);
+                CHECK(bench.catalogue.memory->used == image_count(&bench) * MEMORY_PAGE);
         }
         CHECK(bench.job->versions->files[0].image->served > 0 && bench.job->versions->files[count - 1].image->served > 0);
         bench_done(&bench, true);
@@ -402,8 +403,8 @@ static size_t images_of_three(uint32_t retention_count, bool is_late)
         for (unsigned i = 0; i < 3 && is_late; i++)
                 CHECK(!bench_persist(&bench, versions[i]));
         catalogue_lock(&bench.catalogue);
-        catalogue_retain(&bench.catalogue, bench.job, retention_count); /* as the worker does */
-        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
+        policy_retain(&bench.catalogue, bench.job, retention_count); /* as the worker does */
+        CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
         CHECK(version_whole_in_memory(versions[2]) && in_memory(&bench) == retention_count);
         catalogue_unlock(&bench.catalogue);
         count = bury_and_count(&bench);
@@ -426,10 +427,10 @@ static bool make_spare(struct bench *bench, uint64_t capacity)
         struct image *image;
         bool named;
 
-        if (!memory_reserve(&bench->catalogue.memory, capacity, &named) || memory_create(&bench->catalogue.memory, capacity, named, &image, NULL))
+        if (!memory_reserve(bench->catalogue.memory, capacity, &named) || memory_create(bench->catalogue.memory, capacity, named, &image, NULL))
                 return false;
         image->job = bench->job;
-        memory_add(&bench->catalogue.memory, image);
+        memory_add(bench->catalogue.memory, image);
         return true;
 }
 
@@ -442,26 +443,26 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
 
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = session = &bench.session;
-        catalogue_hint(&bench.catalogue, session, bench.catalogue.memory.budget); /* two do not fit */
-        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0 && !bench.job->spare_due);
-        catalogue_hint(&bench.catalogue, session, size);
+        policy_hint(&bench.catalogue, session, bench.catalogue.memory->budget); /* two do not fit */
+        CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0 && !bench.job->spare_due);
+        policy_hint(&bench.catalogue, session, size);
         CHECK(bench.job->spare_due);
         for (int i = 0; i < 2; i++) {
-                CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == capacity);
+                CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == capacity);
                 REQUIRE(make_spare(&bench, capacity));
         }
-        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
-        catalogue_retain(&bench.catalogue, bench.job, 1); /* each save does this */
+        CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
+        policy_retain(&bench.catalogue, bench.job, 1); /* each save does this */
         catalogue_lock(&bench.catalogue);
         CHECK(!page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
-        taken = memory_take(&bench.catalogue.memory, size, 1, bench.job);
+        taken = memory_take(bench.catalogue.memory, size, 1, bench.job);
         REQUIRE(taken);
         memory_hold(taken);
-        memory_drop(&bench.catalogue.memory, taken);
+        memory_drop(bench.catalogue.memory, taken);
         session->connection_count = 0; /* its trainer has left: no client waits for the file */
         catalogue_lock(&bench.catalogue);
-        catalogue_retain(&bench.catalogue, bench.job, 1);
+        policy_retain(&bench.catalogue, bench.job, 1);
         CHECK(page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
         session->connection_count = 1;
@@ -482,35 +483,35 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = session = &bench.session;
         catalogue_lock(&bench.catalogue);
-        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has hinted nothing */
-        catalogue_hint(&bench.catalogue, session, size);
-        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 2);
+        CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has hinted nothing */
+        policy_hint(&bench.catalogue, session, size);
+        CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 2);
         catalogue_unlock(&bench.catalogue);
         REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, 2 * capacity) && make_spare(&bench, capacity) &&
                 make_spare(&bench, capacity));
         catalogue_lock(&bench.catalogue);
-        first = catalogue_spare_image(&bench.catalogue, session, &left);
+        first = policy_spare_image(&bench.catalogue, session, &left);
         REQUIRE(first && first->capacity == capacity && left == 1);
         first->faulting = true; /* its pages are not made yet */
-        second = catalogue_spare_image(&bench.catalogue, session, &left);
+        second = policy_spare_image(&bench.catalogue, session, &left);
         REQUIRE(second && second != first && second->capacity == capacity && left == 1);
         second->owner_nonce = session->nonce;
         other = (struct session){ .nonce = session->nonce + 1, .connection_count = 1, .job = bench.job };
         session->next = &other;
         first->owner_nonce = other.nonce; /* another session knows it */
         first->faulting = false;
-        third = catalogue_spare_image(&bench.catalogue, session, &left);
+        third = policy_spare_image(&bench.catalogue, session, &left);
         REQUIRE(third && third != first && third != second && third->capacity == capacity && left == 0);
         other.connection_count = 0; /* its process has ended: the image is as good as a new one */
         third->faulting = true;
-        CHECK(catalogue_spare_image(&bench.catalogue, session, &left) == first && left == 0);
+        CHECK(policy_spare_image(&bench.catalogue, session, &left) == first && left == 0);
         third->faulting = false;
         session->next = NULL;
         first->owner_nonce = session->nonce;
-        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
+        CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
         second->owner_nonce = 0;
         bench.job->settings.retention_count = 1; /* the job gives its memory back: one image is enough */
-        CHECK(!catalogue_spare_image(&bench.catalogue, session, &left) && left == 0);
+        CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0);
         catalogue_unlock(&bench.catalogue);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
         bench_done(&bench, true);
@@ -525,14 +526,14 @@ static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(voi
 
         bench_init(&bench, NULL, "");
         bench.catalogue.sessions = &bench.session;
-        catalogue_hint(&bench.catalogue, &bench.session, size);
+        policy_hint(&bench.catalogue, &bench.session, size);
         REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, capacity));
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "step0", NEBULA_FILES_OPEN, &bench.error);
         id = version ? version->id : 0;
         catalogue_unlock(&bench.catalogue);
         REQUIRE(id && !bench_save_bytes(&bench, &id, "model", 1, size) && bench.session.hint_count == 1);
-        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
+        CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
         bench_done(&bench, true);
 }
@@ -601,9 +602,9 @@ static void a_version_of_more_files_than_there_are_descriptors_is_saved_persiste
                 snprintf(tag, sizeof tag, "step%u", i);
                 version = version_of_many(&bench, tag, count);
                 REQUIRE(version);
-                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.descriptor_count <= 32);
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory->descriptor_count <= 32);
                 CHECK(!bench_persist(&bench, version));
-                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.mapped_count < count);
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory->mapped_count < count);
                 bury_and_count(&bench);
         }
         bench_done(&bench, false);

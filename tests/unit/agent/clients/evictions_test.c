@@ -6,6 +6,8 @@
 #include "agent/agent_client.h"
 #include "agent/catalogue/catalogue.h"
 #include "agent/clients/evictions.h"
+#include "agent/memory/memory.h"
+#include "agent/rooms.h"
 #include "store/http/http.h"
 #include "store/http/server.h"
 #include "tap.h"
@@ -264,7 +266,7 @@ static void watching_goes_on_with_the_next_agent(void)
 static void ask_now(struct catalogue *catalogue, unsigned times)
 {
         for (unsigned i = 0; i < times; i++) {
-                catalogue->evictions[NEBULA_CLOUD_AWS].due_ns = 0;
+                evictions_of(catalogue, NEBULA_CLOUD_AWS)->due_ns = 0;
                 CHECK(!evictions_ask(catalogue, NEBULA_CLOUD_AWS, NULL));
         }
 }
@@ -272,12 +274,15 @@ static void ask_now(struct catalogue *catalogue, unsigned times)
 static void thirty_failures_in_a_row_are_an_event_and_the_next_answer_counts(void)
 {
         static struct catalogue catalogue;
-        struct evictions *aws = &catalogue.evictions[NEBULA_CLOUD_AWS];
+        static struct memory memory;
+        struct evictions *aws;
         struct ipc_event event = { 0 };
         unsigned tokens;
 
         cloud_begin(metadata_ask);
-        catalogue_init(&catalogue);
+        catalogue_init(&catalogue, agent_rooms, &memory);
+        aws = evictions_of(&catalogue, NEBULA_CLOUD_AWS);
+        REQUIRE(aws);
         catalogue_lock(&catalogue);
         ask_now(&catalogue, 1);
         tokens = atomic_load(&cloud.tokens);

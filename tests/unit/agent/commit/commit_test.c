@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "agent/commit/commit_end.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/clients/events.h"
@@ -129,8 +130,8 @@ static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_r
         REQUIRE(version && newer);
         newer->stored = true;
         version_move(&bench.catalogue, newer, NEBULA_STATE_DURABLE);
-        version->nodes.spread = version->persist.recorded_here = version->persist.wanted = version->nodes.wanted_reported = true;
-        version->nodes.waiting_since_ns = os->now_ns() - 60000000000;
+        version->is_spread = version->persist->recorded_here = version->wanted = version->nodes->wanted_reported = true;
+        version->nodes->waiting_since_ns = os->now_ns() - 60000000000;
         version->pins++;
         catalogue_lock(&bench.catalogue);
         world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
@@ -162,8 +163,8 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
         version->pins--;
         CHECK(!bench_persist(&bench, version));
-        CHECK(bench.job->storage.known.count == 1 && manifest_find_file(bench.job->storage.known.list[0], "b"));
-        CHECK(bench.job->storage.known.count == 1 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 2));
+        CHECK(bench.job->known.count == 1 && manifest_find_file(bench.job->known.list[0], "b"));
+        CHECK(bench.job->known.count == 1 && stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 2));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -196,13 +197,13 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         storage_make(storage);
         REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "a", 5));
-        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "a", 5));
+        CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
         again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written again */
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(bench.job->storage.known.list[0]->generation == 4);
-        CHECK(generation_of(bench.job->storage.known.list[0], "b") == 3);
-        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
+        CHECK(bench.job->known.list[0]->generation == 4);
+        CHECK(generation_of(bench.job->known.list[0], "b") == 3);
+        CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -228,7 +229,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(vo
         again = bench.job->versions;
         REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         CHECK(!bench_persist(&bench, again));
-        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 4));
+        CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
         bench_done(&bench, true);
         test_dir_remove(memory);
         storage_remove(storage);
@@ -255,8 +256,8 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
                         REQUIRE(again && again->generation == 2);
                 }
                 CHECK(!bench_persist(&bench, again));
-                CHECK(generation_of(bench.job->storage.known.list[0], "b") == 1);
-                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "b", 2));
+                CHECK(generation_of(bench.job->known.list[0], "b") == 1);
+                CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 2));
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -325,7 +326,7 @@ static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
         bench_init(&bench, NULL, storage);
         other = catalogue_job_get(&bench.catalogue, beside, "");
         REQUIRE(other && !storage_scan(&bench.catalogue, other, &bench.error) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
-        CHECK(other->storage.known.count == 1 && bench.job->storage.known.count == 1);
+        CHECK(other->known.count == 1 && bench.job->known.count == 1);
         version = bench_version(&bench, "t", 1, 2);
         CHECK(version && version->sequence >= now && version->sequence < now + UINT64_C(60000000000));
         bench_done(&bench, true);
@@ -347,8 +348,8 @@ static void after_the_last_sequence_there_is_versions_are_still_readable(void)
         version = bench_version(&bench, "before", 1, 2);
         REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         version = bench_version(&bench, "t", 1, 2);
-        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->storage.store, "t", &manifest, &bench.error));
-        CHECK(stored_holds(bench.job->storage.store, &manifest, "a", 1));
+        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->storage->store, "t", &manifest, &bench.error));
+        CHECK(stored_holds(bench.job->storage->store, &manifest, "a", 1));
         manifest_done(&manifest);
         version = bench_version(&bench, "evil", 1, 2); /* this version would need a later sequence */
         REQUIRE(version);
@@ -386,7 +387,7 @@ static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_h
         REQUIRE(bench_version(&bench, "t", 1, 2));
         again = bench_version(&bench, "t", 3, 0);
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(generation_of(bench.job->storage.known.list[0], "b") == 2);
+        CHECK(generation_of(bench.job->known.list[0], "b") == 2);
         CHECK(version_file(again, "b")->generation == 2);
         bench_done(&bench, true);
         storage_remove(storage);
@@ -411,9 +412,9 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         bench_keep(bench.job, 1);
         bench_retain(&bench);
         CHECK(!bench_persist(&bench, again));
-        CHECK(bench.job->storage.known.count == 2 && stored_holds(bench.job->storage.store, bench.job->storage.known.list[1], "b", 2));
+        CHECK(bench.job->known.count == 2 && stored_holds(bench.job->storage->store, bench.job->known.list[1], "b", 2));
         bench_retain(&bench);
-        CHECK(bench.job->storage.known.count == 1);
+        CHECK(bench.job->known.count == 1);
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -453,19 +454,19 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
                 version = bench_version(&bench, "y", 2, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 unremovable = refused[i];
-                stored_ops = bench.job->storage.store->ops;
+                stored_ops = bench.job->storage->store->ops;
                 ops = *stored_ops;
                 ops.remove = remove_all_but_one;
-                bench.job->storage.store->ops = &ops;
+                bench.job->storage->store->ops = &ops;
                 for (int turn = 0; turn < 2; turn++)
                         bench_retain(&bench);
-                bench.job->storage.store->ops = stored_ops;
+                bench.job->storage->store->ops = stored_ops;
                 CHECK(storage_count(storage, "x", unremovable + 1, NULL) == 1);
-                CHECK(bench.job->storage.known.count + bench.job->storage.half_removed_count == 2);
-                CHECK(!strcmp(bench.job->storage.known.list[bench.job->storage.known.count - 1]->tag, "y"));
+                CHECK(bench.job->known.count + bench.job->storage->half_removed_count == 2);
+                CHECK(!strcmp(bench.job->known.list[bench.job->known.count - 1]->tag, "y"));
                 bench_retain(&bench);
                 CHECK(!storage_count(storage, "x/", "", NULL));
-                CHECK(bench.job->storage.known.count == 1 && !bench.job->storage.half_removed_count);
+                CHECK(bench.job->known.count == 1 && !bench.job->storage->half_removed_count);
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -500,17 +501,17 @@ static void rules_that_could_not_be_applied_stay_due(void)
                 version = bench_version(&bench, "y", 2, 0);
                 REQUIRE(version && !bench_persist(&bench, version));
                 unlisted = refused[i];
-                stored_ops = bench.job->storage.store->ops;
+                stored_ops = bench.job->storage->store->ops;
                 ops = *stored_ops;
                 ops.list = list_but_some;
-                bench.job->storage.store->ops = &ops;
-                bench.job->storage.retain_due = bench.job->storage.is_scanned = true;
+                bench.job->storage->store->ops = &ops;
+                bench.job->retain_due = bench.job->is_scanned = true;
                 worker_run(&bench.catalogue, bench.job);
-                CHECK(bench.job->storage.known.count == 2 && bench.job->storage.retain_due && bench.job->storage.retain_at_ns);
-                bench.job->storage.store->ops = stored_ops;
-                bench.job->storage.retain_at_ns = 1; /* the pause is over */
+                CHECK(bench.job->known.count == 2 && bench.job->retain_due && bench.job->storage->retain_at_ns);
+                bench.job->storage->store->ops = stored_ops;
+                bench.job->storage->retain_at_ns = 1; /* the pause is over */
                 worker_run(&bench.catalogue, bench.job);
-                CHECK(bench.job->storage.known.count == 1 && !bench.job->storage.retain_due && !bench.job->storage.retain_at_ns);
+                CHECK(bench.job->known.count == 1 && !bench.job->retain_due && !bench.job->storage->retain_at_ns);
                 bench_done(&bench, true);
                 storage_remove(storage);
         }
@@ -555,7 +556,7 @@ static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the
         catalogue_unlock(&bench.catalogue);
         REQUIRE(id && !bench_save(&bench, &id, "b", 1));
         catalogue_lock(&bench.catalogue);
-        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->nodes.spread);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->is_spread);
         bench.session.rank = 2;
         bench.session.nonce = 2;
         request.version_id = id;
@@ -568,7 +569,7 @@ static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the
         storage_write(storage, key, text, size);
         free(text);
         catalogue_lock(&bench.catalogue);
-        for (int i = 0; i < 5 && commit_open(version); i++) {
+        for (int i = 0; i < 5 && version_open(version); i++) {
                 int64_t due = INT64_MAX;
 
                 world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due);
@@ -606,10 +607,10 @@ static void files_that_a_late_rank_does_not_write_again_carry_over(void)
         bench.job->settings.world = bench.session.world = 2;
         first = share(&bench, 0, "a", false);
         REQUIRE(first && share(&bench, 1, "b", true) == first && share(&bench, 0, NULL, true) == first);
-        REQUIRE(!first->nodes.spread && first->life.state == NEBULA_STATE_COMMITTED);
+        REQUIRE(!first->is_spread && first->life.state == NEBULA_STATE_COMMITTED);
         again = share(&bench, 0, "a", true);
-        REQUIRE(again && again != first && again->nodes.spread && !version_file(again, "b"));
-        CHECK(share(&bench, 1, NULL, true) == again && commit_open(again));
+        REQUIRE(again && again != first && again->is_spread && !version_file(again, "b"));
+        CHECK(share(&bench, 1, NULL, true) == again && version_open(again));
         CHECK(version_file(again, "b") && version_file(again, "b")->image == version_file(first, "b")->image);
         bench_done(&bench, true);
 }
@@ -629,11 +630,11 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
                 REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
                 if (!found) {
                         version = bench_version(&bench, "t", 1, 2);
-                        REQUIRE(version && version->nodes.writing == 1 && !bench_persist(&bench, version));
+                        REQUIRE(version && version->writing == 1 && !bench_persist(&bench, version));
                 } else {
-                        CHECK(catalogue_stored(&bench.catalogue, bench.job, bench.job->storage.known.list[0]));
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, bench.job->known.list[0]));
                         version = bench_version(&bench, "t", 3, 4);
-                        CHECK(version && version->nodes.writing == 2);
+                        CHECK(version && version->writing == 2);
                 }
                 bench_done(&bench, true);
         }
@@ -657,7 +658,7 @@ static void a_watch_reports_that_nodes_cannot_commit_because_of_storage(void)
         bench.catalogue.takeover_s = 30;
         bench.job->settings.world = bench.session.world = 2;
         version = bench_version(&bench, "t", 1, 0);
-        REQUIRE(version && version->nodes.spread);
+        REQUIRE(version && version->is_spread);
         catalogue_lock(&bench.catalogue);
         CHECK(!event_next(&bench.catalogue, bench.job, 0, &event));
         CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due));
@@ -706,8 +707,8 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!bench_save(&bench, &id, "a", 1));
         catalogue_lock(&bench.catalogue);
-        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->nodes.spread);
-        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->nodes.to_announce);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->is_spread);
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->nodes->to_announce);
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
         catalogue_lock(&bench.catalogue);
@@ -775,7 +776,7 @@ static struct version *save_as_world(struct bench *bench, const char *run, uint3
 
 static bool has_stored(const struct bench *bench, const char *name)
 {
-        return bench->job->storage.known.count == 1 && manifest_find_file(bench->job->storage.known.list[0], name);
+        return bench->job->known.count == 1 && manifest_find_file(bench->job->known.list[0], name);
 }
 
 /* Tested from memory, and from storage alone. */
@@ -799,9 +800,9 @@ static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
                 version = save_as_world(&bench, "r", 2, 10, false);
                 REQUIRE(version && !bench_persist(&bench, version));
                 CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "rng1") && has_stored(&bench, "model"));
-                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->storage.known.list[0]->file_count == 3);
-                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "rng1", 11));
-                CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "model", 1));
+                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->known.list[0]->file_count == 3);
+                CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "rng1", 11));
+                CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "model", 1));
                 CHECK(!storage_has(storage, "t/rng3")); /* also not for a reader that does not read manifests */
                 CHECK(storage_has(storage, "t/rng1"));
                 bench_done(&bench, true);

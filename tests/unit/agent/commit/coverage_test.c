@@ -1,4 +1,5 @@
 /* Which ranks the captured documents cover, and how often each of them is read. */
+#include "agent/commit/node_documents.h"
 #include "store/versions.h"
 #include "store/watched.h"
 

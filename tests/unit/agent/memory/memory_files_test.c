@@ -50,17 +50,17 @@ static void add(struct bench *bench, struct memory_file *file, enum memory_file_
         struct memory_file_task task = { .file = file, .kind = kind, .id = ID, .suffix = ".x", .data = strdup(text), .size = strlen(text),
                                          .offset = offset, .is_looked_for = is_looked_for };
 
-        CHECK(memory_files_add(&bench->catalogue.memory, &task));
+        CHECK(memory_files_add(bench->catalogue.memory, &task));
 }
 
 /* Does all tasks that were added. Returns the number of failures. */
 static unsigned do_added(struct bench *bench)
 {
-        struct memory_files *files = &bench->catalogue.memory.files;
+        struct memory_files *files = &bench->catalogue.memory->files;
         struct memory_file_task *failed, *next;
         unsigned count = 0;
 
-        memory_files_write(&bench->catalogue.memory, memory_files_added(files));
+        memory_files_write(bench->catalogue.memory, memory_files_added(files));
         CHECK(!memory_files_are_due(files));
         for (failed = memory_files_failed(files); failed; failed = next, count++) {
                 next = failed->next;
@@ -96,7 +96,7 @@ static void tasks_are_done_in_the_order_in_which_they_were_added(void)
         add(&bench, file, MEMORY_FILE_APPEND, 4, "ef", true);
         CHECK(do_added(&bench) == 0 && file_holds("abcdef"));
         add(&bench, file, MEMORY_FILE_APPEND, 6, "gh", false);
-        memory_files_remove(&bench.catalogue.memory, file, ID, ".x");
+        memory_files_remove(bench.catalogue.memory, file, ID, ".x");
         CHECK(do_added(&bench) == 0 && os->stat(path, false, &stat) == -ENOENT);
         memory_file_drop(file);
         end(&bench);
@@ -134,13 +134,13 @@ static void a_survival_log_that_could_not_be_gone_on_with_is_begun_anew(void)
         REQUIRE(version);
         atomic_store(&failures_left, 1);
         catalogue_lock(&bench.catalogue);
-        version->persist.wanted = true;
+        version->wanted = true;
         survival_log_write(&bench.catalogue, version);
         catalogue_unlock(&bench.catalogue);
-        CHECK(atomic_load(&failures_left) == 0 && version->survival.bytes == version->survival.begun_bytes);
+        CHECK(atomic_load(&failures_left) == 0 && version->survival->bytes == version->survival->begun_bytes);
         bench_done(&bench, false);
         bench_init(&bench, memory, "");
-        CHECK(bench.job->versions && bench.job->versions->persist.wanted);
+        CHECK(bench.job->versions && bench.job->versions->wanted);
         end(&bench);
 }
 
@@ -206,9 +206,9 @@ static void a_wait_comes_after_what_was_described(void)
         REQUIRE(version);
         catalogue_lock(&bench.catalogue);
         survival_log_write(&bench.catalogue, version);
-        CHECK(memory_files_are_due(&bench.catalogue.memory.files));
+        CHECK(memory_files_are_due(&bench.catalogue.memory->files));
         catalogue_wait(&bench.catalogue, &bench.catalogue.moved, -1); /* no other thread would end this wait */
-        CHECK(!memory_files_are_due(&bench.catalogue.memory.files));
+        CHECK(!memory_files_are_due(&bench.catalogue.memory->files));
         catalogue_unlock(&bench.catalogue);
         end(&bench);
 }

@@ -28,8 +28,8 @@ static int advise_meanwhile(void *data, uint64_t size, enum os_advice advice)
         if (lends && !image->users)
                 memory_hold(image);
         if (dooms && joined_count == 1)
-                memory_doom(&bench.catalogue.memory, image);
-        was_buried |= dooms && memory_next_doomed(&bench.catalogue.memory);
+                memory_doom(bench.catalogue.memory, image);
+        was_buried |= dooms && memory_next_doomed(bench.catalogue.memory);
         catalogue_unlock(&bench.catalogue);
         return os_linux.advise(data, size, advice);
 }
@@ -59,14 +59,14 @@ static unsigned char *begin(int (*advise)(void *data, uint64_t size, enum os_adv
         table.advise = advise;
         os = &table;
         bench_init(&bench, NULL, "");
-        if (memory_create(&bench.catalogue.memory, IMAGE_BYTES, false, &image, &bench.error) || memory_map(image, &data, &bench.error))
+        if (memory_create(bench.catalogue.memory, IMAGE_BYTES, false, &image, &bench.error) || memory_map(image, &data, &bench.error))
                 return NULL;
         for (size_t i = 0; i < IMAGE_BYTES; i++)
                 ((unsigned char *)data)[i] = bench_byte(7, i);
-        bench.catalogue.memory.used = IMAGE_BYTES;
+        bench.catalogue.memory->used = IMAGE_BYTES;
         image->job = bench.job;
         serve_often(image);
-        memory_add(&bench.catalogue.memory, image);
+        memory_add(bench.catalogue.memory, image);
         return data;
 }
 
@@ -117,15 +117,15 @@ static void pages_of_an_image_are_joined_with_pauses(void)
         CHECK(join(&join_at_ns) && joined_count == 2);
         took_ns = os->now_ns() - begun_ns;
         CHECK(join_at_ns > begun_ns && join_at_ns <= begun_ns + 200 * took_ns);
-        CHECK(bench.catalogue.memory.joining);
+        CHECK(bench.catalogue.memory->joining);
         join_at_ns = os->now_ns() + INT64_C(60000000000);
-        CHECK(!join(&join_at_ns) && joined_count == 2 && bench.catalogue.memory.joining);
+        CHECK(!join(&join_at_ns) && joined_count == 2 && bench.catalogue.memory->joining);
         for (unsigned i = 2; i < 4; i++) {
                 join_at_ns = 0;
                 CHECK(join(&join_at_ns) && joined_count == (i == 2 ? 4 : 5));
         }
         join_at_ns = 0;
-        CHECK(!join(&join_at_ns) && joined_count == 5 && !bench.catalogue.memory.joining);
+        CHECK(!join(&join_at_ns) && joined_count == 5 && !bench.catalogue.memory->joining);
         CHECK(holds(data));
         huge = count_huge(data);
         if (huge == 0)
@@ -143,15 +143,15 @@ static void an_image_in_use_is_not_joined(void)
 
         REQUIRE(data);
         memory_hold(image);
-        CHECK(!join(&join_at_ns) && !joined_count && !bench.catalogue.memory.joining);
-        memory_drop(&bench.catalogue.memory, image);
+        CHECK(!join(&join_at_ns) && !joined_count && !bench.catalogue.memory->joining);
+        memory_drop(bench.catalogue.memory, image);
         lends = true;
         CHECK(join(&join_at_ns) && joined_count == 2); /* lent during the first step, which ends */
         join_at_ns = 0;
         CHECK(!join(&join_at_ns) && joined_count == 2);
         CHECK(holds(data));
         lends = false;
-        memory_drop(&bench.catalogue.memory, image);
+        memory_drop(bench.catalogue.memory, image);
         CHECK(join(&join_at_ns) && joined_count == 4);
         end();
 }
@@ -164,7 +164,7 @@ static void an_image_must_have_served_often_first(void)
         image->served = 0;
         for (unsigned i = 0; i < MEMORY_SERVED; i++) {
                 CHECK(!join(&join_at_ns) && !joined_count);
-                CHECK(memory_take(&bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
+                CHECK(memory_take(bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
         }
         image->pause_ns = INT64_C(60000000000); /* as if a minute lay between two saves */
         CHECK(join(&join_at_ns) && joined_count == 2);
@@ -182,8 +182,8 @@ static void an_image_that_serves_no_more_is_left_alone(void)
         CHECK(join(&join_at_ns) && joined_count == 2);
         image->taken_ns -= image->pause_ns;
         join_at_ns = 0;
-        CHECK(!join(&join_at_ns) && joined_count == 2 && !bench.catalogue.memory.joining);
-        CHECK(memory_take(&bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
+        CHECK(!join(&join_at_ns) && joined_count == 2 && !bench.catalogue.memory->joining);
+        CHECK(memory_take(bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
         CHECK(join(&join_at_ns) && joined_count == 4);
         end();
 }
@@ -196,7 +196,7 @@ static void an_image_that_is_dropped_meanwhile_is_buried_afterwards(void)
         dooms = true;
         CHECK(join(&join_at_ns) && joined_count == 2 && !was_buried);
         catalogue_lock(&bench.catalogue);
-        CHECK(page_maker_discard(&bench.catalogue) && bench.catalogue.memory.used == 0);
+        CHECK(page_maker_discard(&bench.catalogue) && bench.catalogue.memory->used == 0);
         catalogue_unlock(&bench.catalogue);
         join_at_ns = 0;
         CHECK(!join(&join_at_ns));
@@ -210,7 +210,7 @@ static void a_machine_that_joins_no_pages_is_asked_once_per_image(void)
         REQUIRE(begin(join_nothing));
         CHECK(join(&join_at_ns) && joined_count == 1);
         join_at_ns = 0;
-        CHECK(!join(&join_at_ns) && joined_count == 1 && !bench.catalogue.memory.joining);
+        CHECK(!join(&join_at_ns) && joined_count == 1 && !bench.catalogue.memory->joining);
         end();
 }
 

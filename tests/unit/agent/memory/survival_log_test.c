@@ -1,4 +1,6 @@
 /* The survival log of a version: at whatever point an agent is killed, the next one reads a state that the version had. */
+#include <errno.h>
+
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/memory/survival_record.h"
@@ -42,8 +44,8 @@ static int read_again(const char *note, size_t size)
         int found = 0;
 
         bench_init(&after, NULL, "");
-        strcpy(after.catalogue.memory.directory, memory);
-        memory_stop_removing(&after.catalogue.memory, false); /* the next round needs the images, too */
+        strcpy(after.catalogue.memory->directory, memory);
+        memory_stop_removing(after.catalogue.memory, false); /* the next round needs the images, too */
         if (!survival_record_read(&after.catalogue, 7, note, size, &error)) {
                 version = after.job->versions;
                 found = 1 + 2 * (int)version->file_count + (version->loans != NULL);
@@ -102,20 +104,20 @@ static void uploads_that_were_begun_are_known_to_the_next_agent(void)
 
         free(make_note(&bench, &size, ends, &count));
         version = bench.job->versions;
-        version->persist.unfinished.attempt = 7;
-        REQUIRE(unfinished_set(&version->persist.unfinished, key, "earlier") && unfinished_set(&version->persist.unfinished, key, text));
+        version->persist->unfinished.attempt = 7;
+        REQUIRE(unfinished_set(&version->persist->unfinished, key, "earlier") && unfinished_set(&version->persist->unfinished, key, text));
         note_again(&bench, version);
         snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
         REQUIRE(os_read_file(path, 1 << 20, &note, &size) >= 0);
         bench_init(&after, NULL, "");
-        strcpy(after.catalogue.memory.directory, memory);
-        memory_stop_removing(&after.catalogue.memory, false);
+        strcpy(after.catalogue.memory->directory, memory);
+        memory_stop_removing(after.catalogue.memory, false);
         REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
         version = after.job->versions;
-        CHECK(version->persist.unfinished.count == 1 && version->persist.unfinished.attempt == 7);
-        CHECK(!strcmp(unfinished_find(&version->persist.unfinished, key), text) && !unfinished_find(&version->persist.unfinished, "t/n.pt"));
+        CHECK(version->persist->unfinished.count == 1 && version->persist->unfinished.attempt == 7);
+        CHECK(!strcmp(unfinished_find(&version->persist->unfinished, key), text) && !unfinished_find(&version->persist->unfinished, "t/n.pt"));
         version_forget_memory(&after.catalogue, version); /* the worker ends its uploads */
-        CHECK(!version->persist.unfinished.count && after.job->storage.ended.count == 1);
+        CHECK(!version->persist->unfinished.count && after.job->storage->ended.count == 1);
         bench_done(&after, false);
         free(note);
         bench_done(&bench, true);
@@ -257,8 +259,8 @@ static void a_file_more_is_noted_alone(void)
                 file->size = i; /* of an older generation, which only storage has */
                 version->in_memory = true;
                 survival_log_write(&bench.catalogue, version);
-                written += version->survival.bytes > last ? version->survival.bytes - last : version->survival.bytes;
-                last = version->survival.bytes;
+                written += version->survival->bytes > last ? version->survival->bytes - last : version->survival->bytes;
+                last = version->survival->bytes;
         }
         catalogue_unlock(&bench.catalogue);
         CHECK(written < count * 1024u);
@@ -270,7 +272,7 @@ static void a_file_more_is_noted_alone(void)
                 bool same = true;
 
                 bench_init(&after, NULL, "");
-                strcpy(after.catalogue.memory.directory, memory);
+                strcpy(after.catalogue.memory->directory, memory);
                 REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
                 version = after.job->versions;
                 CHECK(version->file_count == count);
@@ -292,6 +294,42 @@ static void a_file_more_is_noted_alone(void)
                 CHECK(!os_read_file(path, 1 << 20, &note, &size));
         }
         free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void changes_under_one_lock_are_one_record_that_the_file_has_when_the_lock_is_released(void)
+{
+        struct bench bench;
+        struct version *version;
+        char path[200];
+        struct os_stat stat;
+        uint64_t before;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        catalogue_lock(&bench.catalogue);
+        before = version->survival->bytes;
+        version_mark(&bench.catalogue, version);
+        version_mark_files(&bench.catalogue, version);
+        version_changed(&bench.catalogue, version);
+        CHECK(version->survival->bytes == before);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(version->survival->bytes > before && version->survival->bytes <= before + version->survival->begun_bytes + 1024);
+        CHECK(!os->stat(path, false, &stat) && stat.size == version->survival->bytes);
+
+        catalogue_lock(&bench.catalogue);
+        version_mark(&bench.catalogue, version);
+        version_forget_memory(&bench.catalogue, version);
+        CHECK(!os->stat(path, false, &stat));
+        catalogue_unlock(&bench.catalogue);
+        CHECK(os->stat(path, false, &stat) == -ENOENT);
         bench_done(&bench, true);
         os_remove_tree(root);
 }
@@ -411,7 +449,7 @@ static void memory_that_was_taken_over_is_given_back_and_not_lent(void)
                 for (unsigned k = 0; k < 2; k++)
                         CHECK(bench.job->versions->files[k].image->id != ids[0] && bench.job->versions->files[k].image->id != ids[1]);
         }
-        CHECK(!memory_find(&bench.catalogue.memory, ids[0]) && !memory_find(&bench.catalogue.memory, ids[1]));
+        CHECK(!memory_find(bench.catalogue.memory, ids[0]) && !memory_find(bench.catalogue.memory, ids[1]));
         bench_done(&bench, true);
         os_remove_tree(root);
 }
@@ -453,11 +491,11 @@ static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patien
         os = is_elsewhere ? &table : os;
         bench_init(&bench, NULL, "");
         bench.catalogue.give_up_s = patience_s;
-        strcpy(bench.catalogue.memory.directory, memory);
+        strcpy(bench.catalogue.memory->directory, memory);
         survival_log_adopt_all(&bench.catalogue);
         waits = survival_log_check_owners(&bench.catalogue);
         version = (struct version *)of_tag(&bench, "open");
-        CHECK(version && commit_open(version) == is_kept && waits == is_kept);
+        CHECK(version && version_open(version) == is_kept && waits == is_kept);
         os = &os_linux;
         bench_done(&bench, true);
         os_remove_tree(root);
@@ -493,13 +531,13 @@ static void adopted_images_do_not_make_the_memory_directory_smaller(void)
         os = &table;
         free_bytes = 5 * memory_capacity(BENCH_FILE_BYTES);
         free(make_note(&bench, &size, ends, &count));
-        CHECK(bench.catalogue.memory.named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
+        CHECK(bench.catalogue.memory->named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, false);
 
         free_bytes = 3 * memory_capacity(BENCH_FILE_BYTES);
         bench_init(&bench, memory, "");
         REQUIRE(bench_version(&bench, "u", 3, 4));
-        CHECK(bench.catalogue.memory.named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
+        CHECK(bench.catalogue.memory->named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, true);
         os = before;
         os_remove_tree(root);
@@ -510,6 +548,7 @@ TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_t
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
          TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),
+         TEST(changes_under_one_lock_are_one_record_that_the_file_has_when_the_lock_is_released),
          TEST(a_mapped_image_is_never_written_again_by_any_agent),
          TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_loan_that_was_not_noted_leaves_no_image),
          TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),

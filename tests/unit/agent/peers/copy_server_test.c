@@ -84,7 +84,7 @@ static void the_copies_that_are_kept_for_a_job_are_listed_with_their_files(void)
         struct bench bench;
 
         bench_init(&bench, NULL, "");
-        strcpy(bench.job->copies.identity, "secret");
+        strcpy(bench.job->copies->identity, "secret");
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         for (const char *const *tag = (const char *const[]){ "mine", "other job", "other secret", "dropped", NULL }; *tag; tag++) {
                 REQUIRE(keep(server, "lost", *tag));
@@ -99,7 +99,7 @@ static void the_copies_that_are_kept_for_a_job_are_listed_with_their_files(void)
         REQUIRE(!copy_server_kept(server, bench.job, &listing, &error));
         CHECK(listing.count == 1 && !strcmp(listing.copies[0].tag, "mine") && listing.copies[0].file_count == 1 && listing.copies[0].files[0].rank == 7);
         peer_listing_done(&listing);
-        *bench.job->copies.identity = 0; /* it asks for no copies: the secret is not known */
+        *bench.job->copies->identity = 0; /* it asks for no copies: the secret is not known */
         REQUIRE(!copy_server_kept(server, bench.job, &listing, &error));
         CHECK(listing.count == 0);
         peer_listing_done(&listing);
@@ -129,7 +129,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         bench.catalogue.sessions = &bench.session;
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         make_key(&key, 0);
-        strcpy(bench.job->copies.identity, key.identity);
+        strcpy(bench.job->copies->identity, key.identity);
         CHECK(!copy_server_add_key(server, &key, &error)); /* a job with trainers */
         make_key(&key, 1);
         REQUIRE(keep(server, "lost", "old"));
@@ -258,7 +258,7 @@ static void check_crowd(bool speaks)
         bench.session.role = IPC_ROLE_TRAINER;
         bench.catalogue.sessions = &bench.session;
         make_key(&key, 0);
-        strcpy(bench.job->copies.identity, key.identity);
+        strcpy(bench.job->copies->identity, key.identity);
         REQUIRE(!copy_server_add_key(server, &key, &error));
         crowding = true;
         crowd_speaks = speaks;
@@ -332,7 +332,7 @@ static void a_peer_that_asks_for_nothing_more_holds_no_memory(void)
         version = bench_version(&bench, "t", 1, 2);
         REQUIRE(version && !copy_server_new(&bench.catalogue, "here", &server, &error));
         make_key(&key, 0);
-        strcpy(bench.job->copies.identity, key.identity);
+        strcpy(bench.job->copies->identity, key.identity);
         strcpy(hello.job, bench.job->name);
         strcpy(hello.path, bench.job->persist_path);
         image = version->files[0].image;

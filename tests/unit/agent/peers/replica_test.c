@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "agent/peers/copy_finder.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/memory/page_maker.h"
@@ -45,8 +47,8 @@ static bool all_asked(void)
 /* As a greeting does; the pin stands for its session. */
 static void ask_for_a_copy(struct job *job)
 {
-        job->copies.count = 1;
-        job->copies.is_served = true;
+        job->settings.replica_count = 1;
+        job->is_served = true;
         job->pins++;
 }
 
@@ -294,7 +296,7 @@ static void fail_what_is_sent(int64_t ms)
         }
         catalogue_lock(&sender->catalogue);
         version_fail(&sender->catalogue, sent, NEBULA_CORRUPT, "a file that was carried over is gone");
-        while (catalogue_reclaim(&sender->catalogue))
+        while (policy_reclaim(&sender->catalogue))
                 ;
         while (page_maker_discard(&sender->catalogue))
                 ;
@@ -343,7 +345,7 @@ static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(
         for (int i = 0; i < 5000 && !server; i++) {
                 usleep(1000);
                 catalogue_lock(&bench.catalogue);
-                server = version->copies.nonces[0];
+                server = version->copies->nonces[0];
                 catalogue_unlock(&bench.catalogue);
         }
         CHECK(server == there.catalogue.agent_nonce && !sender);

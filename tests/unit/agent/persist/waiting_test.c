@@ -41,9 +41,9 @@ static struct version *recorded_version(void)
         version = bench_version(&bench, "t", 1, 1);
         if (!version)
                 return NULL;
-        version->nodes.spread = version->persist.recorded_here = true;
-        version->persist.log_number = 1;
-        version->nodes.waiting_since_ns = os->now_ns();
+        version->is_spread = version->persist->recorded_here = true;
+        version->persist->log_number = 1;
+        version->nodes->waiting_since_ns = os->now_ns();
         return version;
 }
 
@@ -87,26 +87,28 @@ static void a_node_that_waits_for_the_manifest_asks_for_its_key_alone(void)
 
 static void a_node_that_has_more_to_do_than_to_wait_looks_thoroughly(void)
 {
-        struct version *version = recorded_version(), as_it_was;
+        struct version *version = recorded_version();
+        struct version_nodes nodes;
+        struct version_persist persist;
         uint64_t count;
 
         REQUIRE(version);
-        as_it_was = *version;
-        version->nodes.waiting_since_ns -= 2000000000; /* 2 s */
+        nodes = *version->nodes;
+        persist = *version->persist;
+        version->nodes->waiting_since_ns -= 2000000000; /* 2 s */
         CHECK(!only_waits(version, &count) && !count);
-        *version = as_it_was;
-        version->nodes.leads = true;
+        *version->nodes = nodes;
+        version->nodes->leads = true;
         CHECK(!only_waits(version, &count) && !count);
-        *version = as_it_was;
-        version->persist.recorded_here = false;
+        *version->nodes = nodes;
+        version->persist->recorded_here = false;
         CHECK(!only_waits(version, &count) && !count);
-        *version = as_it_was;
-        version->persist.log_number = 0; /* an agent before this one wrote the record */
+        *version->persist = persist;
+        version->persist->log_number = 0; /* an agent before this one wrote the record */
         CHECK(!only_waits(version, &count) && !count);
-        *version = as_it_was;
+        *version->persist = persist;
         bench.catalogue.takeover_s = 0;
         CHECK(!only_waits(version, &count) && !count);
-        *version = as_it_was;
         done();
 }
 

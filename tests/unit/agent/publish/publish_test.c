@@ -308,17 +308,17 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
         REQUIRE(!ask_removal(&bench, at("1")));
-        stored_ops = bench.job->storage.store->ops;
+        stored_ops = bench.job->storage->store->ops;
         ops = *stored_ops;
         ops.remove = refuse_manifest;
-        bench.job->storage.store->ops = &ops;
+        bench.job->storage->store->ops = &ops;
         work(&bench, 1);
         CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
         catalogue_lock(&bench.catalogue);
         now = os->now_ns();
         CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* the worker tries again, after a pause */
         catalogue_unlock(&bench.catalogue);
-        bench.job->storage.store->ops = stored_ops;
+        bench.job->storage->store->ops = stored_ops;
         CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
         end();
 }
@@ -485,8 +485,8 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         forget_memory(version);
         CHECK(found_tag(at("x")) == 'a');
         catalogue_lock(&bench.catalogue);
-        while (bench.job->storage.known.count) /* as retention does */
-                known_free(known_take(&bench.job->storage.known, bench.job->name, bench.job->storage.known.list[0]->tag));
+        while (bench.job->known.count) /* as retention does */
+                known_free(known_take(&bench.job->known, bench.job->name, bench.job->known.list[0]->tag));
         catalogue_unlock(&bench.catalogue);
         CHECK(found_tag(at("x")) == '-' && look_file(at("x"), seeds) == 'a');
         end();
@@ -511,7 +511,7 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         put_text(path, "theirs");
         put_text(at("x"), "theirs");
         put_text(at("whole/a"), "theirs");
-        CHECK(stored_holds(bench.job->storage.store, bench.job->storage.known.list[0], "a", seeds[0]));
+        CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "a", seeds[0]));
         test_dir_remove(elsewhere);
         end();
 }
@@ -574,7 +574,7 @@ static void a_version_that_left_memory_is_copied_from_storage_without_memory(voi
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
         forget_memory(version);
-        bench.catalogue.memory.budget = 0;
+        bench.catalogue.memory->budget = 0;
         CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
         end();
 }
@@ -600,7 +600,7 @@ static void a_large_file_is_copied_from_storage_in_pieces(void)
         catalogue_unlock(&bench.catalogue);
         REQUIRE(!ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
         forget_memory(version);
-        bench.catalogue.memory.budget = 0;
+        bench.catalogue.memory->budget = 0;
         publish_window_bytes = IMAGE_CHUNK_BYTES;
         CHECK(work(&bench, 9) && debris_in(out) == 0);
         publish_window_bytes = 64u << 20;

@@ -1,6 +1,7 @@
 /* A trainer needs parts of a file that lies in an object store: the agent reads these and no others, once for all trainers. */
 #include <pthread.h>
 
+#include "agent/catalogue/memory_policy.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/memory/page_maker.h"
@@ -107,7 +108,7 @@ static bool has_chunk(const struct opened *opened, uint32_t chunk)
 
 static uint64_t memory_used(const struct shelf *shelf)
 {
-        return shelf->bench.catalogue.memory.used;
+        return shelf->bench.catalogue.memory->used;
 }
 
 static void the_chunks_that_are_asked_for_are_read_once_and_no_others(void)
@@ -165,14 +166,14 @@ static void an_image_that_had_to_make_room_is_to_be_opened_again(void)
 
         shelf_init(&shelf);
         catalogue_lock(&shelf.bench.catalogue);
-        while (catalogue_reclaim(&shelf.bench.catalogue) || page_maker_discard(&shelf.bench.catalogue))
+        while (policy_reclaim(&shelf.bench.catalogue) || page_maker_discard(&shelf.bench.catalogue))
                 ;
         catalogue_unlock(&shelf.bench.catalogue);
         used = memory_used(&shelf);
         REQUIRE(!open_file(&shelf, true, &first));
         CHECK(!fetch(&shelf, first.image_id, 0, 2));
         catalogue_lock(&shelf.bench.catalogue);
-        CHECK(catalogue_drop_restored(&shelf.bench.catalogue) && !catalogue_drop_restored(&shelf.bench.catalogue));
+        CHECK(policy_drop_restored(&shelf.bench.catalogue) && !policy_drop_restored(&shelf.bench.catalogue));
         page_maker_discard(&shelf.bench.catalogue);
         catalogue_unlock(&shelf.bench.catalogue);
         CHECK(memory_used(&shelf) == used && has_chunk(&first, 1));
@@ -193,7 +194,7 @@ static void a_chunk_that_is_damaged_fails_and_the_others_do_not(void)
         uint64_t used;
 
         shelf_init(&shelf);
-        store = shelf.bench.job->storage.store;
+        store = shelf.bench.job->storage->store;
         REQUIRE(bytes = malloc(SIZE));
         for (uint64_t i = 0; i < SIZE; i++)
                 bytes[i] = (char)bench_byte(3, i);
@@ -220,8 +221,8 @@ static void a_version_that_was_removed_meanwhile_is_to_be_looked_up_again(void)
 
         shelf_init(&shelf);
         REQUIRE(!open_file(&shelf, true, &opened));
-        REQUIRE(!manifest_load(shelf.bench.job->storage.store, "step1", &manifest, &shelf.bench.error));
-        REQUIRE(!manifest_remove(shelf.bench.job->storage.store, &manifest, &shelf.bench.error));
+        REQUIRE(!manifest_load(shelf.bench.job->storage->store, "step1", &manifest, &shelf.bench.error));
+        REQUIRE(!manifest_remove(shelf.bench.job->storage->store, &manifest, &shelf.bench.error));
         CHECK(fetch(&shelf, opened.image_id, 0, 1) == NEBULA_NOT_FOUND && strstr(shelf.bench.error.message, "look it up once more"));
         manifest_done(&manifest);
         close_file(&opened);
@@ -256,7 +257,7 @@ static void ranks_that_ask_at_the_same_time_share_one_reading(void)
 
         shelf_init(&shelf);
         REQUIRE(!open_file(&shelf, true, &opened));
-        store_mem_faults(shelf.bench.job->storage.store, &slow);
+        store_mem_faults(shelf.bench.job->storage->store, &slow);
         before = bytes_read();
         for (uint32_t i = 0; i < 6; i++) {
                 ranks[i] = (struct rank){ &shelf, opened.image_id, i % 3, NEBULA_INTERNAL };

@@ -172,9 +172,9 @@ static void a_search_that_fails_once_is_repeated_before_memory_answers(void)
         struct turn turn;
 
         turn_init(&turn);
-        fail_times(turn.here.job->storage.store, 1);
+        fail_times(turn.here.job->storage->store, 1);
         found = turn_find(&turn, "");
-        fail_times(turn.here.job->storage.store, 0);
+        fail_times(turn.here.job->storage->store, 0);
         CHECK(found.step == 30 && !found.passed_count);
         turn_done(&turn);
 }
@@ -186,8 +186,8 @@ static void a_version_from_memory_says_which_newer_ones_in_storage_are_damaged(v
         struct turn turn;
 
         turn_init(&turn);
-        REQUIRE(!store_remove_one(turn.here.job->storage.store, "global_step20/a", NULL));
-        REQUIRE(!store_remove_one(turn.here.job->storage.store, "global_step30/a", NULL));
+        REQUIRE(!store_remove_one(turn.here.job->storage->store, "global_step20/a", NULL));
+        REQUIRE(!store_remove_one(turn.here.job->storage->store, "global_step30/a", NULL));
         found = turn_find(&turn, "");
         CHECK(found.step == 10 && found.passed_count == 2 && !strcmp(found.passed[0].tag, "global_step30"));
         turn_done(&turn);
@@ -207,12 +207,12 @@ static void what_a_blind_resume_abandons_is_not_removed(void)
         struct turn turn;
 
         turn_init(&turn);
-        fail(turn.here.job->storage.store, true);
+        fail(turn.here.job->storage->store, true);
         found = turn_find(&turn, "");
         CHECK(found.step == 10 && found.passed_count == 1 && strstr(found.passed[0].reason, turn.storage));
         found = turn_find(&turn, "global_step10");
         CHECK(found.step == 10 && found.passed_count == 1);
-        fail(turn.here.job->storage.store, false);
+        fail(turn.here.job->storage->store, false);
         lineage_read(&turn.here.session, catalogue_version(&turn.here.catalogue, found.version_id), IPC_SOURCE_MEMORY);
         bench_keep(turn.here.job, 1);
         for (unsigned step = 11; step < 14; step++) {
@@ -251,9 +251,9 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
         snprintf(path, sizeof path, "%s/agent.log", directory);
         REQUIRE(!log_open(path));
-        fail(bench.job->storage.store, true);
+        fail(bench.job->storage->store, true);
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
-        fail(bench.job->storage.store, false);
+        fail(bench.job->storage->store, false);
         log_close();
         REQUIRE(!os_read_file(path, 65536, &text, &size));
         CHECK(strstr(text, "step1") && strstr(text, "step2") && strstr(text, storage));
@@ -319,16 +319,16 @@ static void shelf_init(struct shelf *shelf, int count)
         }
         shelf->other = (struct session){ .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL,
                                          .job = bench->job };
-        stored_ops = bench->job->storage.store->ops;
+        stored_ops = bench->job->storage->store->ops;
         shelf->ops = *stored_ops;
         shelf->ops.list = list_after_removal;
         shelf->ops.get = get_after_removal;
-        bench->job->storage.store->ops = &shelf->ops;
+        bench->job->storage->store->ops = &shelf->ops;
 }
 
 static void shelf_goes(struct shelf *shelf, const char *tag)
 {
-        if (manifest_load(shelf->bench.job->storage.store, tag, &goes, NULL))
+        if (manifest_load(shelf->bench.job->storage->store, tag, &goes, NULL))
                 abort();
 }
 
@@ -344,7 +344,7 @@ static void shelf_done(struct shelf *shelf)
 {
         CHECK(!*goes.tag);
         manifest_done(&goes);
-        shelf->bench.job->storage.store->ops = stored_ops;
+        shelf->bench.job->storage->store->ops = stored_ops;
         bench_done(&shelf->bench, true);
         storage_remove(shelf->storage);
 }
@@ -459,8 +459,8 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         shelf_init(&shelf, 1);
         REQUIRE(!shelf_find(&shelf, "step1", &found));
         CHECK(seed_of(&shelf.bench, found.version_id, "a") == 1);
-        REQUIRE(!manifest_load(shelf.bench.job->storage.store, "step1", &removed, NULL));
-        REQUIRE(!manifest_remove(shelf.bench.job->storage.store, &removed, NULL));
+        REQUIRE(!manifest_load(shelf.bench.job->storage->store, "step1", &removed, NULL));
+        REQUIRE(!manifest_remove(shelf.bench.job->storage->store, &removed, NULL));
         bench_init(&writer, NULL, shelf.storage);
         version = bench_version(&writer, "step1", 7, 8);
         REQUIRE(version && !bench_persist(&writer, version) && version->generation == removed.generation);
@@ -475,7 +475,7 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
 /* Writes the newest version again. The earlier entry of its log is removed, as after every writing. */
 static void write_again(struct shelf *shelf, const char *tag)
 {
-        struct store *store = shelf->bench.job->storage.store;
+        struct store *store = shelf->bench.job->storage->store;
         struct manifest manifest = { 0 };
         char *text;
         size_t size;
@@ -515,7 +515,7 @@ static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
         }
         for (const struct version *version = shelf.bench.job->versions; version; version = version->next)
                 versions++;
-        for (const struct image *image = shelf.bench.catalogue.memory.images; image; image = image->next)
+        for (const struct image *image = shelf.bench.catalogue.memory->images; image; image = image->next)
                 images += image->restored;
         CHECK(versions <= TOMBSTONE_MAX + 4 && images <= 3);
         CHECK(!shelf_find(&shelf, "", &found));

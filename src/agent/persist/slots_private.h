@@ -1,17 +1,18 @@
 /*
- * persist_state.h - the way to storage of a version and of a job. The catalogue's lock guards it.
+ * slots_private.h - the way to storage of a version and of a job. The catalogue's lock
+ * guards it. Only the files of this room see these structs (catalogue/room.h).
  */
-#ifndef NB_AGENT_PERSIST_PERSIST_STATE_H
-#define NB_AGENT_PERSIST_PERSIST_STATE_H
+#ifndef NB_AGENT_PERSIST_SLOTS_PRIVATE_H
+#define NB_AGENT_PERSIST_SLOTS_PRIVATE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/vars.h"
-#include "agent/catalogue/known.h"
+#include "agent/persist/retain.h"
 #include "agent/persist/unfinished.h"
+#include "base/vars.h"
 #include "nebula.h"
 #include "store/manifest.h"
 
@@ -19,9 +20,7 @@ struct store;
 struct version;
 
 struct version_persist {
-        bool wanted;            /* a client asked for it to be durable */
         bool tried_ahead;       /* a write before it was complete was tried; that is done once */
-        bool failed_by_storage; /* failed, but complete in memory */
         bool recorded_here;     /* this node's records of it are in storage */
         uint64_t log_number;    /* of the log's entry for which they were written; 0: not known */
         int64_t retry_at_ns, failing_since_ns;
@@ -42,48 +41,27 @@ struct job_persist {
         bool is_busy;                  /* the worker is at work for this job */
         uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
         uint32_t source_pause;         /* so many versions are written before the worker looks for sources again */
-        int64_t spread_start_ns;       /* when a version of several nodes was last chosen to be persisted; 0: never */
 };
 
-/* A version that a client wants to have removed. Its thread owns it and waits. */
-struct asked_removal {
-        struct asked_removal *next;
-        char tag[256];
-        bool is_taken, is_done;
-        enum nebula_status status;
-        struct nebula_error error;
-};
-/* A version that was removed, for the clients that follow events. */
-struct removed {
-        double at;
-        uint64_t size;
-        char tag[256], rules[512];
-};
-#define REMOVED_MAX 256 /* a client that is slower loses the oldest events; the log has all */
-
-/* The agent's knowledge of a job's storage. The worker and FIND write it (storage.h). */
+/* The job's storage, beside the list of its versions (job.h). The worker and FIND write it (storage.h). */
 struct job_storage {
         struct store *store;
         struct vars *variables, *opened_with; /* of the newest session that brought some; those of `store`. NULL: the agent's own */
         struct store **former;                /* opened with earlier variables: threads may still use them */
         size_t former_count;
-        struct known_versions known;
         struct manifest **half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
         size_t removals;               /* since their numbers were swept; used by the worker */
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
-        bool retain_due;               /* a version has become durable since the rules were applied, or they could not be applied to all */
-        int64_t retain_at_ns;          /* not before this time: the last attempt has failed */
+        int64_t retain_at_ns;          /* the rules are not applied before this time: the last attempt has failed */
         uint32_t retain_attempt;       /* failed attempts since the last success */
-        bool is_remover;               /* this agent has written the manifest of that version */
         struct asked_removal *asked;         /* removals that clients wait for */
         struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */
         uint64_t removed_count;        /* since this agent began */
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         int64_t scan_at_ns;            /* not before this time: the last scan has failed */
         uint32_t scan_attempt;         /* failed scans since the last success */
-        bool scan_due, is_scanned;     /* is_scanned: since this run began. The run before may have been on another node */
         bool was_scanned;              /* scanned by any run */
         uint32_t mount_length;         /* as in struct store, for the next agent */
         struct nebula_error error;

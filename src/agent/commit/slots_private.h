@@ -1,9 +1,9 @@
 /*
- * commit_state.h - the order of a job's runs, and the documents that the nodes of a version have read and written. The catalogue's lock
- * guards it.
+ * slots_private.h - the order of a job's runs, and the documents that the nodes of a version have read and written. The catalogue's lock
+ * guards it. Only the files of this room see these structs (catalogue/room.h).
  */
-#ifndef NB_AGENT_COMMIT_COMMIT_STATE_H
-#define NB_AGENT_COMMIT_COMMIT_STATE_H
+#ifndef NB_AGENT_COMMIT_SLOTS_PRIVATE_H
+#define NB_AGENT_COMMIT_SLOTS_PRIVATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,14 +33,13 @@ struct job_runs {
         struct ancestor *ancestors;
         size_t ancestor_count;
         uint64_t unseen_after;    /* storage could not be read when a trainer took the version of this sequence as the newest; 0: it could */
-        uint64_t given_way_count; /* versions that another run's replaced */
+        int64_t spread_start_ns;  /* when a version of several nodes was last chosen to be persisted; 0: never */
         struct gone *gone;        /* ranks of run gone_run; one that comes back is removed */
         size_t gone_count;
         char gone_run[IPC_NAME_MAX];
 };
 
 struct version_ancestry {
-        bool gives_way;     /* storage keeps another run's version of the tag instead */
         uint64_t beginning; /* the job's runs.beginning when this version was begun */
         uint64_t compared;  /* 1 + runs.beginning of the run that has compared it with storage; 0: none has */
         uint64_t carries_from; /* generation of the writing in memory whose files it takes over once storage has confirmed that one; 0: none */
@@ -52,9 +51,7 @@ struct version_ancestry {
 
 /* A version whose ranks are on several nodes (world.h). */
 struct version_nodes {
-        uint64_t writing; /* this is the n-th writing of its tag in this run */
-        bool is_counted;  /* `writing` includes the earlier ones in storage */
-        bool spread;      /* it has ranks on other nodes: documents in storage are exchanged */
+        bool is_counted;  /* the version's `writing` includes the earlier ones in storage */
         bool leads;       /* this node decides, and writes the manifest */
         bool to_announce, wanted_reported, report_failed;
         bool to_give_up;  /* the program has given it up: the other nodes are to learn that */

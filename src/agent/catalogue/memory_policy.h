@@ -1,0 +1,36 @@
+/*
+ * memory_policy.h - which versions and images leave memory, and which images are made ahead of time. By the rules of retention.h; the
+ * catalogue's lock is held.
+ */
+#ifndef NB_AGENT_CATALOGUE_MEMORY_POLICY_H
+#define NB_AGENT_CATALOGUE_MEMORY_POLICY_H
+
+#include "agent/catalogue/catalogue.h"
+
+#define TOMBSTONE_MAX 256 /* per job; a tombstone takes a few KiB */
+
+/* Applies the job's retention to its memory, turns versions into tombstones, and drops tombstones beyond
+ * TOMBSTONE_MAX. `keep`: complete versions to keep. */
+void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+/* For versions that were found in storage: drops those beyond TOMBSTONE_MAX, and the images of all but the last few. */
+void policy_tidy(struct catalogue *catalogue, struct job *job);
+/* Frees the version, of any job, whose loss costs least. False: none can leave memory now. */
+bool policy_reclaim(struct catalogue *catalogue);
+/* Gives back the memory of the versions that storage has; keeps the newest if keeps_newest. For a job that has
+ * ended: it can still load them from storage. False: there is no such version. */
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
+/* Gives back one restored image that no thread is reading. */
+bool policy_drop_restored(struct catalogue *catalogue);
+/* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
+void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
+/* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
+ * *ret_left_count: how many the session still waits for, without this one. */
+struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
+/* Versions of the job tell now how much memory it needs. */
+void policy_forget_hints(struct catalogue *catalogue, const struct job *job);
+/* Size of the next spare image to make for the job; 0: none. */
+uint64_t policy_spare_bytes(struct catalogue *catalogue, struct job *job);
+/* An image that is reused and whose pages can be joined now: no thread writes to it or writes it to storage. NULL: none. */
+struct image *policy_small_image(const struct catalogue *catalogue);
+
+#endif

@@ -1,0 +1,14 @@
+#include <stdlib.h>
+
+#include "agent/catalogue/catalogue.h"
+#include "agent/clients/history.h"
+#include "agent/clients/location.h"
+#include "agent/rooms.h"
+
+static void end(struct catalogue *catalogue)
+{
+        location_done(catalogue);
+        free(catalogue->evictions);
+}
+
+const struct room clients_room = { .job_works = history_pending, .catalogue_ends = end };
