@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import _nebula
 from ..elastic import worker
+from ..elastic.worker import RECORD
 from ..errors import (
     NebulaConfigError,
     NebulaError,
@@ -252,6 +253,14 @@ class Engine:
         self._told_memory_only = True
         if self.place().rank == 0:
             log.warning("nebula: checkpoints are in memory only, because no storage path was given: nebulaml.init(persistent_storage_path=...)")
+
+    def record_imports(self) -> None:
+        """Once, at the first commit: leaves the names of the modules for `--warm auto` (elastic/warm.py), if the launcher has asked for them."""
+        path = os.environ.pop(RECORD, "")
+        if path:
+            from ..elastic import warm
+
+            warm.record(path)
 
     def settle(self) -> None:
         """Waits for running copies: no other process can finish what lies in this process's memory."""

@@ -1,13 +1,20 @@
 """``python -m nebulaml.elastic.run``: torchrun for elastic jobs. It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
 
-All options are torchrun's. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``), ``--nnodes=1:50``, and
-``--rdzv_id``, which is the id of the Azure ML run.
+All options are torchrun's, and ``--warm``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
+``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
+
+``--warm auto`` (the default): workers are forked from a process that has imported what the last worker of this script had imported when it
+committed its first checkpoint, and else torch. ``--warm torch,transformers`` names the modules. ``--warm off``: each worker is a new interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
 import os
+import stat
 import sys
 import uuid
 from argparse import Namespace
@@ -29,6 +36,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     from torch.distributed import run
 
     parser = run.get_args_parser()
+    parser.add_argument("--warm", default="auto")
     # torchrun also takes an option from the environment, as PET_<OPTION>.
     parser.set_defaults(
         **{name: value for name, value in _DEFAULTS.items() if f"PET_{name.upper()}" not in environment}
@@ -37,7 +45,9 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
         parser.set_defaults(rdzv_id=None)
     options = parser.parse_args(list(words))
     if options.standalone:  # it needs torchrun's defaults: with 1:50 nodes it would wait for others
-        return run.get_args_parser().parse_args(list(words))
+        parser = run.get_args_parser()
+        parser.add_argument("--warm", default="auto")
+        return parser.parse_args(list(words))
     options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
     if options.rdzv_endpoint == "None":  # the wrapper passes this word if it has no endpoint
         options.rdzv_endpoint = ""
@@ -109,12 +119,59 @@ def _tie_workers(options: Namespace) -> None:
         return  # the script runs in a process that torch has forked
     command = [options.training_script, *options.training_script_args]
     if not options.no_python:
+        _warm(options)
         command = [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *(["-m"] if options.module else []), *command]
     options.no_python, options.module = True, False
     options.training_script, options.training_script_args = (
         sys.executable,
         ["-S", "-E", str(_WORKER), str(os.getpid()), *command],
     )
+
+
+def _warm(options: Namespace) -> None:
+    """Starts the template of the workers. They find it by a variable, and where to leave the names of their modules by another."""
+    from . import warm
+    from .worker import RECORD, WARM
+
+    if options.warm == "off":
+        return
+    names: list[str] = []
+    if options.warm != "auto":
+        names = options.warm.split(",")
+    elif (record := _record(options.training_script)) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            names = [str(name) for name in json.loads(record.read_text())]
+        os.environ[RECORD] = str(record)
+    environment = dict(os.environ)
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # these two as torchrun sets them for its workers
+    if _workers_of(options.nproc_per_node) != "1":  # libraries read it when they are imported
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        os.environ[WARM] = warm.start(warm.usual(names), environment)
+    except OSError as failure:
+        _LOGGER.warning("workers start cold, because no template could be started: %s", failure)
+
+
+def _record(script: str) -> Path | None:
+    """Returns the file for the modules of this script, in the directory of this user's agent. None: there is no safe directory."""
+    folder = Path(os.environ.get("NEBULA_RUNTIME_DIR") or f"/tmp/nebula-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+    except OSError:
+        return None
+    is_safe = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return folder / f"imports-{hashlib.sha256(os.path.abspath(script).encode()).hexdigest()[:16]}.json" if is_safe else None
+
+
+def _workers_of(text: str) -> str:
+    """Returns nproc_per_node as torchrun counts it: a number, or another text for more than one."""
+    from torch.distributed import run
+
+    try:
+        return str(run.determine_local_world_size(text))
+    except (ValueError, RuntimeError):
+        return text
 
 
 if __name__ == "__main__":

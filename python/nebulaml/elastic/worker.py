@@ -1,6 +1,7 @@
 """Ends a worker together with its torchrun: an orphan would go on training in the old world.
 
-As a script, ``worker.py PID COMMAND...`` starts a worker of the torchrun PID. It imports as little as possible.
+As a script, ``worker.py PID COMMAND...`` starts a worker of the torchrun PID. It imports as little as possible. If torchrun has a template
+(warm.py), the template forks the worker, and this process is its stub: it passes signals on, and ends as the worker ends.
 """
 
 import ctypes
@@ -8,13 +9,28 @@ import os
 import signal
 import sys
 
-__all__ = ["TORCHRUN", "join"]
+__all__ = ["TORCHRUN", "end_with", "join"]
+
+WARM = "NEBULA_WARM"  # the address of the template
+RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
+PROGRAM = (
+    "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}))"  # the program of a template
+)
+MESSAGE_MOST = 1 << 20  # bytes of a request to the template
+WAIT_S = 120.0  # a template that imports for longer is not waited for
+# variables that differ between ranks and starts: no library should read them when it is imported
+ENVIRONMENT_OF_RANK = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+     "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE")
+)  # fmt: skip
+LIMITS = tuple(range(16))  # RLIMIT_* of <linux/resource.h>
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 TORCHRUN = "NEBULA_TORCHRUN"  # the process id of a torchrun with our rendezvous, for its workers
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; it stays across exec
 
 
-def _end_with(parent: int) -> bool:
+def end_with(parent: int) -> bool:
     """Makes the kernel kill this process when its parent ends. False: the parent is another one, because that one has ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -27,7 +43,7 @@ def join() -> None:
     if not text.isdecimal() or int(text) != os.getppid():
         return
     try:
-        tied = _end_with(int(text))
+        tied = end_with(int(text))
     except OSError as failure:
         import logging  # the script starts sooner without it
 
@@ -38,9 +54,79 @@ def join() -> None:
 
 
 def main() -> None:
-    if not _end_with(int(sys.argv[1])):
+    if not end_with(int(sys.argv[1])):
         sys.exit("nebulaml: torchrun has ended before its worker began")
-    os.execvp(sys.argv[2], sys.argv[2:])
+    address, command = os.environ.pop(WARM, ""), sys.argv[2:]
+    if address and command[0] == sys.executable:
+        _be_stub(address, command[1:])
+    os.execvp(command[0], command)
+
+
+def _be_stub(address: str, command: list) -> None:
+    """Lets the template fork the worker, and ends as it ends. Returns if the worker is to start cold."""
+    import json
+    import resource
+    import socket
+
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    template = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = {
+        "pid": os.getpid(), "command": command, "environment": dict(os.environ), "directory": os.getcwd(), "umask": _umask(),
+        "limits": [resource.getrlimit(limit) for limit in LIMITS], "processors": sorted(os.sched_getaffinity(0)), "oom_score": _oom_score(),
+    }  # fmt: skip
+    try:
+        template.settimeout(WAIT_S)
+        template.connect("\0" + address)
+        template.recv(4096)  # it is ready; a stopped one would keep the streams open
+        template.settimeout(None)
+        socket.send_fds(template, [json.dumps(request).encode()], [0, 1, 2])
+        answer = json.loads(template.recv(4096) or b"{}")
+    except (OSError, ValueError) as failure:
+        answer = {"cold": f"the template does not answer ({failure})"}
+    if "pid" not in answer:
+        print(f"nebula: a worker starts cold: {answer.get('cold', 'the template has ended')}", file=sys.stderr, flush=True)
+        for each in (template, woken, waker):
+            each.close()
+        return
+    _pass_on(template, answer["pid"], woken, waker)
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _oom_score() -> str:
+    with open("/proc/self/oom_score_adj") as file:
+        return file.read()
+
+
+def _pass_on(template, worker: int, woken, waker) -> None:  # noqa: ANN001
+    import json
+    import select
+
+    for number in FORWARDED:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    while True:
+        ready = select.select([template, woken], [], [])[0]
+        for number in woken.recv(4096) if woken in ready else b"":
+            try:
+                os.killpg(worker, number)
+            except OSError:  # noqa: SIM105 - contextlib is not imported
+                pass
+        if template in ready:
+            said = template.recv(4096)
+            status = json.loads(said)["status"] if said else signal.SIGKILL  # the template has died, and its workers with it
+            if os.WIFSIGNALED(status):
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's core is the one to look at
+                signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) not in (signal.SIGKILL, signal.SIGSTOP) else None
+                os.kill(os.getpid(), os.WTERMSIG(status))
+            os._exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
