@@ -29,7 +29,7 @@ static void add_object(const struct object_store *store, struct object_call *cal
 {
         const struct s3_store *s3 = (const struct s3_store *)store;
 
-        if (!s3->has_sums)
+        if (!atomic_load(&s3->has_sums))
                 return;
         s3_crc64_text(object_body_sum(call), sum);
         object_header(call, "x-amz-checksum-crc64nvme", sum);
@@ -45,6 +45,8 @@ static bool is_other(const struct http_response *response, bool *ret_is_unknown)
         *ret_is_unknown = response->status == 501;
         return s3_condition_failed(response);
 }
+
+bool s3_asks_stores = true;
 
 static const struct object_listing listing = {
         .root = "ListBucketResult", .entry = "Contents", .name = "Key", .size = "Size", .stamp = "ETag", .time = "LastModified",
@@ -90,7 +92,13 @@ static enum nebula_status s3_open(const char *url, struct store **ret_store, str
         }
         s3->object = (struct object_store){ { &store_s3, s3->address.root }, &service, s3->address.prefix };
         s3->object.vars = vars_hold(vars_now());
-        s3->has_sums = !sums || strcasecmp(sums, "when_required");
+        atomic_init(&s3->has_sums, !sums || strcasecmp(sums, "when_required"));
+        atomic_init(&s3->keeps_ids, true);
+        if (s3->address.endpoint && s3_asks_stores) {
+                atomic_init(&s3->uploads, S3_UPLOADS_UNKNOWN);
+                atomic_init(&s3->object.doubts_puts, true);
+                atomic_init(&s3->object.removal_trust, OBJECT_DOUBT);
+        }
         lock_init(&s3->lock, LOCK_OBJECT_STORE);
         *ret_store = &s3->object.store;
         return NEBULA_OK;
@@ -136,4 +144,5 @@ const struct store_ops store_s3 = {
         .copy = s3_copy,
         .free_bytes = object_free_bytes,
         .reach = s3_reach,
+        .lacks = s3_lacks,
 };
