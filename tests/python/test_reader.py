@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -124,22 +125,65 @@ def test_retention_leaves_the_checkpoint_that_a_reader_found_last(place):
     trainer.end()
 
 
-def test_a_reader_on_another_node_follows_storage(place, tmp_path, monkeypatch):
+@pytest.fixture
+def elsewhere(place, tmp_path):
+    """Another node of the same storage: with elsewhere(), new readers are there."""
+    other = type(place)(tmp_path / "elsewhere", Path(f"{place.memory}-elsewhere"))
+    other.root.mkdir()
+
+    @contextlib.contextmanager
+    def there():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NEBULA_RUNTIME_DIR", str(other.runtime))
+            patch.setenv("NEBULA_MEMORY_DIR", str(other.memory))
+            yield other
+
+    yield there
+    other.close()
+
+
+def leases(place) -> list[Path]:
+    return [one for one in (place.storage / ".nebula/leases").glob("*/*") if not one.name.startswith(".")]
+
+
+def test_a_reader_on_another_node_follows_storage(place, elsewhere):
     place.storage.mkdir()
     trainer = Trainer(place, "0")
     trainer.save(1)
-    elsewhere = type(place)(tmp_path / "elsewhere", Path(f"{place.memory}-elsewhere"))
-    elsewhere.root.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setenv("NEBULA_RUNTIME_DIR", str(elsewhere.runtime))
-        patch.setenv("NEBULA_MEMORY_DIR", str(elsewhere.memory))
-        with nebula.Reader(place.storage) as reader:
-            follows = reader.follow(poll=0.1)
-            assert value(next(follows)) == 1
-            trainer.save(2)
-            assert value(next(follows)) == 2
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(poll=0.1)
+        assert value(next(follows)) == 1
+        trainer.save(2)
+        assert value(next(follows)) == 2
     trainer.end()
-    elsewhere.close()
+
+
+def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_until_its_lease_ends(place, elsewhere):
+    place.storage.mkdir()
+    trainer = Trainer(place, "0", keep=1)
+    trainer.save(1)
+    with elsewhere() as there, nebula.Reader(place.storage) as reader:
+        first = reader.latest()
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step1"], 30, "the lease")
+        for step in (2, 3):
+            trainer.save(step)
+        until(lambda: not (place.storage / "global_step2").is_dir(), 30, "the removal of the version that nobody reads")
+        assert value(first) == 1 and (place.storage / "global_step1").is_dir()
+        command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "prune", "--path", place.storage, "--tag", "global_step1", "--yes"]
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert told.returncode and "a reader on another node has it" in told.stderr
+        assert value(reader.latest()) == 3
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step3"], 30, "the lease of the version that it holds now")
+        trainer.save(4)
+        until(lambda: not (place.storage / "global_step1").is_dir(), 30, "the removal of the version that no reader holds any more")
+        there.kill_agent()  # its lease stays
+        assert leases(place) and (place.storage / "global_step3").is_dir()
+        for one in leases(place):
+            os.utime(one, (one.stat().st_mtime - 1000,) * 2)
+        trainer.save(5)
+        trainer.save(6)
+        until(lambda: not (place.storage / "global_step3").is_dir() and not leases(place), 30, "the end of the dead agent's lease")
+    trainer.end()
 
 
 def test_a_reader_goes_on_when_the_agent_was_killed(place):

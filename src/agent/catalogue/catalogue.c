@@ -10,6 +10,7 @@
 #include "agent/clients/history.h"
 #include "agent/log.h"
 #include "agent/memory/survival_log.h"
+#include "agent/persist/lease.h"
 #include "agent/persist/storage.h"
 #include "agent/publish/publish.h"
 #include "os/os.h"
@@ -65,6 +66,7 @@ static void job_free(struct catalogue *catalogue, struct job **link)
                 version_free(catalogue, job->versions);
         known_done(&job->storage.known);
         json_decref(job->storage.metrics);
+        lease_forget(job);
         free(job->storage.removed);
         for (size_t i = 0; i < job->storage.half_removed_count; i++)
                 known_free(job->storage.half_removed[i]);
@@ -551,6 +553,8 @@ void catalogue_lease(struct catalogue *catalogue, struct session *session, uint6
         if (version)
                 version->leases++;
         session->leased = version ? version_id : 0;
+        if (before != version)
+                catalogue_signal(catalogue); /* the worker writes leases into storage */
 }
 
 struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)

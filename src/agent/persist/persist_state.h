@@ -74,6 +74,8 @@ struct job_storage {
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
         bool retain_due;               /* a version has become durable since the rules were applied */
+        struct lease *leases;          /* in storage, of the readers of this node; used by the worker (lease.c) */
+        bool refuses_leases;           /* the storage does: this agent may not write there */
         bool is_remover;               /* this agent has written the manifest of that version */
         struct asked_removal *asked;         /* removals that clients wait for */
         struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
-#include "store/pins.h"
+#include "store/leases.h"
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
@@ -224,6 +224,16 @@ static bool forget_missing(struct catalogue *catalogue, struct job *job, struct 
         return true;
 }
 
+/* The pins, and what readers of other nodes have. */
+static enum nebula_status load_kept(struct store *store, struct pins *ret_pins, struct nebula_error *error)
+{
+        enum nebula_status status = pins_load(store, false, ret_pins, error);
+
+        if (!status && (status = leases_add(store, ret_pins, error)))
+                pins_done(ret_pins);
+        return status;
+}
+
 /* Returns whether some are left, because the turn is over. */
 static bool remove_some(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped)
 {
@@ -232,8 +242,8 @@ static bool remove_some(struct catalogue *catalogue, struct job *job, struct sto
         struct pins pins;
         size_t next;
 
-        if (pins_load(store, false, &pins, &error)) {
-                log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins cannot be read: %s", job->persist_path, error.message);
+        if (load_kept(store, &pins, &error)) {
+                log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins and leases cannot be read: %s", job->persist_path, error.message);
                 return false;
         }
         if (dropped->has_other_runs)
@@ -288,15 +298,18 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
 {
         const struct manifest *newest, *manifest;
         struct pins pins;
-        bool is_pinned;
+        const struct pin *pin;
+        bool is_pinned, is_leased;
         enum nebula_status status;
 
         if (!forget_missing(catalogue, job, store))
                 return error_set(error, NEBULA_STORAGE, 0, "%s cannot be listed", job->persist_path);
-        status = pins_load(store, false, &pins, error);
+        status = load_kept(store, &pins, error);
         if (status)
                 return status;
-        is_pinned = pins_find(&pins, tag);
+        pin = pins_find(&pins, tag);
+        is_pinned = pin && !pin->is_lease;
+        is_leased = pin && pin->is_lease;
         pins_done(&pins);
         newest = known_newest(&job->storage.known);
         manifest = known_find(&job->storage.known, tag);
@@ -304,6 +317,8 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
                 return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\" of this job is in %s", tag, job->persist_path);
         if (is_pinned)
                 return error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: it is pinned", tag);
+        if (is_leased)
+                return error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: a reader on another node has it", tag);
         if (newest == manifest)
                 return error_set(error, NEBULA_INVALID, 0, "\"%s\" is the newest complete checkpoint, which a restart would load: it stays", tag);
         *ret_manifest = take(catalogue, job, tag);

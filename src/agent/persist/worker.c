@@ -11,6 +11,7 @@
 #include "agent/publish/publish.h"
 #include "agent/catalogue/retention.h"
 #include "agent/clients/session.h"
+#include "agent/persist/lease.h"
 #include "agent/persist/storage.h"
 #include "agent/persist/worker.h"
 #include "agent/commit/world.h"
@@ -454,6 +455,13 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (job->lane == lane && remove_asked(catalogue, job))
                         return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (lease_work(catalogue, job, now, due))
+                        return true;
+        }
         version = next_version(catalogue, lane, false, now, due);
         if (!version)
                 version = next_version(catalogue, lane, true, now, due);
@@ -483,7 +491,7 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
                 if (job->lane != lane)
                         continue;
                 if (catalogue_session_count(catalogue, job) || job->storage.scan_due || worker_pending(catalogue, job) || history_pending(job) ||
-                    job->storage.ended.count || job->storage.asked || job->storage.retain_due)
+                    job->storage.ended.count || job->storage.asked || job->storage.retain_due || lease_pending(job))
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version->nodes.spread)
