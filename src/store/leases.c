@@ -1,5 +1,6 @@
 #include "store/leases.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,10 +28,13 @@ static enum nebula_status lease_key(const char *tag, uint64_t id, char ret_key[M
 enum nebula_status lease_put(struct store *store, const char *tag, uint64_t id, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX], host[256] = "", *text;
+        struct os_stat root;
         size_t size;
         json_t *body;
         enum nebula_status status = lease_key(tag, id, key, error);
 
+        if (!status && (store->ops->features(store) & STORE_PATHS) && os->stat(store->root, true, &root) < 0) /* not mounted: make none in its place */
+                status = error_set(error, NEBULA_STORAGE, EAGAIN, "%s is not there", store->root);
         if (status)
                 return status;
         if (os->host_name(host, sizeof host) < 0)

@@ -224,3 +224,112 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     once = subprocess.run([nebula_command, "follow", "--path", place.storage, "--once", "--exec", "ls {}; exit 3"], capture_output=True, text=True)
     assert once.returncode == 1 and once.stdout == "w.pt\n" and "ended with status 3" in once.stderr
     trainer.end()
+
+
+# Saves a step and its loss for each line of input. "load" begins a new line of steps at step 1.
+MEASURED = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "load":
+            nm.get_checkpoint("global_step1").load("w.pt")
+            say("loaded")
+            continue
+        step, metrics = int(words[0]), {"loss": float(words[1])} if len(words) > 1 else {}
+        checkpoint = nm.Checkpoint(f"global_step{step}", metrics=metrics)
+        with checkpoint:
+            checkpoint.save("w.pt", torch.full((1 << 10,), float(step)))
+        checkpoint.wait("durable", 60)
+        say(step)
+"""
+
+
+class Measured(Trainer):
+    def __init__(self, place):
+        self.process = place.trainer(MEASURED, place.storage, stdin=True)
+
+    def tell(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline().strip() in (line.split()[0], "loaded")
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_follow_gives_a_checkpoint_when_it_is_the_best_so_far(place, elsewhere, is_elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    for line in ("1 5.0", "2 3.0", "3 4.0", "4", "5 nan"):
+        trainer.tell(line)
+    with elsewhere() if is_elsewhere else contextlib.nullcontext(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(best=("loss", "min"), poll=0.1)
+        assert value(next(follows)) == 2
+        for line in ("6 3.0", "7 2.0", "8 1.0", "9 1.5"):  # equal is not better
+            trainer.tell(line)
+        assert value(next(follows)) == 8
+        assert not list(reader.follow(best="accuracy", timeout=0.3))
+        assert [one.tag for one in reader.follow(best=nebula.Best("loss", "max"), timeout=0.3)] == ["global_step1"]
+        assert [one.tag for one in reader.follow(best="loss", every=3, timeout=0.3)] == ["global_step9"]
+        with pytest.raises(NebulaConfigError, match="give a metric"):
+            next(reader.follow(best=3))
+    command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--once", "--best"]
+    for best, tag in (("loss", "global_step8"), ("loss:max", "global_step1")):
+        assert subprocess.run([*command, best], capture_output=True, text=True).stdout == f"{tag}\n"
+    wrong = subprocess.run([*command, "loss:largest"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "min" in wrong.stderr
+    trainer.end()
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_back(place, elsewhere, is_elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    for line in ("1 1", "2 2", "3 3"):
+        trainer.tell(line)
+    with elsewhere() if is_elsewhere else contextlib.nullcontext(), nebula.Reader(place.storage) as reader, nebula.Reader(place.storage) as other:
+        first, second = reader.follow(poll=0.1), other.follow(every=2, poll=0.1)
+        assert value(next(first)) == 3 and value(next(second)) == 2
+        trainer.tell("load")
+        trainer.tell("2 7")  # a new line: step 3 is abandoned
+        assert next(first).tag == next(second).tag == "global_step2"
+        assert [one.tag for one in reader.follow(every=3, timeout=0.3)] == []
+        trainer.tell("4 8")
+        assert value(next(first)) == value(next(second)) == 4
+        with pytest.raises(StopIteration):
+            next(reader.follow(every=5, timeout=0.1))
+    trainer.end()
+
+
+def test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice(place, elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    trainer.tell("1 1")
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(poll=0.1)
+        assert value(next(follows)) == 1
+        away = place.storage.with_name("unmounted")
+        place.storage.rename(away)
+        short = reader.follow(poll=0.1, timeout=1)
+        with pytest.raises((StopIteration, NebulaError)):
+            print(next(short))
+        away.rename(place.storage)
+        trainer.tell("2 2")
+        assert value(next(follows)) == 2
+    trainer.end()
+
+
+def test_a_reader_of_another_node_loads_parts_into_its_own_tensors(place, elsewhere):
+    place.storage.mkdir()
+    trainer = place.trainer(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        with nm.Checkpoint("global_step1", metrics={"loss": 2.5}) as checkpoint:
+            checkpoint.save("w.pt", {"a": torch.full((1 << 21,), 1.0), "b": torch.full((1 << 21,), 2.0)})
+        checkpoint.wait("durable", 60)
+        """,
+        place.storage,
+    )
+    assert trainer.wait(timeout=60) == 0
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        found, own = reader.latest(), {"a": torch.zeros(1 << 21), "b": torch.zeros(1 << 21)}
+        found.load_into("w.pt", own)
+        assert (own["a"] == 1).all() and (own["b"] == 2).all() and found.metrics == {"loss": 2.5}
