@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -29,6 +30,7 @@ from .errors import (
 __all__ = ["Reader"]
 
 log = logging.getLogger("nebulaml")
+LOOK_S = 10.0  # that a look may take, also beyond a shorter timeout
 LOADABLE = ("committed", "replicated", "durable")
 
 
@@ -86,7 +88,8 @@ class Reader:
         best: only a checkpoint that is the best so far by a metric: ``Best("loss", "min")``, ``("loss", "min")``, or ``"loss"``, whose smallest
             value is the best. The first one is the best of those that are there.
         poll: seconds between looks at storage. A checkpoint of this node is noticed at once.
-        timeout: ends the iteration if no such checkpoint has come for so many seconds. None: it never ends.
+        timeout: ends the iteration if no such checkpoint has come for so many seconds. None: it never ends. If storage does not even answer
+            until then, nor within 10 seconds, it raises NebulaTimeout.
 
         If storage fails after the first look, it goes on looking. It raises the failure if that lasts until the timeout.
         """
@@ -94,18 +97,19 @@ class Reader:
         last: tuple[str, int] | None = None
         newest = 0
         failure: NebulaError | None = None
-        begun, has_looked = time.monotonic(), False
+        has_looked = False
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             found = None
             try:
                 watch = _nebula.Watch(self._engine.session(patient=True))  # before the look: it reports what comes after it
-                found = search.next()
+                found = search.next() if timeout is None else _Look(search).result(until)
                 about = found._report() if found is not None else {}
                 failure, has_looked = None, True
             except NebulaNotFound:  # it has just been replaced
                 found, has_looked = None, True
             except (NebulaStorageError, NebulaTimeout, NebulaUnavailable) as error:
-                if not has_looked:
+                if not has_looked or time.monotonic() >= until:
                     raise
                 if failure is None:
                     log.warning("nebula: follow() cannot look for a newer checkpoint, and goes on trying: %s", error)
@@ -116,9 +120,9 @@ class Reader:
                     last, newest = this, about["sequence"]
                     search.taken(found)
                     yield found
-                    begun = time.monotonic()
+                    until = math.inf if timeout is None else time.monotonic() + timeout
                     continue
-            left = poll if timeout is None else min(poll, begun + timeout - time.monotonic())
+            left = min(poll, until - time.monotonic())
             if left <= 0:
                 if failure is not None:
                     raise failure
@@ -139,6 +143,30 @@ def _rule(best: Best | tuple[str, str] | str | None) -> Best | None:
     if rule is not None and (not isinstance(rule, Best) or rule.count != 1):
         raise NebulaConfigError(f'follow(best={best!r}): give a metric, or ("loss", "min"), or nebulaml.Best("loss", "min")')
     return rule
+
+
+class _Look:
+    """One search on a thread of its own, which a storage that hangs may hold for minutes."""
+
+    def __init__(self, search: _Search) -> None:
+        self._found: Checkpoint | None = None
+        self._failure: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(search,), name="nebula-follow", daemon=True).start()
+
+    def _run(self, search: _Search) -> None:
+        try:
+            self._found = search.next()
+        except BaseException as failure:
+            self._failure = failure
+        self._done.set()
+
+    def result(self, until: float) -> Checkpoint | None:
+        if not self._done.wait(max(until - time.monotonic(), LOOK_S)):
+            raise NebulaTimeout("storage does not answer, so nobody knows whether there is a newer checkpoint")
+        if self._failure is not None:
+            raise self._failure
+        return self._found
 
 
 class _Search:

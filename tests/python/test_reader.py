@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import nebulaml as nebula
 import pytest
 import torch
 from nebulaml._session import locate
-from nebulaml.errors import NebulaConfigError, NebulaError
+from nebulaml.errors import NebulaConfigError, NebulaError, NebulaTimeout
 from waiting import until
 
 # Saves a step for each line of input. An interval of an hour: only the first version goes to storage by itself.
@@ -333,3 +334,13 @@ def test_a_reader_of_another_node_loads_parts_into_its_own_tensors(place, elsewh
         found, own = reader.latest(), {"a": torch.zeros(1 << 21), "b": torch.zeros(1 << 21)}
         found.load_into("w.pt", own)
         assert (own["a"] == 1).all() and (own["b"] == 2).all() and found.metrics == {"loss": 2.5}
+
+
+def test_a_storage_that_does_not_answer_holds_no_follow_beyond_its_timeout(place, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("nebulaml.reader.LOOK_S", 0.1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        with nebula.Reader("s3://nebula/run") as reader, pytest.raises(NebulaTimeout, match="does not answer, so nobody knows"):
+            next(reader.follow(timeout=0.5))
