@@ -6,7 +6,8 @@
  * driver keeps.
  *
  *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
- *      features  may probe the storage at the first call. The answer does not change afterwards.
+ *      features  may probe the storage at the first call. The answer does not change afterwards, except that STORE_REFERS goes once a store
+ *                has shown that it takes no bytes from a source.
  *      put       writes a small object. On return the object is whole and durable, or absent. NEBULA_BUSY: the condition does not hold, and
  *                nothing was written; the object that has the key is durable. Of several concurrent puts of one key with STORE_IF_ABSENT,
  *                one succeeds.

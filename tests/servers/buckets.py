@@ -14,8 +14,8 @@ The command runs with AWS_ENDPOINT_URL_S3 and keys. The rules, of docs/hub/stora
 * Uploads that are not completed end after seven days; nothing is said of their lists, which are refused here.
 
 What is also supposed here: the answers have no ids of requests, the other server takes no header of S3 and no credential, its ETags are its own, and
-it refuses a URL whose time is over. The URL of each third read of the same bytes is
-over when it is made.
+it refuses a URL whose time is over. The URL of each third read of an object is over when it
+is made, but of one in five seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Object(NamedTuple):
 class Buckets(Handler):
     objects: dict[str, Object] = {}
     uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
-    reads: dict[str, int] = {}
+    reads: dict[str, tuple[int, float]] = {}
     numbers = itertools.count(1)
     elsewhere = 0  # the port of the other server
 
@@ -110,9 +110,10 @@ class Buckets(Handler):
 
     def get(self, key: str) -> None:
         self.find(key)
-        wanted = f"{key} {self.headers.get('Range')}"
-        self.reads[wanted] = self.reads.get(wanted, 0) + 1
-        until = int(time.time()) + (60 if self.reads[wanted] % 3 else -1)
+        count, refused = self.reads.get(key, (0, 0.0))
+        is_over = count % 3 == 2 and refused < time.time() - 5
+        self.reads[key] = (count + 1, time.time() if is_over else refused)
+        until = int(time.time()) + (-1 if is_over else 60)
         self.answer(302, Location=f"http://127.0.0.1:{self.elsewhere}{place(key, until)}")
 
     def check(self, key: str) -> None:

@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "base/error.h"
+#include "store/http/crypt.h"
 #include "store/object/object.h"
 
 #define HOPS_MAX 4 /* from one place to another */
@@ -128,6 +129,7 @@ static enum nebula_status go_there(const struct object_store *store, const struc
         for (int hops = 0; hops < HOPS_MAX && !status && leads_elsewhere(response); hops++) {
                 char *to = find_place(store, call, response, request.url, error);
 
+                crypt_forget(response->fields, response->fields_size); /* the place's URL, too */
                 http_response_done(response);
                 if (!to)
                         return NEBULA_STORAGE;

@@ -85,8 +85,8 @@ enum nebula_status object_stat(struct store *base, const char *key, struct store
         return NEBULA_OK;
 }
 
-/* Some stores keep no metadata. There, an object of the same bytes is the one that was written: each document that is written under a
- * condition names its writer. */
+/* Some stores keep no metadata. If an answer was lost there, an object of the same bytes is the one that was written: each document that
+ * is written where there was none names its writer. */
 static bool has_bytes(struct object_store *store, const char *key, const void *data, uint64_t size)
 {
         char *text = NULL;
@@ -97,7 +97,7 @@ static bool has_bytes(struct object_store *store, const char *key, const void *d
         return is_same;
 }
 
-/* `data`: NULL, or the bytes of a small object, by which the write knows its object in a store that keeps no metadata. */
+/* `data`: NULL, or the bytes of a small object of which an answer was lost, by which the write knows it in a store that keeps no metadata. */
 static enum nebula_status look_whose(struct object_store *store, const char *key, const char *id, enum store_condition condition,
                                      const struct store_stamp *seen, const void *data, uint64_t size, struct store_stamp *ret_stamp,
                                      struct nebula_error *error)
@@ -108,12 +108,15 @@ static enum nebula_status look_whose(struct object_store *store, const char *key
 
         if (status && (status != NEBULA_NOT_FOUND || condition != STORE_IF_SAME))
                 return status;
-        if (!status && (!strcmp(found, id) || (!*found && data && entry.size == size && has_bytes(store, key, data, size)))) {
+        if (!status && (!strcmp(found, id) || (!*found && data && condition != STORE_IF_SAME && entry.size == size && has_bytes(store, key, data, size)))) {
                 *ret_stamp = entry.stamp;
                 return NEBULA_OK;
         }
         if (!status && condition == STORE_IF_SAME && !strcmp(entry.stamp.text, seen->text))
                 return NEBULA_NOT_FOUND;
+        if (!status && condition == STORE_IF_SAME && !*found && data)
+                return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer to a write was lost, and the store keeps no metadata that would say whether "
+                                 "it was done", store->store.root, key);
         return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_SAME ? "%s/%s has been replaced" : "%s/%s is there already",
                          store->store.root, key);
 }
@@ -148,17 +151,53 @@ struct putting {
         const struct store_stamp *seen;
         struct store_stamp stamp;
         char id[OBJECT_ID_SIZE]; /* of all tries: the first may succeed after the second was refused */
+        bool was_lost;           /* an answer: an earlier try may have been done */
 };
 
-/* Whether the store honours the condition of a write: the same write, once more, must be refused. Its bytes are the same, so it does no harm. */
+/* Two conditional writes of a key that no other program uses. *ret_is_kept: the second was refused. */
+static enum nebula_status try_twice(struct object_store *store, bool *ret_is_kept, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PUT", .body = "p", .body_size = 1 };
+        char id[OBJECT_ID_SIZE], key[64], sum[OBJECT_SUM_SIZE], text[OBJECT_QUOTED_SIZE];
+        enum nebula_status status = NEBULA_OK;
+
+        object_new_id(id);
+        snprintf(key, sizeof key, STORE_TEMP_TOP "%s-0", id);
+        call.key = key;
+        store->service->add_object(store, &call, sum);
+        store->service->condition(&call, STORE_IF_ABSENT, NULL, text);
+        *ret_is_kept = false;
+        for (int tries = 0; tries < 2 && !status && !*ret_is_kept; tries++) {
+                struct http_response response;
+
+                status = store->service->send(store, &call, &response, error);
+                if (status)
+                        break;
+                *ret_is_kept = store->service->condition_failed(&response); /* also if the answer to the first one was lost */
+                if (!*ret_is_kept && !object_is_done(&response))
+                        status = store->service->fail(store, OBJECT_WRITE, key, &response, error);
+                http_response_done(&response);
+        }
+        store_drop(&store->store, key);
+        return status;
+}
+
+/* Whether the store honours the condition of a write: the same write, once more, must be refused. Its bytes are the same, so it does no harm.
+ * If it is not refused, another program may have removed the object in between. */
 static enum nebula_status doubt_put(struct object_store *store, const struct object_call *call, struct nebula_error *error)
 {
         struct http_response response;
         enum nebula_status status = store->service->send(store, call, &response, error);
+        bool is_kept;
 
         if (status)
                 return status;
-        if (store->service->condition_failed(&response))
+        is_kept = store->service->condition_failed(&response);
+        if (!is_kept && object_is_done(&response))
+                status = try_twice(store, &is_kept, error);
+        if (status)
+                ;
+        else if (is_kept)
                 atomic_store(&store->doubts_puts, false);
         else if (object_is_done(&response))
                 status = error_set(error, NEBULA_STORAGE, EOPNOTSUPP, "%s replaces objects although a write says If-None-Match: *. Two writers could replace each "
@@ -185,13 +224,15 @@ static enum nebula_status put_once(void *argument, struct nebula_error *error)
         status = service->send(store, &call, &response, error);
         if (status)
                 return status;
+        putting->was_lost = putting->was_lost || response.tries > 1;
         if (object_is_done(&response)) {
                 service->stamp(&response, &putting->stamp);
                 if (putting->condition == STORE_IF_ABSENT && atomic_load(&store->doubts_puts))
                         status = doubt_put(store, &call, error);
         } else if (putting->condition != STORE_ALWAYS &&
                  (service->condition_failed(&response) || (putting->condition == STORE_IF_SAME && response.status == 404)))
-                status = look_whose(store, putting->key, putting->id, putting->condition, putting->seen, putting->data, putting->size, &putting->stamp, error);
+                status = look_whose(store, putting->key, putting->id, putting->condition, putting->seen, putting->was_lost ? putting->data : NULL,
+                                    putting->size, &putting->stamp, error);
         else
                 status = service->fail(store, OBJECT_WRITE, putting->key, &response, error);
         http_response_done(&response);

@@ -77,9 +77,18 @@ bool store_s3_takes(const char *url)
         return !strncmp(url, "s3://", 5);
 }
 
+static bool wants_sums(void)
+{
+        const char *said = conf_env("AWS_REQUEST_CHECKSUM_CALCULATION");
+        char *of_profile = said ? NULL : s3_profile_value("request_checksum_calculation");
+        bool is_so = said ? strcasecmp(said, "when_required") : !of_profile || strcasecmp(of_profile, "when_required");
+
+        free(of_profile);
+        return is_so;
+}
+
 static enum nebula_status s3_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
-        const char *sums = conf_env("AWS_REQUEST_CHECKSUM_CALCULATION");
         struct s3_store *s3 = calloc(1, sizeof *s3);
         enum nebula_status status;
 
@@ -92,7 +101,7 @@ static enum nebula_status s3_open(const char *url, struct store **ret_store, str
         }
         s3->object = (struct object_store){ { &store_s3, s3->address.root }, &service, s3->address.prefix };
         s3->object.vars = vars_hold(vars_now());
-        atomic_init(&s3->has_sums, !sums || strcasecmp(sums, "when_required"));
+        atomic_init(&s3->has_sums, wants_sums());
         atomic_init(&s3->keeps_ids, true);
         if (s3->address.endpoint && s3_asks_stores) {
                 atomic_init(&s3->uploads, S3_UPLOADS_UNKNOWN);
@@ -118,7 +127,9 @@ static void s3_close(struct store *store)
 
 static unsigned s3_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS;
+        bool refers = !atomic_load(&((struct s3_store *)store)->object.never_refers);
+
+        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | (refers ? STORE_REFERS : 0u);
 }
 
 const struct store_ops store_s3 = {

@@ -79,6 +79,7 @@ static enum nebula_status probe(struct s3_store *s3, enum s3_uploads *ret_upload
         if (*entry.stamp.text)
                 victim.stamp = entry.stamp;
         object_remove(&s3->object.store, &victim, 1, NULL); /* this shows whether removals have a condition */
+        store_drop(&s3->object.store, key); /* the completion may have replaced it */
         if (status)
                 return status;
         *ret_uploads = is_kept ? S3_UPLOADS_CHECKED : S3_UPLOADS_RESERVED;

@@ -901,7 +901,9 @@ static void a_lost_answer_is_known_as_its_own_without_metadata(void)
         fake.argument = &at;
         CHECK(put("t/first", "1", STORE_IF_ABSENT) == NEBULA_OK && server_requests(server) == 2);
         CHECK(store->ops->put(store, "t/x", "mine", 4, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK && *stamp.text && server_requests(server) > 4);
-        CHECK(put("t/x", "other", STORE_IF_ABSENT) == NEBULA_BUSY && put("t/x", "othe", STORE_IF_ABSENT) == NEBULA_BUSY);
+        CHECK(put("t/x", "other", STORE_IF_ABSENT) == NEBULA_BUSY && put("t/x", "mine", STORE_IF_ABSENT) == NEBULA_BUSY);
+        at.first = server_requests(server) + 1;
+        CHECK(store->ops->put(store, "t/x", "more", 4, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "the answer to a write was lost"));
         publish_as("o.pt", "bytes", NEBULA_OK);
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         at.first = server_requests(server) + 2; /* the reservation comes before the completion */
