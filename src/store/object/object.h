@@ -234,6 +234,8 @@ bool object_take_component(const char **path, size_t *path_size, char *ret_text,
 char *object_make_prefix(const char *path, size_t size);
 /* "https://host:443", from a URL that has both. NULL: no memory. */
 char *object_make_endpoint(const struct url *url);
+/* The same with the path, which some stores have before the bucket. */
+char *object_make_endpoint_with_path(const struct url *url);
 /* "scheme://container/prefix", for messages. NULL: no memory. */
 char *object_make_root(const char *before, const char *container, const char *prefix);
 
