@@ -149,7 +149,8 @@ struct nebula_options {
 /*
  * A reader has no rank and changes nothing, so any number may run beside the trainers of a path, on their node or elsewhere. It sees the
  * checkpoints of all jobs of the path. A search finds what this node's memory has, else what storage has. The checkpoint that was found last
- * stays in memory and storage until the next search or the end of the session, unless a save needs its memory. A watch reports commits, too.
+ * stays in memory and storage until the next search or the end of the session, unless a save needs its memory; for the agents of other nodes
+ * the reader's agent writes a lease into storage, if it may. A watch reports commits, too.
  * Calls that would save, publish or remove return NEBULA_INVALID.
  */
 typedef struct nebula_session nebula_session;

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
 
 from . import _nebula
 from ._session.engine import Engine
+from ._session.keeping import Best
 from ._session.rows import Row, Rows
 from ._session.session import Session
 from ._session.waits import interruptible
 from .checkpoint import Checkpoint
-from .errors import NebulaConfigError, NebulaError, NebulaNotFound
+from .errors import (
+    NebulaConfigError,
+    NebulaCorrupt,
+    NebulaError,
+    NebulaNotFound,
+    NebulaStorageError,
+    NebulaTimeout,
+    NebulaUnavailable,
+)
 
 __all__ = ["Reader"]
 
+log = logging.getLogger("nebulaml")
+LOOK_S = 10.0  # that a look may take, also beyond a shorter timeout
 LOADABLE = ("committed", "replicated", "durable")
 
 
@@ -66,38 +79,55 @@ class Reader:
         """Returns a row for each checkpoint, the newest first, also for those that are not complete yet."""
         return self._session.checkpoints()
 
-    def follow(self, *, every: int | None = None, poll: float = 5.0, timeout: float | None = None) -> Iterator[Checkpoint]:
+    def follow(
+        self, *, every: int | None = None, best: Best | tuple[str, str] | str | None = None, poll: float = 5.0, timeout: float | None = None
+    ) -> Iterator[Checkpoint]:
         """Yields the newest complete checkpoint, then each newer one. It skips checkpoints that came and were replaced meanwhile.
 
         every: only steps that are multiples of it.
+        best: only a checkpoint that is the best so far by a metric: ``Best("loss", "min")``, ``("loss", "min")``, or ``"loss"``, whose smallest
+            value is the best. The first one is the best of those that are there.
         poll: seconds between looks at storage. A checkpoint of this node is noticed at once.
-        timeout: ends the iteration if no newer checkpoint has come for so many seconds. None: it never ends.
+        timeout: ends the iteration if no such checkpoint has come for so many seconds. None: it never ends. If storage does not even answer
+            until then, nor within 10 seconds, it raises NebulaTimeout.
+
+        If storage fails after the first look, it goes on looking. It raises the failure if that lasts until the timeout.
         """
+        search = _Search(self._session, every, _rule(best))
         last: tuple[str, int] | None = None
         newest = 0
-        begun = time.monotonic()
+        failure: NebulaError | None = None
+        has_looked = False
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            watch = _nebula.Watch(self._engine.session(patient=True))  # before the look: it reports what comes after it
-            found = self._next(every)
+            found = None
+            try:
+                watch = _nebula.Watch(self._engine.session(patient=True))  # before the look: it reports what comes after it
+                found = search.next() if timeout is None else _Look(search).result(until)
+                about = found._report() if found is not None else {}
+                failure, has_looked = None, True
+            except NebulaNotFound:  # it has just been replaced
+                found, has_looked = None, True
+            except (NebulaStorageError, NebulaTimeout, NebulaUnavailable) as error:
+                if not has_looked or time.monotonic() >= until:
+                    raise
+                if failure is None:
+                    log.warning("nebula: follow() cannot look for a newer checkpoint, and goes on trying: %s", error)
+                failure = error
             if found is not None:
-                with contextlib.suppress(NebulaNotFound):  # it has just been replaced
-                    about = found._report()
-                    this = (found.tag, about["generation"])
-                    if this != last and about["sequence"] > newest:
-                        last, newest = this, about["sequence"]
-                        yield found
-                        begun = time.monotonic()
-                        continue
-            left = poll if timeout is None else min(poll, begun + timeout - time.monotonic())
+                this = (found.tag, about.get("generation", 0))
+                if this != last and about.get("sequence", 0) > newest:
+                    last, newest = this, about["sequence"]
+                    search.taken(found)
+                    yield found
+                    until = math.inf if timeout is None else time.monotonic() + timeout
+                    continue
+            left = min(poll, until - time.monotonic())
             if left <= 0:
+                if failure is not None:
+                    raise failure
                 return
             self._wait(watch, left)
-
-    def _next(self, every: int | None) -> Checkpoint | None:
-        if every is None:
-            return self.latest()
-        rows = [row for row in self.versions() if row.state in LOADABLE and row.step is not None and row.step % every == 0]
-        return self._session.get_checkpoint(rows[0].tag) if rows else None
 
     def _wait(self, watch: _nebula.Watch, seconds: float) -> None:
         """Returns when something was committed or became durable on this node, or after so many seconds."""
@@ -106,3 +136,83 @@ class Reader:
             interruptible(watch.next, max(1, int(seconds * 1000)))
         except NebulaError:  # the agent has ended: the next look starts another one
             time.sleep(min(0.2, max(0.0, end - time.monotonic())))
+
+
+def _rule(best: Best | tuple[str, str] | str | None) -> Best | None:
+    rule = Best(best) if isinstance(best, str) else Best(*best) if isinstance(best, tuple) and len(best) == 2 else best
+    if rule is not None and (not isinstance(rule, Best) or rule.count != 1):
+        raise NebulaConfigError(f'follow(best={best!r}): give a metric, or ("loss", "min"), or nebulaml.Best("loss", "min")')
+    return rule
+
+
+class _Look:
+    """One search on a thread of its own, which a storage that hangs may hold for minutes."""
+
+    def __init__(self, search: _Search) -> None:
+        self._found: Checkpoint | None = None
+        self._failure: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(search,), name="nebula-follow", daemon=True).start()
+
+    def _run(self, search: _Search) -> None:
+        try:
+            self._found = search.next()
+        except BaseException as failure:
+            self._failure = failure
+        self._done.set()
+
+    def result(self, until: float) -> Checkpoint | None:
+        if not self._done.wait(max(until - time.monotonic(), LOOK_S)):
+            raise NebulaTimeout("storage does not answer, so nobody knows whether there is a newer checkpoint")
+        if self._failure is not None:
+            raise self._failure
+        return self._found
+
+
+class _Search:
+    """Finds the checkpoint that follow() yields next."""
+
+    def __init__(self, session: Session, every: int | None, best: Best | None) -> None:
+        self._session, self._every, self._best = session, every, best
+        self._values: dict[tuple[str, float], float] = {}  # of the checkpoints that are there, by tag and time of the commit
+        self._limit: float | None = None  # the best value that was yielded
+        self._held: str | None = None  # the tag of the checkpoint that was yielded last
+
+    def next(self) -> Checkpoint | None:
+        if self._every is None and self._best is None:
+            return self._session.get_latest_checkpoint()
+        rows = [row for row in self._session.checkpoints() if row.state in LOADABLE and not row.abandoned]
+        if self._every is not None:
+            rows = [row for row in rows if row.step is not None and row.step % self._every == 0]
+        if self._best is not None:
+            return self._better(rows, self._best)
+        return self._session.get_checkpoint(rows[0].tag) if rows else None
+
+    def _better(self, rows: list[Row], rule: Best) -> Checkpoint | None:
+        """Returns the best checkpoint, if it is better than the one that was yielded last."""
+        known, looked = {}, False
+        for row in rows:
+            key = (row.tag, row.committed_at)
+            if key not in self._values:
+                found, looked = self._session.get_checkpoint(row.tag), True
+                try:
+                    self._values[key] = found.metrics.get(rule.metric, math.nan) if found is not None else math.nan
+                except NebulaNotFound:  # it has just been removed
+                    continue
+                except NebulaCorrupt:
+                    self._values[key] = math.nan
+            known[key] = self._values[key]
+        self._values = known
+        order = rule.order({index: {rule.metric: value} for index, value in enumerate(known.values())})
+        if order:
+            key = list(known)[order[0]]
+            if self._limit is None or (known[key] < self._limit if rule.mode == "min" else known[key] > self._limit):
+                return self._session.get_checkpoint(key[0])
+        if looked and self._held is not None:  # the look at others has ended the lease of the one that the caller has
+            self._session.get_checkpoint(self._held)
+        return None
+
+    def taken(self, found: Checkpoint) -> None:
+        self._held = found.tag
+        if self._best is not None:
+            self._limit = found.metrics.get(self._best.metric, self._limit)

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/follow_best.h"
 #include "cli/target.h"
 #include "cli/term.h"
 #include "ipc/ipc.h"
@@ -18,6 +19,7 @@ struct follow {
         struct cli_common common;
         const char *command, *directory; /* directory: in it each checkpoint gets one of its own */
         bool once;
+        struct follow_best best; /* metric "": every checkpoint counts */
         nebula_session *session;
         char tag[IPC_NAME_MAX];
         uint64_t sequence; /* of the checkpoint that was followed last */
@@ -116,6 +118,13 @@ static int handle(const struct follow *follow)
         return code;
 }
 
+static enum nebula_status find(struct follow *follow, nebula_checkpoint **ret_found, struct nebula_error *error)
+{
+        if (*follow->best.metric)
+                return follow_best_find(&follow->best, follow->session, ret_found, error);
+        return nebula_checkpoint_latest(follow->session, NULL, ret_found, error);
+}
+
 /* Looks for a checkpoint that is newer than the last one. False: there is none. */
 static bool look(struct follow *follow, struct nebula_error *error)
 {
@@ -124,7 +133,7 @@ static bool look(struct follow *follow, struct nebula_error *error)
         bool is_new = false;
 
         *error = (struct nebula_error){ 0 };
-        if (!nebula_checkpoint_latest(follow->session, NULL, &found, error) && !read_numbers(found, &sequence, error))
+        if (!find(follow, &found, error) && found && !read_numbers(found, &sequence, error))
                 is_new = sequence > follow->sequence;
         if (is_new) {
                 follow->sequence = sequence;
@@ -166,8 +175,10 @@ static int run(struct follow *follow)
 int command_follow(int argc, char **argv)
 {
         struct follow follow = { 0 };
+        const char *best = NULL;
         const struct args_option options[] = {
                 CLI_COMMON(follow.common), { "exec", ARGS_TEXT, &follow.command }, { "in", ARGS_TEXT, &follow.directory }, { "once", ARGS_FLAG, &follow.once },
+                { "best", ARGS_TEXT, &best },
         };
         struct nebula_options settings;
         struct nebula_error error;
@@ -189,6 +200,8 @@ int command_follow(int argc, char **argv)
                 follow.directory = directory;
         if (follow.directory[0] != '/' || strchr(follow.directory, '\''))
                 return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes", follow.directory);
+        if (best && !follow_best_parse(best, &follow.best))
+                return cli_usage_error("follow", "--best is \"%.200s\": give METRIC, METRIC:min or METRIC:max", best);
         nebula_options_init(&settings);
         settings.persist_path = path;
         settings.is_reader = 1;
@@ -196,5 +209,6 @@ int command_follow(int argc, char **argv)
                 return cli_fail(follow.common.json, &error);
         code = run(&follow);
         nebula_session_close(follow.session);
+        follow_best_done(&follow.best);
         return code;
 }

@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
+#include "store/leases.h"
 #include "store/pins.h"
 #include "store/thin.h"
 
@@ -168,10 +169,14 @@ static enum nebula_status spare_pinned(struct store *store, const char *tag, con
 {
         enum nebula_status status = pins_load(store, true, ret_pins, error);
 
+        if (!status)
+                status = leases_add(store, ret_pins, error);
         for (size_t i = 0; i < scan->count && !status; i++) {
                 const struct pin *pin = drop[i] ? pins_find(ret_pins, scan->manifests[i].tag) : NULL;
 
-                if (pin && tag)
+                if (pin && tag && pin->is_lease)
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%s\" stays: %s", tag, pin->reason);
+                else if (pin && tag)
                         status = error_set(error, NEBULA_BUSY, 0, "\"%s\" stays: it is pinned%s%.200s; see `nebula unpin --help`", tag,
                                            *pin->reason ? ": " : "", pin->reason);
                 drop[i] = drop[i] && !pin;
@@ -200,10 +205,17 @@ static void print_plan(const struct manifest_scan *scan, const bool *drop, const
                 table_cell(table, STYLE_PLAIN, "%s", human_size(manifest_size(one), size));
                 table_cell(table, STYLE_PLAIN, "%s", human_age((double)one->sequence / 1e9, now, age));
                 table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "",
-                           pins_find(pins, one->tag) ? ", pinned" : "");
+                           !pins_find(pins, one->tag) ? "" : pins_find(pins, one->tag)->is_lease ? ", read" : ", pinned");
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
+}
+
+static bool is_pinned(const struct pins *pins, const char *tag)
+{
+        const struct pin *pin = pins_find(pins, tag);
+
+        return pin && !pin->is_lease;
 }
 
 static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, const struct pins *pins, bool is_done, uint64_t bytes)
@@ -215,7 +227,7 @@ static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, con
                                       json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:b}", "tag", scan->manifests[i].tag, "job",
                                                 scan->manifests[i].job, "entry", (json_int_t)scan->manifests[i].number, "step", (json_int_t)scan->manifests[i].step, "size",
                                                 (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
-                                                scan->manifests[i].is_abandoned, "pinned", pins_find(pins, scan->manifests[i].tag) != NULL));
+                                                scan->manifests[i].is_abandoned, "pinned", is_pinned(pins, scan->manifests[i].tag)));
         return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
                          kept);
 }

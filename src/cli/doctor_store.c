@@ -207,6 +207,27 @@ static bool check_condition(const char *path, struct doctor_finding *finding)
         return true;
 }
 
+static bool check_lacks(const char *path, struct doctor_finding *finding)
+{
+        struct nebula_error error = { 0 };
+        char text[200];
+
+        if (!open_store(path) || !tried.store->ops->lacks)
+                return false;
+        if (!is_open(finding, true))
+                return true;
+        if (tried.store->ops->lacks(tried.store, text, sizeof text, &error)) {
+                failed(finding, &error, rights[right_of_scheme()].write);
+        } else if (*text) {
+                finding->verdict = DOCTOR_SLOWER;
+                FOUND(finding, "it lacks %s", text);
+                ADVICE(finding, "nothing is to be done: checkpoints are safe, with more requests (docs/storage.md)");
+        } else {
+                FOUND(finding, "it does what its protocol promises, as far as was tried");
+        }
+        return true;
+}
+
 static bool check_get(const char *path, struct doctor_finding *finding)
 {
         struct nebula_error error = { 0 };
@@ -380,6 +401,7 @@ const struct doctor_check doctor_store_checks[] = {
         { "may read", check_get },
         { "speed", check_speed },
         { "may remove", check_remove },
+        { "protocol", check_lacks },
         { "accounts or buckets", check_members },
         { "checkpoints", check_content },
 };

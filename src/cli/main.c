@@ -67,11 +67,12 @@ const struct cli_command cli_commands[] = {
           "--force. From memory it works while the agent still holds the version.\n\n"
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
           command_restore },
-        { "follow", "nebula follow [PATH] [--exec COMMAND] [--once] [--in DIR]", "runs a command for each new checkpoint",
+        { "follow", "nebula follow [PATH] [--exec COMMAND] [--best METRIC[:max]] [--once] [--in DIR]", "runs a command for each new checkpoint",
           "The first one is the newest, then comes each newer one; checkpoints that came and were\n"
           "replaced while the command ran are skipped. In COMMAND, {} is a directory in memory that\n"
           "has the checkpoint's files, checked; it goes when the command has ended. --in: another\n"
-          "place for it. --once: ends after one. Without --exec: prints the tags.\n\n"
+          "place for it. --once: ends after one. Without --exec: prints the tags. --best: only one\n"
+          "that is the best so far by a metric, the smallest value or, with :max, the largest.\n\n"
           "  nebula follow /scratch/run7 --exec 'python evaluate.py {}'\n",
           command_follow },
         { "pin", "nebula pin [TAG [--reason TEXT] [--early]] [--path DIR] [--json]", "pins a checkpoint, so that no rule removes it",

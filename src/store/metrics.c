@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 
-#define METRICS_FILE "nebula-metadata.json"
 #define METRICS_BYTES_MAX (1u << 20) /* metadata of a version is small; a larger file has no metrics that count */
 #define PAGE 4096u
 

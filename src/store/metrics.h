@@ -11,6 +11,8 @@
 
 #include "store/manifest.h"
 
+#define METRICS_FILE "nebula-metadata.json"
+
 /* Loads the metrics as an object; an empty one if the version has none, or a file that cannot be read as such. The caller drops it. */
 enum nebula_status metrics_load(struct store *store, const struct manifest *manifest, json_t **ret_metrics, struct nebula_error *error);
 /* The value of a metric; NaN: there is none. */

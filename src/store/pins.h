@@ -16,6 +16,7 @@ struct pin {
         char tag[256];
         char *reason; /* never NULL */
         double time;  /* seconds since 1970; 0: not known */
+        bool is_lease; /* a reader has the version (leases.h) */
 };
 struct pins {
         struct pin *list; /* by the bytes of their keys */

@@ -6,7 +6,8 @@
  * driver keeps.
  *
  *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
- *      features  may probe the storage at the first call. The answer does not change afterwards.
+ *      features  may probe the storage at the first call. The answer does not change afterwards, except that STORE_REFERS goes once a store
+ *                has shown that it takes no bytes from a source.
  *      put       writes a small object. On return the object is whole and durable, or absent. NEBULA_BUSY: the condition does not hold, and
  *                nothing was written; the object that has the key is durable. Of several concurrent puts of one key with STORE_IF_ABSENT,
  *                one succeeds.
@@ -53,6 +54,8 @@
  *                count in whole seconds.
  *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
  *      free_bytes fails with NEBULA_NOT_FOUND if the store has no such number.
+ *      lacks     names to a person what this store does not do of that what its protocol promises; "": nothing is known to be missing. It may
+ *                write and remove a small object. NULL: the driver needs nothing that a store could lack.
  *      reach     describes to a person the route to the store, without a secret. It sends no request. NULL: a file system.
  *
  * Errors: NEBULA_NOT_FOUND; NEBULA_BUSY, a condition does not hold; NEBULA_NO_SPACE; NEBULA_CORRUPT; NEBULA_INVALID, a key or size that this
@@ -237,6 +240,7 @@ struct store_ops {
                                    struct nebula_error *error);
         enum nebula_status (*free_bytes)(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
         enum nebula_status (*reach)(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);
+        enum nebula_status (*lacks)(struct store *store, char *ret_text, size_t size, struct nebula_error *error);
 };
 
 struct store {

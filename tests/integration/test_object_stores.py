@@ -49,6 +49,7 @@ STORES = {
         "AZURE_STORAGE_CONNECTION_STRING",
     ),
     "gs": Store(["tests/servers/gs.py"], f"gs://nebula/training/{RUN}", "GS_SECRET_ACCESS_KEY"),
+    "buckets": Store(["tests/servers/buckets.py"], f"s3://nebula/training/{RUN}", "AWS_SECRET_ACCESS_KEY"),
 }
 
 # No file and no output may contain the key of the environment.
@@ -219,6 +220,7 @@ MISSING = {
     "two buckets": "s3://nebula,nosuch/x",
     "adls": "abfss://nosuch@datalake.dfs.core.windows.net/x",
     "gs": "gs://nosuch/x",
+    "buckets": "s3://nosuch/x",
 }
 
 
@@ -239,7 +241,7 @@ def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path
     assert re.search("may list +BAD .*: create the (container|bucket)", told.stdout), told.stdout
 
 
-@pytest.mark.parametrize("name", ["s3", "gs"])
+@pytest.mark.parametrize("name", ["s3", "gs", "buckets"])
 def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, tmp_path):
     assert "resumed" in run_beside(name, tmp_path, DCP)
 
@@ -270,3 +272,9 @@ print("durable")
 def test_a_job_whose_endpoint_stands_in_a_profile_saves(tmp_path):
     """The agent that checks its locks would end if it read the file under the catalogue's."""
     assert "durable" in run_beside("s3", tmp_path, PROFILE.replace("sys.argv[3]", repr(str(tmp_path / "config"))))
+
+
+def test_doctor_names_what_a_gateway_lacks(run, serve, servers):
+    told = run("doctor", "--path", servers.new_path("buckets"), **serve("buckets"))
+    assert re.search("conditional write +.*yes", told.stdout) and re.search("clock .*agree", told.stdout), told.stdout
+    assert re.search("protocol .*it lacks metadata of objects .*, If-Match of a removal$", told.stdout, re.MULTILINE), told.stdout

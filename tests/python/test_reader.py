@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import nebulaml as nebula
 import pytest
 import torch
 from nebulaml._session import locate
-from nebulaml.errors import NebulaConfigError, NebulaError
+from nebulaml.errors import NebulaConfigError, NebulaError, NebulaTimeout
 from waiting import until
 
 # Saves a step for each line of input. An interval of an hour: only the first version goes to storage by itself.
@@ -124,22 +126,65 @@ def test_retention_leaves_the_checkpoint_that_a_reader_found_last(place):
     trainer.end()
 
 
-def test_a_reader_on_another_node_follows_storage(place, tmp_path, monkeypatch):
+@pytest.fixture
+def elsewhere(place, tmp_path):
+    """Another node of the same storage: with elsewhere(), new readers are there."""
+    other = type(place)(tmp_path / "elsewhere", Path(f"{place.memory}-elsewhere"))
+    other.root.mkdir()
+
+    @contextlib.contextmanager
+    def there():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NEBULA_RUNTIME_DIR", str(other.runtime))
+            patch.setenv("NEBULA_MEMORY_DIR", str(other.memory))
+            yield other
+
+    yield there
+    other.close()
+
+
+def leases(place) -> list[Path]:
+    return [one for one in (place.storage / ".nebula/leases").glob("*/*") if not one.name.startswith(".")]
+
+
+def test_a_reader_on_another_node_follows_storage(place, elsewhere):
     place.storage.mkdir()
     trainer = Trainer(place, "0")
     trainer.save(1)
-    elsewhere = type(place)(tmp_path / "elsewhere", Path(f"{place.memory}-elsewhere"))
-    elsewhere.root.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setenv("NEBULA_RUNTIME_DIR", str(elsewhere.runtime))
-        patch.setenv("NEBULA_MEMORY_DIR", str(elsewhere.memory))
-        with nebula.Reader(place.storage) as reader:
-            follows = reader.follow(poll=0.1)
-            assert value(next(follows)) == 1
-            trainer.save(2)
-            assert value(next(follows)) == 2
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(poll=0.1)
+        assert value(next(follows)) == 1
+        trainer.save(2)
+        assert value(next(follows)) == 2
     trainer.end()
-    elsewhere.close()
+
+
+def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_until_its_lease_ends(place, elsewhere):
+    place.storage.mkdir()
+    trainer = Trainer(place, "0", keep=1)
+    trainer.save(1)
+    with elsewhere() as there, nebula.Reader(place.storage) as reader:
+        first = reader.latest()
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step1"], 30, "the lease")
+        for step in (2, 3):
+            trainer.save(step)
+        until(lambda: not (place.storage / "global_step2").is_dir(), 30, "the removal of the version that nobody reads")
+        assert value(first) == 1 and (place.storage / "global_step1").is_dir()
+        command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "prune", "--path", place.storage, "--tag", "global_step1", "--yes"]
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert told.returncode and "a reader on another node has it" in told.stderr
+        assert value(reader.latest()) == 3
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step3"], 30, "the lease of the version that it holds now")
+        trainer.save(4)
+        until(lambda: not (place.storage / "global_step1").is_dir(), 30, "the removal of the version that no reader holds any more")
+        there.kill_agent()  # its lease stays
+        assert leases(place) and (place.storage / "global_step3").is_dir()
+        for one in leases(place):
+            os.utime(one, (one.stat().st_mtime - 1000,) * 2)
+        trainer.save(5)
+        trainer.save(6)
+        until(lambda: not (place.storage / "global_step3").is_dir() and not leases(place), 30, "the end of the dead agent's lease")
+    trainer.end()
 
 
 def test_a_reader_goes_on_when_the_agent_was_killed(place):
@@ -180,3 +225,122 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     once = subprocess.run([nebula_command, "follow", "--path", place.storage, "--once", "--exec", "ls {}; exit 3"], capture_output=True, text=True)
     assert once.returncode == 1 and once.stdout == "w.pt\n" and "ended with status 3" in once.stderr
     trainer.end()
+
+
+# Saves a step and its loss for each line of input. "load" begins a new line of steps at step 1.
+MEASURED = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    for line in sys.stdin:
+        words = line.split()
+        if words[0] == "load":
+            nm.get_checkpoint("global_step1").load("w.pt")
+            say("loaded")
+            continue
+        step, metrics = int(words[0]), {"loss": float(words[1])} if len(words) > 1 else {}
+        checkpoint = nm.Checkpoint(f"global_step{step}", metrics=metrics)
+        with checkpoint:
+            checkpoint.save("w.pt", torch.full((1 << 10,), float(step)))
+        checkpoint.wait("durable", 60)
+        say(step)
+"""
+
+
+class Measured(Trainer):
+    def __init__(self, place):
+        self.process = place.trainer(MEASURED, place.storage, stdin=True)
+
+    def tell(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline().strip() in (line.split()[0], "loaded")
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_follow_gives_a_checkpoint_when_it_is_the_best_so_far(place, elsewhere, is_elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    for line in ("1 5.0", "2 3.0", "3 4.0", "4", "5 nan"):
+        trainer.tell(line)
+    with elsewhere() if is_elsewhere else contextlib.nullcontext(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(best=("loss", "min"), poll=0.1)
+        assert value(next(follows)) == 2
+        for line in ("6 3.0", "7 2.0", "8 1.0", "9 1.5"):  # equal is not better
+            trainer.tell(line)
+        assert value(next(follows)) == 8
+        assert not list(reader.follow(best="accuracy", timeout=0.3))
+        assert [one.tag for one in reader.follow(best=nebula.Best("loss", "max"), timeout=0.3)] == ["global_step1"]
+        assert [one.tag for one in reader.follow(best="loss", every=3, timeout=0.3)] == ["global_step9"]
+        with pytest.raises(NebulaConfigError, match="give a metric"):
+            next(reader.follow(best=3))
+    command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--once", "--best"]
+    for best, tag in (("loss", "global_step8"), ("loss:max", "global_step1")):
+        assert subprocess.run([*command, best], capture_output=True, text=True).stdout == f"{tag}\n"
+    wrong = subprocess.run([*command, "loss:largest"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "min" in wrong.stderr
+    trainer.end()
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_back(place, elsewhere, is_elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    for line in ("1 1", "2 2", "3 3"):
+        trainer.tell(line)
+    with elsewhere() if is_elsewhere else contextlib.nullcontext(), nebula.Reader(place.storage) as reader, nebula.Reader(place.storage) as other:
+        first, second = reader.follow(poll=0.1), other.follow(every=2, poll=0.1)
+        assert value(next(first)) == 3 and value(next(second)) == 2
+        trainer.tell("load")
+        trainer.tell("2 7")  # a new line: step 3 is abandoned
+        assert next(first).tag == next(second).tag == "global_step2"
+        assert [one.tag for one in reader.follow(every=3, timeout=0.3)] == []
+        trainer.tell("4 8")
+        assert value(next(first)) == value(next(second)) == 4
+        with pytest.raises(StopIteration):
+            next(reader.follow(every=5, timeout=0.1))
+    trainer.end()
+
+
+def test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice(place, elsewhere):
+    place.storage.mkdir()
+    trainer = Measured(place)
+    trainer.tell("1 1")
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        follows = reader.follow(poll=0.1)
+        assert value(next(follows)) == 1
+        away = place.storage.with_name("unmounted")
+        place.storage.rename(away)
+        short = reader.follow(poll=0.1, timeout=1)
+        with pytest.raises((StopIteration, NebulaError)):
+            print(next(short))
+        away.rename(place.storage)
+        trainer.tell("2 2")
+        assert value(next(follows)) == 2
+    trainer.end()
+
+
+def test_a_reader_of_another_node_loads_parts_into_its_own_tensors(place, elsewhere):
+    place.storage.mkdir()
+    trainer = place.trainer(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        with nm.Checkpoint("global_step1", metrics={"loss": 2.5}) as checkpoint:
+            checkpoint.save("w.pt", {"a": torch.full((1 << 21,), 1.0), "b": torch.full((1 << 21,), 2.0)})
+        checkpoint.wait("durable", 60)
+        """,
+        place.storage,
+    )
+    assert trainer.wait(timeout=60) == 0
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        found, own = reader.latest(), {"a": torch.zeros(1 << 21), "b": torch.zeros(1 << 21)}
+        found.load_into("w.pt", own)
+        assert (own["a"] == 1).all() and (own["b"] == 2).all() and found.metrics == {"loss": 2.5}
+
+
+def test_a_storage_that_does_not_answer_holds_no_follow_beyond_its_timeout(place, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("nebulaml.reader.LOOK_S", 0.1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        with nebula.Reader("s3://nebula/run") as reader, pytest.raises(NebulaTimeout, match="does not answer, so nobody knows"):
+            next(reader.follow(timeout=0.5))

@@ -64,6 +64,9 @@ enum nebula_status retain_decide_items(struct catalogue *catalogue, struct job *
                                        struct nebula_error *error);
 /* retain_items.c: removes files of old versions. Works for about a second, as storage_retain. */
 enum nebula_status retain_items(struct catalogue *catalogue, struct job *job, struct store *store, bool *ret_has_more, struct nebula_error *error);
+struct pins;
+/* The pins, and what readers of other nodes have: no rule removes those. */
+enum nebula_status retain_load_kept(struct store *store, struct pins *ret_pins, struct nebula_error *error);
 /* Whether a version of this manifest is being read, or its tag written again. Lock held. */
 bool retain_in_use(const struct job *job, const struct manifest *manifest);
 /* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */

@@ -1,6 +1,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "agent/persist/lease.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"
 #include "agent/rooms.h"
@@ -20,6 +21,7 @@ static void job_ends(struct job *job)
         struct job_storage *storage = job->storage;
 
         json_decref(storage->metrics);
+        lease_forget(job);
         free(storage->removed);
         for (size_t i = 0; i < storage->half_removed_count; i++)
                 known_free(storage->half_removed[i]);

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
-#include "store/pins.h"
+#include "store/leases.h"
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
@@ -264,6 +264,16 @@ static enum nebula_status forget_missing(struct catalogue *catalogue, struct job
         return NEBULA_OK;
 }
 
+/* The pins, and what readers of other nodes have. */
+enum nebula_status retain_load_kept(struct store *store, struct pins *ret_pins, struct nebula_error *error)
+{
+        enum nebula_status status = pins_load(store, false, ret_pins, error);
+
+        if (!status && (status = leases_add(store, ret_pins, error)))
+                pins_done(ret_pins);
+        return status;
+}
+
 static enum nebula_status remove_some(struct catalogue *catalogue, struct job *job, struct store *store, const struct dropped *dropped,
                                       bool *ret_has_more, struct nebula_error *error)
 {
@@ -271,7 +281,7 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
         int64_t until = os->now_ns() + RETAIN_TURN_NS;
         struct pins pins;
         size_t next;
-        enum nebula_status status = pins_load(store, false, &pins, error);
+        enum nebula_status status = retain_load_kept(store, &pins, error);
 
         if (status)
                 return status;
@@ -334,15 +344,18 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
 {
         const struct manifest *newest, *manifest;
         struct pins pins;
-        bool is_pinned;
+        const struct pin *pin;
+        bool is_pinned, is_leased;
         enum nebula_status status = forget_missing(catalogue, job, store, error);
 
         if (status)
                 return status;
-        status = pins_load(store, false, &pins, error);
+        status = retain_load_kept(store, &pins, error);
         if (status)
                 return status;
-        is_pinned = pins_find(&pins, tag);
+        pin = pins_find(&pins, tag);
+        is_pinned = pin && !pin->is_lease;
+        is_leased = pin && pin->is_lease;
         pins_done(&pins);
         newest = known_newest(&job->known);
         manifest = known_find(&job->known, tag);
@@ -350,6 +363,8 @@ static enum nebula_status take_asked(struct catalogue *catalogue, struct job *jo
                 return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\" of this job is in %s", tag, job->persist_path);
         if (is_pinned)
                 return error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: it is pinned", tag);
+        if (is_leased)
+                return error_set(error, NEBULA_INVALID, 0, "\"%s\" stays: a reader on another node has it", tag);
         if (newest == manifest)
                 return error_set(error, NEBULA_INVALID, 0, "\"%s\" is the newest complete checkpoint, which a restart would load: it stays", tag);
         *ret_manifest = take(catalogue, job, tag);

@@ -96,7 +96,7 @@ enum nebula_status retain_items(struct catalogue *catalogue, struct job *job, st
         catalogue_unlock(catalogue);
         if (!*text || thin_parse(text, &rules, NULL))
                 return NEBULA_OK;
-        status = pins_load(store, false, &pins, error);
+        status = retain_load_kept(store, &pins, error);
         if (status)
                 return status;
         for (size_t i = 0; i < rules.count && !status; i++)

@@ -56,6 +56,8 @@ struct job_storage {
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
         int64_t retain_at_ns;          /* the rules are not applied before this time: the last attempt has failed */
         uint32_t retain_attempt;       /* failed attempts since the last success */
+        struct lease *leases;          /* in storage, of the readers of this node; used by the worker (lease.c) */
+        bool refuses_leases;           /* the storage does: this agent may not write there */
         struct asked_removal *asked;         /* removals that clients wait for */
         struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */
         uint64_t removed_count;        /* since this agent began */

@@ -11,6 +11,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/persist/due.h"
+#include "agent/persist/lease.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"
@@ -310,6 +311,13 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (job->lane == lane && remove_asked(catalogue, job))
                         return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (lease_work(catalogue, job, now, due))
+                        return true;
+        }
         version = due_next(catalogue, lane, false, now, due);
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);
@@ -339,7 +347,7 @@ static bool lane_is_needed(const struct catalogue *catalogue, const struct lane 
                 if (job->lane != lane)
                         continue;
                 if (catalogue_session_count(catalogue, job) || job->scan_due || due_any(catalogue, job) || history_pending(job) ||
-                    job->storage->ended.count || job->storage->asked || job->retain_due)
+                    job->storage->ended.count || job->storage->asked || job->retain_due || lease_pending(job))
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version->is_spread)

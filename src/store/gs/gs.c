@@ -106,11 +106,11 @@ static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error
                 buf_add_text(&buf, "http://");
         buf_add_text(&buf, given ? given : ENDPOINT);
         text = object_take(&buf);
-        if (text && (!url_split(text, &url) || url.path_size > 1 || *url.query)) {
+        if (text && (!url_split(text, &url) || *url.query)) {
                 free(text);
-                return error_set(error, NEBULA_INVALID, 0, "STORAGE_EMULATOR_HOST is not http://host:port");
+                return error_set(error, NEBULA_INVALID, 0, "STORAGE_EMULATOR_HOST is not http://host:port or http://host:port/path");
         }
-        *ret_endpoint = text ? object_make_endpoint(&url) : NULL;
+        *ret_endpoint = text ? object_make_endpoint_with_path(&url) : NULL;
         free(text);
         return *ret_endpoint ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
 }

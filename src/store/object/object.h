@@ -12,6 +12,7 @@
  *      object_name.c     keys as names of objects
  *      object_address.c  the parts of a storage path
  *      object_call.c     small texts of a request
+ *      object_redirect.c reads that the service sends to another place
  *      object_fail.c     messages about answers that are not a success
  *      object_token.c    secrets that expire, shared by the process
  *      object_sigv4.c    signatures of S3 and of Google
@@ -175,7 +176,12 @@ struct object_store {
         const char *prefix; /* "", or it ends with '/' */
         struct http_trust trust;
         struct vars *vars; /* the variables of clouds that count for this store: those of the thread that opened it. NULL: the process's own */
+        /* What the store has shown since it was opened. 0: it is known to keep its service's promises. */
+        atomic_bool doubts_puts;  /* whether it honours If-None-Match: the first write finds out */
+        atomic_int removal_trust; /* enum object_trust: whether it honours the condition of a removal */
+        atomic_bool never_refers; /* it takes no part from another object */
 };
+enum object_trust { OBJECT_TRUST, OBJECT_DOUBT, OBJECT_NO_TRUST };
 
 /* object_fail.c: adds from where this process has its credentials, if that is not its own environment. */
 void object_report_origin(const struct object_store *store, struct nebula_error *error);
@@ -199,6 +205,10 @@ void object_add_name(struct buf *buf, const struct object_store *store, const ch
 enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error);
+/* object_redirect.c: if the answer sends a read to another place, asks there without credentials, and gives that place's answer, which is a
+ * success or 416. An answer that sends a write elsewhere is a failure. All other answers stay as they are. */
+enum nebula_status object_follow(const struct object_store *store, const struct object_call *call, const struct http_request *origin,
+                                 struct http_response *response, struct nebula_error *error);
 char *object_take(struct buf *buf);
 /* Overwrite a secret and free it. NULL is fine. */
 void object_forget(char *secret);
@@ -224,6 +234,8 @@ bool object_take_component(const char **path, size_t *path_size, char *ret_text,
 char *object_make_prefix(const char *path, size_t size);
 /* "https://host:443", from a URL that has both. NULL: no memory. */
 char *object_make_endpoint(const struct url *url);
+/* The same with the path, which some stores have before the bucket. */
+char *object_make_endpoint_with_path(const struct url *url);
 /* "scheme://container/prefix", for messages. NULL: no memory. */
 char *object_make_root(const char *before, const char *container, const char *prefix);
 

@@ -91,6 +91,21 @@ char *object_make_endpoint(const struct url *url)
         return object_take(&buf);
 }
 
+char *object_make_endpoint_with_path(const struct url *url)
+{
+        char *host = object_make_endpoint(url), *endpoint;
+        size_t size = url->path_size;
+        struct buf buf = { 0 };
+
+        while (size && url->path[size - 1] == '/')
+                size--;
+        buf_add_text(&buf, host ? host : "");
+        buf_add(&buf, url->path, size);
+        endpoint = host ? object_take(&buf) : NULL;
+        free(host);
+        return endpoint;
+}
+
 char *object_make_root(const char *before, const char *container, const char *prefix)
 {
         struct buf buf = { 0 };

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/error.h"
 #include "os/os.h"
@@ -11,7 +10,6 @@
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
-#define HOPS_MAX 3 /* from one place to another */
 #define SOUND_TRIES 4 /* for a body that was changed on the way */
 
 void object_param(struct object_call *call, const char *name, const char *value)
@@ -117,41 +115,6 @@ bool object_is_done(const struct http_response *response)
         return response->status / 100 == 2;
 }
 
-/* Where the answer to a GET says that the bytes are; NULL: it does not. A 307 of S3 itself has no query: it names another endpoint, which wants
- * a signature of its own. */
-static const char *elsewhere(const struct object_call *call, const struct http_response *response)
-{
-        const char *location = http_field(response, "location");
-        int status = response->status;
-
-        if (strcmp(call->method, "GET") || !location || (strncmp(location, "https://", 8) && strncmp(location, "http://", 7)))
-                return NULL;
-        return status == 302 || status == 303 || ((status == 307 || status == 308) && strchr(location, '?')) ? location : NULL;
-}
-
-/* Asks there, without credentials. Of the header only the range goes along; the stamp stays that of the first answer, if it has one. */
-static enum nebula_status follow(const struct object_call *call, struct http_request request, struct http_response *response, struct nebula_error *error)
-{
-        char *url = strdup(elsewhere(call, response)), *etag = http_field(response, "etag") ? strdup(http_field(response, "etag")) : NULL;
-        struct http_header range = { 0 };
-        enum nebula_status status;
-
-        for (size_t i = 0; i < call->header_count; i++)
-                if (!strcasecmp(call->headers[i].name, "range") || !strcasecmp(call->headers[i].name, "x-ms-range"))
-                        range = (struct http_header){ "Range", call->headers[i].value };
-        http_response_done(response);
-        request.url = url;
-        request.headers = &range;
-        request.header_count = range.name ? 1 : 0;
-        request.sign = NULL;
-        status = url ? http_send(&request, response, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to follow an answer to another place");
-        if (!status && etag)
-                http_field_put(response, "etag", etag);
-        object_forget(url); /* its query may be a signature */
-        free(etag);
-        return status;
-}
-
 enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error)
@@ -169,9 +132,7 @@ enum nebula_status object_send(const struct object_store *store, const struct ob
                 http_response_done(ret_response);
                 status = http_send(&request, ret_response, error);
         }
-        for (int hops = 0; hops < HOPS_MAX && !status && elsewhere(call, ret_response); hops++)
-                status = follow(call, request, ret_response, error);
-        return status;
+        return status ? status : object_follow(store, call, &request, ret_response, error);
 }
 
 void object_new_id(char ret_id[OBJECT_ID_SIZE])

@@ -52,6 +52,23 @@ static enum nebula_status too_short(struct object_store *store, const char *key,
                          whole, wanted);
 }
 
+static enum nebula_status was_replaced(const struct object_store *store, const char *key, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", store->store.root, key);
+}
+
+/* Some services ignore the condition of a read. */
+static enum nebula_status check_stamp(const struct object_store *store, const char *key, const struct http_response *response,
+                                      struct store_stamp *stamp, struct nebula_error *error)
+{
+        struct store_stamp found = { 0 };
+
+        store->service->stamp(response, &found);
+        if (!*stamp->text)
+                *stamp = found;
+        return *found.text && strcmp(found.text, stamp->text) ? was_replaced(store, key, error) : NEBULA_OK;
+}
+
 /* *ret_is_other: the answer is another range; nothing is known about the object. */
 static enum nebula_status read_once(struct object_store *store, const struct object_reading *wanted, struct store_stamp *stamp,
                                     bool *ret_is_other, struct nebula_error *error)
@@ -77,15 +94,15 @@ static enum nebula_status read_once(struct object_store *store, const struct obj
         if (response.status == 416 || (response.status == 206 && response.into_size < size))
                 status = too_short(store, key, &response, offset + size, ret_is_other, error);
         else if (response.status == 412)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", store->store.root, key);
+                status = was_replaced(store, key, error);
         else if (response.status == 200 && !offset && response.into_size == size)
                 ; /* the range is the whole object */
         else if (response.status == 206 ? !range_of(&response, &first, &whole) || first != offset : response.status == 200)
                 *ret_is_other = true;
         else if (response.status != 206)
                 status = store->service->fail(store, OBJECT_READ, key, &response, error);
-        if (!status && !*ret_is_other && !*stamp->text)
-                store->service->stamp(&response, stamp);
+        if (!status && !*ret_is_other)
+                status = check_stamp(store, key, &response, stamp, error);
         http_response_done(&response);
         return status;
 }

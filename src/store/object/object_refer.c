@@ -23,7 +23,7 @@ enum nebula_status object_find_source(struct object_store *store, const struct s
         (void)upload;
         (void)error;
         object->source = NULL;
-        if (!source || !object->feed || !store->service->steps->refer || object_check_key(store, source->key, NULL) ||
+        if (!source || !object->feed || !store->service->steps->refer || atomic_load(&store->never_refers) || object_check_key(store, source->key, NULL) ||
             object_look(store, source->key, &entry, id, NULL) || entry.size != source->size || strcmp(id, source->mark.text))
                 return NEBULA_OK;
         object->source = source;

@@ -29,7 +29,7 @@ static void add_object(const struct object_store *store, struct object_call *cal
 {
         const struct s3_store *s3 = (const struct s3_store *)store;
 
-        if (!s3->has_sums)
+        if (!atomic_load(&s3->has_sums))
                 return;
         s3_crc64_text(object_body_sum(call), sum);
         object_header(call, "x-amz-checksum-crc64nvme", sum);
@@ -45,6 +45,8 @@ static bool is_other(const struct http_response *response, bool *ret_is_unknown)
         *ret_is_unknown = response->status == 501;
         return s3_condition_failed(response);
 }
+
+bool s3_asks_stores = true;
 
 static const struct object_listing listing = {
         .root = "ListBucketResult", .entry = "Contents", .name = "Key", .size = "Size", .stamp = "ETag", .time = "LastModified",
@@ -75,9 +77,18 @@ bool store_s3_takes(const char *url)
         return !strncmp(url, "s3://", 5);
 }
 
+static bool wants_sums(void)
+{
+        const char *said = conf_env("AWS_REQUEST_CHECKSUM_CALCULATION");
+        char *of_profile = said ? NULL : s3_profile_value("request_checksum_calculation");
+        bool is_so = said ? strcasecmp(said, "when_required") : !of_profile || strcasecmp(of_profile, "when_required");
+
+        free(of_profile);
+        return is_so;
+}
+
 static enum nebula_status s3_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
-        const char *sums = conf_env("AWS_REQUEST_CHECKSUM_CALCULATION");
         struct s3_store *s3 = calloc(1, sizeof *s3);
         enum nebula_status status;
 
@@ -90,7 +101,13 @@ static enum nebula_status s3_open(const char *url, struct store **ret_store, str
         }
         s3->object = (struct object_store){ { &store_s3, s3->address.root }, &service, s3->address.prefix };
         s3->object.vars = vars_hold(vars_now());
-        s3->has_sums = !sums || strcasecmp(sums, "when_required");
+        atomic_init(&s3->has_sums, wants_sums());
+        atomic_init(&s3->keeps_ids, true);
+        if (s3->address.endpoint && s3_asks_stores) {
+                atomic_init(&s3->uploads, S3_UPLOADS_UNKNOWN);
+                atomic_init(&s3->object.doubts_puts, true);
+                atomic_init(&s3->object.removal_trust, OBJECT_DOUBT);
+        }
         lock_init(&s3->lock, LOCK_OBJECT_STORE);
         *ret_store = &s3->object.store;
         return NEBULA_OK;
@@ -110,7 +127,9 @@ static void s3_close(struct store *store)
 
 static unsigned s3_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS;
+        bool refers = !atomic_load(&((struct s3_store *)store)->object.never_refers);
+
+        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | (refers ? STORE_REFERS : 0u);
 }
 
 const struct store_ops store_s3 = {
@@ -136,4 +155,5 @@ const struct store_ops store_s3 = {
         .copy = s3_copy,
         .free_bytes = object_free_bytes,
         .reach = s3_reach,
+        .lacks = s3_lacks,
 };

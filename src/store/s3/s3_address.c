@@ -16,22 +16,6 @@ static bool is_bucket(const char *text)
                *text != '.' && text[size - 1] != '-' && text[size - 1] != '.' && !strstr(text, "..");
 }
 
-/* With its path, which some stores have before the bucket. NULL: no memory. */
-static char *make_endpoint(const struct url *url)
-{
-        char *host = object_make_endpoint(url), *endpoint;
-        size_t size = url->path_size;
-        struct buf buf = { 0 };
-
-        while (size && url->path[size - 1] == '/')
-                size--;
-        buf_add_text(&buf, host ? host : "");
-        buf_add(&buf, url->path, size);
-        endpoint = host ? object_take(&buf) : NULL;
-        free(host);
-        return endpoint;
-}
-
 /* NULL with NEBULA_OK: none is set, so AWS is used. */
 static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error *error)
 {
@@ -51,7 +35,7 @@ static enum nebula_status find_endpoint(char **ret_endpoint, struct nebula_error
                 free(of_profile);
                 return error_set(error, NEBULA_INVALID, 0, "AWS_ENDPOINT_URL, or endpoint_url of the profile, is not https://host:port or https://host:port/path");
         }
-        *ret_endpoint = make_endpoint(&url);
+        *ret_endpoint = object_make_endpoint_with_path(&url);
         free(of_profile);
         return *ret_endpoint ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
 }

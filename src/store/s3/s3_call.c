@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "os/os.h"
 #include "store/s3/s3_private.h"
 
@@ -248,12 +249,60 @@ static enum nebula_status send_signed(struct s3_store *s3, const struct object_c
         }
 }
 
+static bool is_sum(const char *name)
+{
+        return !strncmp(name, "x-amz-checksum-", 15) || !strcmp(name, "x-amz-sdk-checksum-algorithm");
+}
+
+/* The same call without checksums in its header. False: it has none. */
+static bool leave_out_sums(const struct object_call *call, struct object_call *ret_call)
+{
+        *ret_call = *call;
+        ret_call->header_count = 0;
+        for (size_t i = 0; i < call->header_count; i++)
+                if (!is_sum(call->headers[i].name))
+                        ret_call->headers[ret_call->header_count++] = call->headers[i];
+        return ret_call->header_count < call->header_count;
+}
+
+static bool may_refuse_sums(const struct http_response *response)
+{
+        return s3_is_lacking(response) || (response->status == 400 && (s3_is_code(response, "InvalidRequest") || s3_is_code(response, "InvalidArgument")));
+}
+
+/* A store that only speaks the protocol may refuse checksums: then the bodies carry none from now on. If the call fails without them, too, they
+ * were not the reason. */
+static enum nebula_status send_plainly(struct s3_store *s3, const struct object_call *call, struct http_response *response, struct nebula_error *error)
+{
+        struct object_call plain;
+        struct http_response second;
+        enum nebula_status status;
+
+        if (!s3->address.endpoint || !may_refuse_sums(response) || !leave_out_sums(call, &plain))
+                return NEBULA_OK;
+        status = send_signed(s3, &plain, &second, error);
+        if (!status && !object_is_done(&second)) {
+                http_response_done(&second);
+                return NEBULA_OK;
+        }
+        http_response_done(response);
+        *response = second;
+        if (!status)
+                atomic_store(&s3->refuses_sums, true);
+        if (!status && atomic_exchange(&s3->has_sums, false))
+                log_event(LOG_LEVEL_INFO, "%s refuses checksums (CRC64NVME): bodies carry none from now on", s3->object.store.root);
+        return status;
+}
+
 enum nebula_status s3_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
                            struct nebula_error *error)
 {
         struct vars *before = vars_enter(store->vars);
-        enum nebula_status status = send_signed((struct s3_store *)store, call, ret_response, error);
+        struct s3_store *s3 = (struct s3_store *)store;
+        enum nebula_status status = send_signed(s3, call, ret_response, error);
 
+        if (!status)
+                status = send_plainly(s3, call, ret_response, error);
         vars_leave(before);
         return status;
 }

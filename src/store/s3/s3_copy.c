@@ -95,6 +95,10 @@ static enum nebula_status copy_range(struct s3_store *s3, const struct copying *
                 object_etag_text(etag, &ret_part->etag);
         else
                 status = s3_fail(&s3->object, OBJECT_COPY, copying->from, &response, error);
+        if (status && s3_is_lacking(&response)) {
+                atomic_store(&s3->lacks_part_copy, true);
+                atomic_store(&s3->object.never_refers, true);
+        }
         free(etag);
         http_response_done(&response);
         return status;
@@ -107,6 +111,7 @@ static enum nebula_status copy_part(struct s3_store *s3, const char *source, con
                                    .first = index * COPY_PART_BYTES };
 
         copying.size = entry->size - copying.first < COPY_PART_BYTES ? entry->size - copying.first : COPY_PART_BYTES;
+        ret_part->size = copying.size;
         if (!copying.size) /* an empty range cannot be copied */
                 return s3_multipart_send(&s3->object, to, upload_id, &(struct object_range){ .index = index }, "", ret_part, NULL, error);
         return copy_range(s3, &copying, ret_part, error);
@@ -130,8 +135,26 @@ enum nebula_status s3_refer(struct object_store *store, const struct store_uploa
         copying.sum = &sum;
         status = copy_range(s3, &copying, part, error);
         part->size = range->size;
-        part->sum = s3->has_sums ? sum : 0;
+        part->sum = atomic_load(&s3->has_sums) ? sum : 0;
         free(source);
+        return status;
+}
+
+/* For a store that copies whole objects only. */
+static enum nebula_status reserve_and_copy(struct s3_store *s3, const char *source, const char *from, const char *to, enum store_condition condition,
+                                           struct nebula_error *error)
+{
+        char id[OBJECT_ID_SIZE];
+        enum nebula_status status = NEBULA_OK;
+
+        object_new_id(id);
+        if (condition == STORE_IF_ABSENT)
+                status = s3_reserve(&s3->object, to, id, error);
+        if (status)
+                return status;
+        status = copy_once(s3, source, from, to, error);
+        if (status && condition == STORE_IF_ABSENT)
+                s3_release(&s3->object, to, id);
         return status;
 }
 
@@ -158,6 +181,19 @@ static enum nebula_status copy_parts(struct s3_store *s3, const char *source, co
         return status;
 }
 
+static enum nebula_status copy_by_parts(struct s3_store *s3, const char *source, const char *from, const char *to, enum store_condition condition,
+                                        const struct store_entry *entry, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        if (!atomic_load(&s3->lacks_part_copy)) {
+                status = copy_parts(s3, source, from, to, condition, entry, error);
+                if (!status || status == NEBULA_BUSY || !atomic_load(&s3->lacks_part_copy))
+                        return status;
+        }
+        return reserve_and_copy(s3, source, from, to, condition, error);
+}
+
 enum nebula_status s3_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error)
 {
         struct s3_store *s3 = (struct s3_store *)store;
@@ -179,7 +215,7 @@ enum nebula_status s3_copy(struct store *store, const char *from, const char *to
         if (condition == STORE_ALWAYS && entry.size <= COPY_ONCE_MAX)
                 status = copy_once(s3, source, from, to, error);
         else
-                status = copy_parts(s3, source, from, to, condition, &entry, error);
+                status = copy_by_parts(s3, source, from, to, condition, &entry, error);
         free(source);
         return status;
 }

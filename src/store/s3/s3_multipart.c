@@ -38,7 +38,7 @@ uint64_t s3_crc64_of(const char *text)
 
 static bool has_sums(const struct object_store *store)
 {
-        return ((const struct s3_store *)store)->has_sums;
+        return atomic_load(&((const struct s3_store *)store)->has_sums);
 }
 
 enum nebula_status s3_multipart_begin(struct object_store *store, const char *key, const char *id, char **ret_upload_id, struct nebula_error *error)
@@ -133,6 +133,8 @@ struct completing {
         const uint64_t *sum;
         bool is_under_way; /* the last answer: another write of the key is running */
         bool was_lost;     /* the answer of a try: then that try may be the other write */
+        bool is_reserved;  /* the key is: then what is there is the reservation, or this object */
+        uint64_t size;     /* of the object */
 };
 
 /* NEBULA_OK: the object has this upload's id, so an earlier completion succeeded and its answer was lost. NEBULA_NOT_FOUND: there is no
@@ -140,8 +142,15 @@ struct completing {
 static enum nebula_status look_whose(const struct completing *completing, struct nebula_error *error)
 {
         struct store_stamp stamp;
+        struct store_entry entry;
+        enum nebula_status status;
 
-        return object_look_who_wrote(completing->store, completing->key, completing->id, STORE_IF_ABSENT, NULL, &stamp, error);
+        if (!completing->is_reserved)
+                return object_look_who_wrote(completing->store, completing->key, completing->id, STORE_IF_ABSENT, NULL, &stamp, error);
+        status = object_look(completing->store, completing->key, &entry, NULL, error);
+        if (status || (entry.size == completing->size && !s3_is_reserved(completing->store, completing->key, completing->id)))
+                return status;
+        return NEBULA_NOT_FOUND;
 }
 
 static enum nebula_status refused(struct completing *completing, const struct http_response *response, struct nebula_error *error)
@@ -171,7 +180,7 @@ static enum nebula_status complete_once(struct completing *completing, struct ne
         enum nebula_status status;
 
         object_param(&call, "uploadId", completing->upload_id);
-        object_header(&call, "If-None-Match", completing->condition == STORE_IF_ABSENT ? "*" : NULL);
+        object_header(&call, "If-None-Match", completing->condition == STORE_IF_ABSENT && !completing->is_reserved ? "*" : NULL);
         if (completing->sum) {
                 s3_crc64_text(*completing->sum, text);
                 object_header(&call, "x-amz-checksum-crc64nvme", text);
@@ -200,27 +209,52 @@ static enum nebula_status give_up(const struct completing *completing, struct ne
         return status;
 }
 
+/* S3 lets no upload be completed that met another write: only a new upload can be. */
+static enum nebula_status complete(struct completing *completing, struct nebula_error *error)
+{
+        struct http_settings settings = http_settings_now();
+        int64_t until_ns = os->now_ns() + settings.retry_ms * 1000000, pause_ms = settings.pause_ms;
+        enum nebula_status status;
+
+        for (int conflicts = 1; (status = complete_once(completing, error)) == NEBULA_NOT_FOUND && completing->is_under_way; conflicts++) {
+                if (os->now_ns() >= until_ns || (conflicts >= CONFLICTS_MAX && !completing->was_lost))
+                        break;
+                os->sleep_ms(pause_ms);
+                pause_ms = 2 * pause_ms < settings.pause_max_ms ? 2 * pause_ms : settings.pause_max_ms;
+        }
+        return status == NEBULA_NOT_FOUND && completing->is_under_way ? give_up(completing, error) : status;
+}
+
+static enum nebula_status reserve(struct completing *completing, struct nebula_error *error)
+{
+        enum s3_uploads uploads = S3_UPLOADS_CHECKED;
+        enum nebula_status status = NEBULA_OK;
+
+        if (completing->condition == STORE_IF_ABSENT)
+                status = s3_find_uploads((struct s3_store *)completing->store, &uploads, error);
+        if (status || uploads != S3_UPLOADS_RESERVED)
+                return status;
+        completing->is_reserved = true;
+        return s3_reserve(completing->store, completing->key, completing->id, error);
+}
+
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error)
 {
         struct completing completing = { .store = store, .key = key, .id = id, .upload_id = upload_id, .condition = condition, .sum = sum };
-        struct http_settings settings = http_settings_now();
-        int64_t until_ns = os->now_ns() + settings.retry_ms * 1000000, pause_ms = settings.pause_ms;
         char *list = s3_multipart_list(parts, count, &completing.list_size);
         enum nebula_status status;
 
         if (!list)
                 return object_no_memory(store, error);
         completing.list = list;
-        /* S3 lets no upload be completed that met another write: only a new upload can be. */
-        for (int conflicts = 1; (status = complete_once(&completing, error)) == NEBULA_NOT_FOUND && completing.is_under_way; conflicts++) {
-                if (os->now_ns() >= until_ns || (conflicts >= CONFLICTS_MAX && !completing.was_lost))
-                        break;
-                os->sleep_ms(pause_ms);
-                pause_ms = 2 * pause_ms < settings.pause_max_ms ? 2 * pause_ms : settings.pause_max_ms;
-        }
+        for (uint64_t i = 0; i < count; i++)
+                completing.size += parts[i].size;
+        status = reserve(&completing, error);
+        if (!status) /* after a failure the reservation stays: this completion may come late */
+                status = complete(&completing, error);
         free(list);
-        return status == NEBULA_NOT_FOUND && completing.is_under_way ? give_up(&completing, error) : status;
+        return status;
 }
 
 static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,

@@ -12,6 +12,7 @@
  *      s3_trust.c       the certificates that AWS's tools trust
  *      s3_call.c        one request
  *      s3_fail.c        messages about its failure
+ *      s3_probe.c       what a store lacks that only speaks the protocol
  *      s3_copy.c        copies inside the store
  *      s3_multipart.c   multipart uploads
  *      s3_resume.c      an upload that goes on with the parts of an interrupted one
@@ -89,10 +90,22 @@ struct object_token *s3_process_find(const char *profile);
 bool s3_role_is_asked(const char *profile);
 struct object_token *s3_role_find(const char *profile, struct nebula_error *error);
 
+/* How a large object keeps from replacing another one (s3_probe.c). */
+enum s3_uploads {
+        S3_UPLOADS_CHECKED,  /* the completion has a condition */
+        S3_UPLOADS_RESERVED, /* a small object under its key comes first */
+        S3_UPLOADS_UNKNOWN,
+};
+extern bool s3_asks_stores; /* false in tests of exact requests: every store keeps S3's promises */
+
 struct s3_store {
         struct object_store object; /* first */
         struct s3_address address;
-        bool has_sums;              /* bodies carry their CRC-64 */
+        atomic_bool has_sums;       /* bodies carry their CRC-64 */
+        atomic_bool refuses_sums;   /* the store does */
+        atomic_bool lacks_part_copy; /* UploadPartCopy */
+        atomic_bool keeps_ids;      /* metadata of objects */
+        atomic_int uploads;         /* enum s3_uploads */
         struct lock lock;           /* guards the rest; keys that were found never change and are read without the lock */
         struct object_token *keys;
         char source[S3_SOURCE_MAX]; /* of the keys, for messages */
@@ -147,6 +160,17 @@ enum nebula_status s3_resume_forget(struct store *store, const char *key, const 
 
 /* s3_sweep.c: an operation */
 enum nebula_status s3_sweep(struct store *store, store_sweep_limit *limit, void *argument, size_t *ret_count, struct nebula_error *error);
+
+/* s3_probe.c */
+enum nebula_status s3_find_uploads(struct s3_store *s3, enum s3_uploads *ret_uploads, struct nebula_error *error);
+/* Whether the answer says that the store does not know such requests. */
+bool s3_is_lacking(const struct http_response *response);
+/* NEBULA_BUSY: something has the key. A write that has reserved the key already reserves it again. */
+enum nebula_status s3_reserve(struct object_store *store, const char *key, const char *id, struct nebula_error *error);
+bool s3_is_reserved(struct object_store *store, const char *key, const char *id);
+/* Removes the reservation if it is still there. */
+void s3_release(struct object_store *store, const char *key, const char *id);
+enum nebula_status s3_lacks(struct store *store, char *ret_text, size_t size, struct nebula_error *error);
 
 /* s3_copy.c */
 enum nebula_status s3_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);

@@ -287,6 +287,19 @@ static enum nebula_status several_free_bytes(struct store *store, uint64_t *ret_
 }
 
 /* The transport is that of the first member: all have the same rules. */
+/* What the first member lacks that lacks anything. */
+static enum nebula_status several_lacks(struct store *store, char *ret_text, size_t size, struct nebula_error *error)
+{
+        struct several *several = (struct several *)store;
+        enum nebula_status status = NEBULA_OK;
+
+        *ret_text = 0;
+        for (size_t i = 0; i < several->count && !status && !*ret_text; i++)
+                if (several->members[i]->ops->lacks)
+                        status = several->members[i]->ops->lacks(several->members[i], ret_text, size, error);
+        return status;
+}
+
 static enum nebula_status several_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error)
 {
         struct several *several = (struct several *)store;
@@ -330,4 +343,5 @@ const struct store_ops store_several = {
         .copy = several_copy,
         .free_bytes = several_free_bytes,
         .reach = several_reach,
+        .lacks = several_lacks,
 };

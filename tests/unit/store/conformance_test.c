@@ -358,7 +358,7 @@ static void refers(void)
         CHECK(upload_with("t/first", data, NULL, 0, &source.mark) == REFER_BYTES && source.mark.text[0]);
         data[2 * REFER_CHUNK + 5] ^= 1;
         sent = upload_with("t/second", data, &source, 2, NULL);
-        CHECK(features & STORE_REFERS ? sent >= REFER_CHUNK && sent < 2 * REFER_CHUNK : sent == REFER_BYTES);
+        CHECK(store->ops->features(store) & STORE_REFERS ? sent >= REFER_CHUNK && sent < 2 * REFER_CHUNK : sent == REFER_BYTES);
         CHECK(holds("t/second", data));
         data[2 * REFER_CHUNK + 5] ^= 1;
         CHECK(holds("t/first", data) && !store_remove_one(store, "t/first", &error));
@@ -440,7 +440,7 @@ static void again(void)
         CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK);
         store = other;
         CHECK(!strcmp(get("t/x"), "1") && put("t/x", "2", STORE_IF_ABSENT) == NEBULA_BUSY && store_remove_one(store, "t/x", &error) == NEBULA_OK);
-        CHECK(store->ops->features(store) == features);
+        CHECK((store->ops->features(store) | STORE_REFERS) == (features | STORE_REFERS)); /* the bit may go */
         store = first;
         CHECK(!strcmp(get("t/x"), "-") && put("t/x", "3", STORE_IF_ABSENT) == NEBULA_OK);
         store_close(other);

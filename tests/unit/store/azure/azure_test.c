@@ -381,6 +381,33 @@ static void begin_saying(struct said *said)
         open_store("?sv=1&sig=SECRET");
 }
 
+static void send_elsewhere(struct server_call *call, void *argument)
+{
+        char *head = argument;
+
+        if (!strncmp(call->target, "/moved", 6)) {
+                strcpy(head, call->head);
+                server_say(call, 206, "ETag: \"other\"\r\nContent-Range: bytes 1-2/3\r\n", "bc");
+        } else {
+                server_say(call, 302, "Location: /moved?sig=S\r\nETag: \"e3\"\r\n", "");
+        }
+}
+
+static void a_read_that_is_sent_elsewhere_is_made_there_without_credentials(void)
+{
+        char head[8192] = "", bytes[2];
+
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        server = server_start(send_elsewhere, head, false);
+        open_store("?sv=1&sig=SECRET");
+        CHECK(store->ops->read(store, "x", bytes, 1, 2, &error) == NEBULA_OK && !memcmp(bytes, "bc", 2));
+        CHECK(!strncmp(head, "GET /moved?sig=S HTTP/1.1\r\n", 27) && strstr(head, "\r\nRange: bytes=1-2\r\n") && !strstr(head, "x-ms-") && !strstr(head, "SECRET"));
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "sends the write to another place") && !strstr(error.message, "SECRET"));
+        end();
+}
+
 static void a_refusal_says_what_to_do(void)
 {
         struct said said = { 403, "x-ms-error-code: AuthenticationFailed\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "<Error><Code>AuthenticationFailed</Code></Error>" };
@@ -819,7 +846,7 @@ static void a_block_that_its_source_refuses_is_sent(void)
         free(data);
 }
 
-TAP_MAIN(TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source_refuses_is_sent),
+TAP_MAIN(TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(bytes_of_a_source_are_taken_from_it), TEST(a_block_that_its_source_refuses_is_sent),
          TEST(each_operation_is_the_request_of_the_reference), TEST(a_put_whose_answer_was_lost_is_known_as_its_own),
          TEST(a_publication_whose_answer_was_lost_is_known_as_its_own), TEST(an_upload_that_came_second_gives_way),
          TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_block_has_the_sum_that_its_producer_reported), TEST(a_chunk_that_changed_on_the_way_is_read_again),

@@ -20,6 +20,7 @@ static struct server *server;
 static char last_head[4096], last_body[4096], token[64], directory[256];
 static int refusal;
 static const char *code;
+static bool sends_elsewhere; /* the first answer to a read */
 
 /* Takes every request with the right token. */
 static void serve(struct server_call *call, void *argument)
@@ -32,6 +33,10 @@ static void serve(struct server_call *call, void *argument)
         if (refusal || (*token && strcmp(said, token))) {
                 snprintf(text, sizeof text, "<?xml version='1.0' encoding='UTF-8'?><Error><Code>%s</Code></Error>", refusal ? code : "AuthenticationRequired");
                 server_say(call, refusal ? refusal : 401, "", text);
+                return;
+        }
+        if (sends_elsewhere && !strcmp(call->method, "GET") && strncmp(call->target, "/moved", 6)) {
+                server_say(call, 302, "Location: /moved?sig=S\r\nx-goog-generation: 9\r\n", "");
                 return;
         }
         if (strstr(call->target, "?uploads"))
@@ -538,7 +543,28 @@ static void a_refusal_says_what_to_do(void)
         end();
 }
 
-TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_machines_token_is_asked_for_once_and_replaced_when_it_is_refused),
+static void a_read_that_is_sent_elsewhere_keeps_the_generation_of_the_store(void)
+{
+        struct store_stamp stamp;
+        char url[100], *text;
+
+        begin();
+        setenv("GS_ACCESS_KEY_ID", "GOOG1E", 1);
+        setenv("GS_SECRET_ACCESS_KEY", "SECRET", 1);
+        sends_elsewhere = true;
+        REQUIRE(store->ops->get(store, "t/x", 10, &text, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "9"));
+        free(text);
+        CHECK(!strncmp(last_head, "GET /moved?sig=S HTTP/1.1\r\n", 27) && !strstr(last_head, "Authorization") && !strstr(last_head, "x-goog"));
+        sends_elsewhere = false;
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/a%%20b/", server_port(server)); /* an endpoint with a path */
+        setenv("STORAGE_EMULATOR_HOST", url, 1);
+        store_close(store);
+        REQUIRE(store_gs.open("gs://data/run", &store, &error) == NEBULA_OK && store_put_text(store, "t/x", "1", STORE_ALWAYS, &error) == NEBULA_OK);
+        CHECK(!strncmp(last_head, "PUT /a%20b/data/run/t/x HTTP/1.1\r\n", 34));
+        end();
+}
+
+TAP_MAIN(TEST(a_read_that_is_sent_elsewhere_keeps_the_generation_of_the_store), TEST(each_operation_is_the_request_of_the_reference), TEST(a_machines_token_is_asked_for_once_and_replaced_when_it_is_refused),
          TEST(the_login_of_gcloud_is_exchanged_for_a_token), TEST(the_key_of_a_service_account_signs_for_a_token),
          TEST(a_key_file_that_cannot_be_used_is_refused_without_its_key), TEST(another_providers_token_is_exchanged), TEST(an_identity_of_aws_signs_the_request_that_sts_sends_on),
          TEST(an_identity_that_gets_no_token_is_refused_with_the_reason_and_without_its_tokens), TEST(a_refusal_says_what_to_do))

@@ -130,7 +130,7 @@ static void set_data(struct fake_s3 *fake, struct fake_object *object, const cha
         object->data = data;
         object->size = size;
         object->etag = ++fake->etags;
-        snprintf(object->writer, sizeof object->writer, "%s", writer);
+        snprintf(object->writer, sizeof object->writer, "%s", fake->lacks & FAKE_LACKS_METADATA ? "" : writer);
         stamp(object, answer);
         answer->status = 200;
 }
@@ -293,7 +293,7 @@ static void complete_now(struct fake_s3 *fake, const struct server_call *call, c
                 refuse(answer, 404, "NoSuchUpload");
                 return;
         }
-        if (!holds(call, object, answer))
+        if (!(fake->lacks & FAKE_LACKS_COMPLETE_CONDITION) && !holds(call, object, answer))
                 return;
         data = malloc(64u << 20);
         for (int i = 0; i < FAKE_PARTS && upload->parts[i].data; i++) {
@@ -329,16 +329,28 @@ static void complete(struct fake_s3 *fake, const struct server_call *call, const
         refuse(answer, 409, "ConditionalRequestConflict");
 }
 
+static void copy_whole(struct fake_s3 *fake, struct fake_object *object, const char *source, struct answer *answer)
+{
+        struct fake_object *from = fake_find(fake, source);
+
+        if (from)
+                set_data(fake, object, "", copy_of(from->data, from->size), from->size, answer);
+        else
+                refuse(answer, 404, "NoSuchKey");
+}
+
 static void put(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
 {
         struct fake_object *object = find(fake, path, true);
-        char writer[64];
+        char writer[64], source[300];
 
         if (is_changed(call, call->body, call->body_size))
                 refuse(answer, 400, "BadDigest");
         else if (strstr(call->target, "partNumber="))
                 put_part(fake, call, path, answer);
-        else if (holds(call, object, answer))
+        else if (*server_field(call, "x-amz-copy-source", source, sizeof source))
+                copy_whole(fake, object, source, answer);
+        else if (fake->lacks & FAKE_LACKS_PUT_CONDITION || holds(call, object, answer))
                 set_data(fake, object, server_field(call, "x-amz-meta-nebula", writer, sizeof writer), copy_of(call->body, call->body_size), call->body_size, answer);
 }
 
@@ -356,9 +368,11 @@ static void get(struct fake_s3 *fake, const struct server_call *call, const char
                 refuse(answer, 404, "NoSuchKey");
                 return;
         }
-        if (!holds(call, object, answer))
+        if (!(fake->lacks & FAKE_LACKS_GET_CONDITION) && !holds(call, object, answer))
                 return;
         stamp(object, answer);
+        if (fake->lacks & FAKE_REPLACES_WHILE_READ)
+                object->etag = ++fake->etags;
         answer->status = 200;
         answer->body = object->data;
         answer->size = object->size;
@@ -389,21 +403,22 @@ static void forget(struct fake_s3 *fake, const struct server_call *call, const c
                 drop_upload(upload);
         } else if (fake->refuses_conditional_removal && *server_field(call, "if-match", match, sizeof match)) {
                 refuse(answer, 501, "NotImplemented");
-        } else if (object && holds(call, object, answer)) {
+        } else if (object && (fake->lacks & FAKE_LACKS_REMOVAL_CONDITION || holds(call, object, answer))) {
                 free(object->data);
                 object->data = NULL;
         }
 }
 
-static void answer_with(struct server_call *call, enum fake_fault fault, struct answer *answer)
+static void answer_with(struct server_call *call, bool is_marked, enum fake_fault fault, struct answer *answer)
 {
-        char fields[1024];
+        char fields[1024], id[64];
 
         if (!answer->body) {
                 answer->body = answer->text;
                 answer->size = strlen(answer->text);
         }
-        snprintf(fields, sizeof fields, "x-amz-request-id: %u\r\n%s", call->number, answer->fields);
+        snprintf(id, sizeof id, is_marked ? "x-amz-request-id: %u\r\n" : "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n", call->number);
+        snprintf(fields, sizeof fields, "%s%s", id, answer->fields);
         fault_answer(call, fault, answer->status, fields, answer->body, answer->size);
 }
 
@@ -445,6 +460,10 @@ void fake_serve(struct server_call *call, void *argument)
         pthread_mutex_lock(&fake->lock);
         if (is_refused(fake, call, &answer))
                 ;
+        else if (fake->lacks & FAKE_LACKS_SUMS && strstr(call->head, "x-amz-checksum"))
+                refuse(&answer, 501, "NotImplemented");
+        else if (fake->lacks & FAKE_LACKS_MARKS && strstr(call->target, "list-type=2"))
+                answer = (struct answer){ .status = 200, .text = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>" };
         else if (!strcmp(call->method, "POST") && strstr(call->target, "?uploads"))
                 begin_upload(fake, call, path, &answer);
         else if (!strcmp(call->method, "POST"))
@@ -455,6 +474,6 @@ void fake_serve(struct server_call *call, void *argument)
                 forget(fake, call, path, &answer);
         else
                 get(fake, call, path, &answer);
-        answer_with(call, fault, &answer);
+        answer_with(call, !(fake->lacks & FAKE_LACKS_MARKS), fault, &answer);
         pthread_mutex_unlock(&fake->lock);
 }

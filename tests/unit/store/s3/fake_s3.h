@@ -28,7 +28,19 @@ struct fake_object {
         unsigned etag;
         char writer[64]; /* x-amz-meta-nebula */
 };
+/* What a store lacks that speaks the protocol. */
+enum fake_lacks {
+        FAKE_LACKS_METADATA = 1 << 0,
+        FAKE_LACKS_PUT_CONDITION = 1 << 1,
+        FAKE_LACKS_COMPLETE_CONDITION = 1 << 2,
+        FAKE_LACKS_REMOVAL_CONDITION = 1 << 3,
+        FAKE_LACKS_GET_CONDITION = 1 << 4,
+        FAKE_LACKS_SUMS = 1 << 5,  /* 501 */
+        FAKE_LACKS_MARKS = 1 << 6, /* no ids of requests; its lists are empty */
+        FAKE_REPLACES_WHILE_READ = 1 << 7, /* each read is followed by another write of the object */
+};
 struct fake_s3 {
+        unsigned lacks;
         pthread_mutex_t lock;
         struct fake_object objects[FAKE_OBJECTS];
         struct fake_upload uploads[FAKE_UPLOADS];

@@ -96,6 +96,7 @@ static char *begin(void)
         settings.hedge_ms = 20;
         http_settings_set(&settings);
         s3_limits = limits;
+        s3_asks_stores = false;
         s3_limits.part_bytes = s3_limits.part_bytes_good = s3_limits.read_bytes = PIECE;
         fake_init(&fake);
         fake.fault = fault_of;

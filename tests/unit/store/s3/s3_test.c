@@ -1,4 +1,5 @@
 /* The S3 driver against a server that loses answers, changes bytes and checks limits. */
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -58,6 +59,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
         settings.small_bytes = 0; /* what is said of large objects holds for those of a few bytes */
         http_settings_set(&settings);
         s3_limits = limits;
+        s3_asks_stores = false; /* a test of what is asked sets it */
         s3_limits.part_bytes = s3_limits.part_bytes_good = s3_limits.read_bytes = PIECE;
         fake_init(&fake);
         fake.fault = fault;
@@ -679,18 +681,31 @@ static void a_refusal_says_what_to_do(void)
         end();
 }
 
+/* A store, and a place to which it sends reads. */
 struct place {
-        int port;
+        atomic_int sent;             /* reads that the store sent there */
+        const char *status, *fields; /* of the store's answer: its status line's number, and more fields */
+        char location[300];
+        int answer;                  /* of the place; 0: the bytes */
+        unsigned refusals;           /* so many answers are `answer`, then come the bytes */
+        atomic_uint heads;
         char head[4096];
 };
 
 static void send_there(struct server_call *call, void *argument)
 {
-        const struct place *there = argument;
-        char fields[200];
+        struct place *there = argument;
+        char fields[600];
 
-        snprintf(fields, sizeof fields, "Location: http://127.0.0.1:%d/moved?sig=SECRET\r\nETag: \"e7\"\r\n", there->port);
-        server_say(call, 302, fields, "");
+        if (!strcmp(call->method, "HEAD") && !there->fields) { /* only GetObject leads elsewhere */
+                atomic_fetch_add(&there->heads, 1);
+                server_answer(call, 200, "ETag: \"e8\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "", 0);
+                return;
+        }
+        atomic_fetch_add(&there->sent, 1);
+        snprintf(fields, sizeof fields, "%s%s%s%s", *there->location ? "Location: " : "", there->location, *there->location ? "\r\n" : "",
+                 there->fields ? there->fields : "");
+        server_say(call, atoi(there->status), fields, "");
 }
 
 static void answer_there(struct server_call *call, void *argument)
@@ -699,37 +714,264 @@ static void answer_there(struct server_call *call, void *argument)
         char range[64];
 
         snprintf(there->head, sizeof there->head, "%s", call->head);
-        if (*server_field(call, "range", range, sizeof range))
+        if (there->answer && (there->refusals == UINT_MAX || there->refusals)) {
+                there->refusals -= there->refusals != UINT_MAX;
+                server_say(call, there->answer, "x-amz-bucket-region: us-west-2\r\n", "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>");
+        } else if (*server_field(call, "range", range, sizeof range)) {
                 server_say(call, 206, "ETag: \"other\"\r\nContent-Range: bytes 2-4/6\r\n", "cde");
-        else
+        } else {
                 server_say(call, 200, "ETag: \"other\"\r\n", "abcdef");
+        }
+}
+
+/* The store answers each read with this place; *ret_other is the place. */
+static void begin_elsewhere(struct place *there, struct server **ret_other)
+{
+        *ret_other = server_start(answer_there, there, false);
+        there->status = "302";
+        snprintf(there->location, sizeof there->location, "http://127.0.0.1:%d/moved?sig=SECRET", server_port(*ret_other));
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        server = server_start(send_there, there, false);
+        set_endpoint();
+        open_store();
 }
 
 /* As Hugging Face's buckets answer. */
 static void a_read_that_is_sent_elsewhere_is_made_there_without_credentials(void)
 {
-        struct place there = { 0 };
-        struct server *other = server_start(answer_there, &there, false);
+        static const char *const statuses[] = { "301", "302", "303", "307", "308" };
+        struct place there = { .fields = "ETag: \"e7\"\r\n" };
+        struct server *other;
         struct store_stamp stamp;
         char *text, bytes[3];
 
-        there.port = server_port(other);
-        begin(NULL, NULL);
-        store_close(store);
-        server_stop(server);
-        server = server_start(send_there, &there, false);
-        set_endpoint();
-        open_store();
-        REQUIRE(store->ops->get(store, "x", 10, &text, NULL, &stamp, &error) == NEBULA_OK);
-        CHECK(!strcmp(text, "abcdef") && !strcmp(stamp.text, "e7") && !strncmp(there.head, "GET /moved?sig=SECRET HTTP/1.1\r\n", 32));
-        free(text);
+        begin_elsewhere(&there, &other);
+        for (size_t i = 0; i < 5; i++) {
+                there.status = statuses[i];
+                REQUIRE(store->ops->get(store, "x", 10, &text, NULL, &stamp, &error) == NEBULA_OK);
+                CHECK(!strcmp(text, "abcdef") && !strcmp(stamp.text, "e7") && !strncmp(there.head, "GET /moved?sig=SECRET HTTP/1.1\r\n", 32));
+                free(text);
+        }
         CHECK(store->ops->read(store, "x", bytes, 2, 3, &error) == NEBULA_OK && !memcmp(bytes, "cde", 3));
         CHECK(strstr(there.head, "\r\nRange: bytes=2-4\r\n") && !strstr(there.head, "Authorization") && !strstr(there.head, "x-amz"));
+        CHECK(server_connections(other) == 1); /* one connection for all of them */
         server_stop(other);
         CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_UNAVAILABLE && !strstr(error.message, "SECRET"));
-        there.port = server_port(server); /* each answer leads to the same place */
-        CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && error.http_status == 302);
-        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && error.http_status == 302); /* no write follows */
+        end();
+}
+
+static bool get_fails(const char *sentence, int http_status)
+{
+        char *text = NULL;
+        bool is_so = store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, sentence) &&
+                     error.http_status == http_status && !strstr(error.message, "SECRET");
+
+        if (!is_so)
+                printf("# %d %d %s\n", error.status, error.http_status, error.message);
+        return is_so;
+}
+
+static void a_place_that_a_read_must_not_go_to_is_named(void)
+{
+        struct place there = { 0 };
+        struct server *other;
+
+        begin_elsewhere(&there, &other);
+        snprintf(there.location, sizeof there.location, "http://127.0.0.1:%d/x", server_port(server)); /* each answer leads there again */
+        CHECK(get_fails("from place to place, more than 4 times", 302) && atomic_load(&there.sent) == 5);
+        strcpy(there.location, "/x/y?sig=SECRET"); /* of the same host */
+        CHECK(get_fails("from place to place", 302));
+        *there.location = 0;
+        CHECK(get_fails("names no place by http or https (Location)", 302));
+        strcpy(there.location, "file:///etc/passwd");
+        CHECK(get_fails("names no place", 302));
+        strcpy(there.location, "http://cdn.example/x?sig=SECRET"); /* plain http to another machine */
+        CHECK(store->ops->get(store, "x", 10, &(char *){ NULL }, NULL, NULL, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_STORE_ALLOW_HTTP"));
+        there.fields = "";
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && error.http_status == 302 && strstr(error.message, "sends the write to another place"));
+        there.status = "307";
+        there.fields = "x-amz-bucket-region: eu-west-1\r\n"; /* S3 itself names an endpoint, which wants a signature */
+        CHECK(get_fails("the region eu-west-1", 307));
+        server_stop(other);
+        end();
+}
+
+/* The store knows whether there is an object. The other place does not. */
+static void an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object(void)
+{
+        static const int answers[] = { 403, 404, 410 };
+        struct server *other;
+        char *text;
+
+        for (size_t i = 0; i < 3; i++) {
+                struct place there = { .answer = answers[i], .refusals = 1 };
+
+                begin_elsewhere(&there, &other);
+                REQUIRE(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_OK && !strcmp(text, "abcdef"));
+                free(text);
+                CHECK(atomic_load(&there.sent) == 2);
+                there.refusals = UINT_MAX;
+                CHECK(get_fails("/moved, which does not give it", answers[i]) && atomic_load(&there.sent) == 4);
+                CHECK(store->ops->read(store, "x", &(char){ 0 }, 2, 1, &error) == NEBULA_STORAGE);
+                server_stop(other);
+                end();
+        }
+}
+
+static void the_stamp_of_another_place_is_none_of_the_object(void)
+{
+        struct place there = { 0 }; /* no ETag in the answer that leads elsewhere */
+        struct server *other;
+        struct store_stamp stamp;
+        char *text;
+
+        begin_elsewhere(&there, &other);
+        REQUIRE(store->ops->get(store, "x", 10, &text, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "e8"));
+        free(text);
+        CHECK(atomic_load(&there.heads) == 1 && atomic_load(&there.sent) == 2); /* the look is before the read that counts */
+        server_stop(other);
+        end();
+}
+
+/* The rules of a store that speaks the protocol and lacks parts of it. */
+static void begin_lacking(unsigned lacks)
+{
+        begin(NULL, NULL);
+        store_close(store);
+        fake.lacks = lacks;
+        s3_asks_stores = true;
+        open_store();
+}
+
+static void a_store_that_ignores_the_condition_of_a_write_gets_none(void)
+{
+        begin_lacking(FAKE_LACKS_PUT_CONDITION);
+        CHECK(put("t/x", "1", STORE_IF_ABSENT) == NEBULA_STORAGE && strstr(error.message, "If-None-Match") && store_class(&error) == STORE_NEVER);
+        CHECK(put("t/y", "1", STORE_IF_ABSENT) == NEBULA_STORAGE);
+        end();
+        begin_lacking(0);
+        CHECK(put("t/x", "1", STORE_IF_ABSENT) == NEBULA_OK && server_requests(server) == 2);
+        CHECK(put("t/y", "1", STORE_IF_ABSENT) == NEBULA_OK && server_requests(server) == 3); /* it is asked once */
+        end();
+}
+
+static void publish_as(const char *key, const char *bytes, enum nebula_status expected)
+{
+        struct store_object object = { key, bytes, strlen(bytes), NULL };
+        struct store_upload *upload;
+
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == expected);
+}
+
+static void no_upload_replaces_an_object_where_completions_have_no_condition(void)
+{
+        static const unsigned lacks[] = { FAKE_LACKS_COMPLETE_CONDITION, FAKE_LACKS_METADATA, FAKE_LACKS_METADATA | FAKE_LACKS_COMPLETE_CONDITION };
+        char said[200];
+
+        for (size_t i = 0; i < 3; i++) {
+                begin_lacking(lacks[i]);
+                publish_as("t/m.pt", "bytes", NEBULA_OK);
+                CHECK(!memcmp(fake_find(&fake, "/data/run/t/m.pt")->data, "bytes", 5) && !fake_uploads_open(&fake));
+                CHECK(!strstr(fake.last_head, "If-None-Match"));
+                publish_as("t/m.pt", "other", NEBULA_BUSY);
+                CHECK(!memcmp(fake_find(&fake, "/data/run/t/m.pt")->data, "bytes", 5) && !fake_uploads_open(&fake));
+                CHECK(store->ops->lacks(store, said, sizeof said, &error) == NEBULA_OK && strstr(said, lacks[i] & FAKE_LACKS_METADATA ? "metadata" : "If-None-Match"));
+                for (size_t j = 0; j < FAKE_OBJECTS; j++) /* the probe's object is gone */
+                        CHECK(!strstr(fake.objects[j].path, ".nebula-tmp") || !fake.objects[j].data);
+                end();
+        }
+        begin_lacking(0);
+        publish_as("t/m.pt", "bytes", NEBULA_OK);
+        CHECK(strstr(fake.last_head, "If-None-Match: *") && store->ops->lacks(store, said, sizeof said, &error) == NEBULA_OK && !*said);
+        end();
+}
+
+static void a_lost_answer_is_known_as_its_own_without_metadata(void)
+{
+        struct at at = { 3, 1, FAKE_LOST };
+        struct store_object object = { "m.pt", "bytes", 5, NULL };
+        struct store_upload *upload;
+        struct store_stamp stamp;
+
+        begin_lacking(FAKE_LACKS_METADATA);
+        fake.fault = fault_at;
+        fake.argument = &at;
+        CHECK(put("t/first", "1", STORE_IF_ABSENT) == NEBULA_OK && server_requests(server) == 2);
+        CHECK(store->ops->put(store, "t/x", "mine", 4, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK && *stamp.text && server_requests(server) > 4);
+        CHECK(put("t/x", "other", STORE_IF_ABSENT) == NEBULA_BUSY && put("t/x", "mine", STORE_IF_ABSENT) == NEBULA_BUSY);
+        at.first = server_requests(server) + 1;
+        CHECK(store->ops->put(store, "t/x", "more", 4, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "the answer to a write was lost"));
+        publish_as("o.pt", "bytes", NEBULA_OK);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        at.first = server_requests(server) + 2; /* the reservation comes before the completion */
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && !memcmp(fake_find(&fake, "/data/run/m.pt")->data, "bytes", 5));
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_BUSY);
+        end();
+}
+
+static void a_removal_looks_first_where_it_has_no_condition(void)
+{
+        struct store_victim old = { "t/x", { "abc" } }, own = { "t/x", { "" } };
+        struct store_entry entry;
+
+        for (unsigned lacks = 0; lacks <= FAKE_LACKS_REMOVAL_CONDITION; lacks += FAKE_LACKS_REMOVAL_CONDITION) {
+                begin_lacking(lacks);
+                CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && put("t/y", "2", STORE_ALWAYS) == NEBULA_OK);
+                CHECK(store->ops->remove(store, &old, 1, &error) == NEBULA_OK && fake_find(&fake, "/data/run/t/x"));
+                for (size_t i = 0; i < 2; i++) {
+                        own.key = i ? "t/y" : "t/x";
+                        REQUIRE(store->ops->stat(store, own.key, &entry, &error) == NEBULA_OK);
+                        own.stamp = entry.stamp;
+                        store_entry_done(&entry);
+                        CHECK(put("t/z", "3", STORE_ALWAYS) == NEBULA_OK && store->ops->remove(store, &own, 1, &error) == NEBULA_OK);
+                        CHECK(!fake_find(&fake, i ? "/data/run/t/y" : "/data/run/t/x"));
+                }
+                CHECK(put("t/y", "4", STORE_ALWAYS) == NEBULA_OK && store->ops->remove(store, &own, 1, &error) == NEBULA_OK && fake_find(&fake, "/data/run/t/y"));
+                end();
+        }
+}
+
+static void a_store_that_refuses_checksums_gets_bodies_without(void)
+{
+        begin_lacking(FAKE_LACKS_SUMS);
+        CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && !strstr(fake.last_head, "checksum") && server_requests(server) == 2);
+        publish_as("t/m.pt", "bytes", NEBULA_OK);
+        CHECK(!memcmp(fake_find(&fake, "/data/run/t/m.pt")->data, "bytes", 5) && !strstr(fake.last_head, "checksum"));
+        end();
+}
+
+static void a_read_that_ignores_its_condition_mixes_no_two_objects(void)
+{
+        char *bytes = make_big(), *back = malloc(BIG_BYTES);
+
+        begin_lacking(FAKE_LACKS_GET_CONDITION | FAKE_REPLACES_WHILE_READ);
+        CHECK(store->ops->put(store, "t/big", bytes, BIG_BYTES, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+        CHECK(store->ops->read_bulk(store, "t/big", back, BIG_BYTES, PIECE, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "was replaced while it was read"));
+        end();
+        free(bytes);
+        free(back);
+}
+
+static void a_copy_goes_as_a_whole_where_parts_cannot_be_copied(void)
+{
+        begin_lacking(0);
+        fake.copy_status = 501;
+        CHECK(put("t/x", "abc", STORE_ALWAYS) == NEBULA_OK && put("t/taken", "other", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(store->ops->copy(store, "t/x", "t/y", STORE_IF_ABSENT, &error) == NEBULA_OK && fake_find(&fake, "/data/run/t/y")->size == 3);
+        CHECK(store->ops->copy(store, "t/x", "t/taken", STORE_IF_ABSENT, &error) == NEBULA_BUSY && fake_find(&fake, "/data/run/t/taken")->size == 5);
+        end();
+}
+
+static void the_clock_of_a_store_without_request_ids_is_that_of_its_listing(void)
+{
+        int64_t ns = 0;
+
+        begin_lacking(FAKE_LACKS_MARKS);
+        CHECK(store->ops->clock(store, &ns, &error) == NEBULA_OK && ns == 784111777LL * 1000000000);
         end();
 }
 
@@ -743,6 +985,13 @@ static void the_path_of_an_endpoint_comes_before_the_bucket(void)
         store_close(store);
         open_store();
         CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK && fake_find(&fake, "/name/space/data/run/x"));
+        publish_as("m.pt", "bytes", NEBULA_OK);
+        CHECK(ASKED("POST /name/space/data/run/m.pt?uploadId=up-1", "If-None-Match: *") && fake_find(&fake, "/name/space/data/run/m.pt"));
+        snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d/My%%20Org", server_port(server)); /* as it stands in the URL, so it is signed */
+        setenv("AWS_ENDPOINT_URL", endpoint, 1);
+        store_close(store);
+        open_store();
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK && fake_find(&fake, "/My%20Org/data/run/x"));
         end();
 }
 
@@ -1099,7 +1348,11 @@ static void no_fault_makes_wrong_bytes(void)
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_small_object_is_one_request), TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
-         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(the_path_of_an_endpoint_comes_before_the_bucket),
+         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(a_place_that_a_read_must_not_go_to_is_named),
+         TEST(an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object), TEST(the_stamp_of_another_place_is_none_of_the_object), TEST(a_store_that_ignores_the_condition_of_a_write_gets_none),
+         TEST(no_upload_replaces_an_object_where_completions_have_no_condition), TEST(a_lost_answer_is_known_as_its_own_without_metadata), TEST(a_removal_looks_first_where_it_has_no_condition),
+         TEST(a_store_that_refuses_checksums_gets_bodies_without), TEST(a_read_that_ignores_its_condition_mixes_no_two_objects), TEST(a_copy_goes_as_a_whole_where_parts_cannot_be_copied),
+         TEST(the_clock_of_a_store_without_request_ids_is_that_of_its_listing), TEST(the_path_of_an_endpoint_comes_before_the_bucket),
          TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest), TEST(a_part_of_an_upload_that_was_ended_can_be_tried_again_later), TEST(parts_are_known_by_their_sums_and_no_other_counts), TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
