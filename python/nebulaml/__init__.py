@@ -105,6 +105,7 @@ _LAZY: dict[str, str] = {
     "Restored": ".manager.manager",
     "add_to_trace": ".monitor.profiling",
     "attach": ".integrations.attaching",
+    "export_hf": ".export",
     "export_safetensors": ".integrations.export",
     "log_to": ".monitor.trackers",
     "profiler_track": ".monitor.profiling",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from ._session.keeping import Best
     from .elastic.sampler import ElasticSampler
     from .events import Event
+    from .export import export_hf
     from .integrations.attaching import attach
     from .integrations.export import export_safetensors, wait_for_exports
     from .integrations.hf import NebulaTrainerMixin
@@ -154,6 +156,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "Restored",
         "add_to_trace",
         "attach",
+        "export_hf",
         "export_safetensors",
         "log_to",
         "profiler_track",

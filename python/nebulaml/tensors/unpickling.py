@@ -451,9 +451,12 @@ def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, 
         raise NotPlain(str(failure)) from failure
 
 
-def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
-    """Returns the tensors and plain values of a file, on the CPU. It looks up no class and runs no code of the file. Raises NotPlain."""
-    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
+def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = True) -> Any:
+    """Returns the tensors and plain values of a file, on the CPU. It looks up no class and runs no code of the file. Raises NotPlain.
+
+    is_whole: all bytes are there. Otherwise all tensors lie in ``storage``.
+    """
+    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=is_whole)
 
 
 def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:

@@ -1,0 +1,19 @@
+"""Hugging Face directories of what frameworks save: stock from_pretrained reads them, and gives the trainer's values bit for bit."""
+
+import pytest
+from conftest import interpreter
+
+SMALL = ["config.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "dtype", "shard", "ranks"),
+    [("plain", "gpt2", None, "5GB", 1), ("plain", "llama", "bf16", "5KB", 1), ("ddp", "gpt2", "fp16", "5KB", 2), ("fsdp2", "gpt2", "bf16", "5KB", 2), ("fsdp2", "llama", None, "5GB", 2)],
+)  # fmt: skip
+def test_from_pretrained_gives_the_trainers_values(node, way, model, dtype, shard, ranks):
+    options = ["--way", way, "--model", model, "--shard", shard, *(["--dtype", dtype] if dtype else [])]
+    end = node.run(interpreter("hf"), "export_job.py", "--persist", node.persist, "--out", node.base / "out", *options, ranks=ranks).end
+    assert end["same"] and end["info"] == {}
+    files = [one for one in end["files"] if one not in SMALL]
+    assert set(SMALL) < set(end["files"])
+    assert files == ["model.safetensors"] if shard == "5GB" else "model.safetensors.index.json" in files and len(files) > 3
