@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "pickle.h"
+#include "client/client.h"
 #include "image/image.h"
 #include "os/os.h"
 
