@@ -1,6 +1,7 @@
 """Trains a small model of transformers a little, saves it as the argument says, and exports it. Prints whether from_pretrained gives the trainer's values."""
 
 import argparse
+import contextlib
 import json
 import os
 
@@ -12,16 +13,19 @@ from transformers import AutoModelForCausalLM
 parser = argparse.ArgumentParser()
 parser.add_argument("--persist", required=True)
 parser.add_argument("--out", required=True)
-parser.add_argument("--way", choices=["plain", "ddp", "fsdp2"], default="plain")
+parser.add_argument("--way", choices=["plain", "ddp", "fsdp2", "zero"], default="plain")
 parser.add_argument("--model", choices=["gpt2", "llama"], default="gpt2")
 parser.add_argument("--dtype")
+parser.add_argument("--stage", type=int, default=0, help="of ZeRO")
+parser.add_argument("--bf16", action="store_true", help="DeepSpeed trains in bf16, and keeps fp32 masters")
+parser.add_argument("--universal", action="store_true", help="DeepSpeed's own converter makes the universal layout, which is exported")
 parser.add_argument("--shard", default="5GB")
 args = parser.parse_args()
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 torch.manual_seed(7)
 if args.model == "gpt2":  # its head is tied to its embedding
-    config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(vocab_size=63, n_positions=31, n_embd=15, n_layer=2, n_head=3, bos_token_id=1, eos_token_id=2)
     model = transformers.GPT2LMHeadModel(config)
 else:
     config = transformers.LlamaConfig(
@@ -43,10 +47,34 @@ if args.way == "fsdp2":
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(trained.parameters(), 1e-2)
+if args.way == "zero":
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo")
+    frozen = [value for name, value in model.named_parameters() if name.endswith(("ln_f.weight", "model.norm.weight"))]
+    for one in frozen:
+        one.requires_grad = False
+    trained, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=[value for value in model.parameters() if value.requires_grad],
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {"stage": args.stage, "stage3_param_persistence_threshold": 0},
+            **({"bf16": {"enabled": True}} if args.bf16 else {}),
+        },
+    )
+optimizer = None if args.way == "zero" else torch.optim.AdamW(trained.parameters(), 1e-2)
 for step in range(3):
-    ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(step * world + rank))
-    trained(input_ids=ids, labels=ids).loss.backward()
+    ids = torch.randint(0, 63, (2, 16), generator=torch.Generator().manual_seed(step * world + rank))
+    loss = trained(input_ids=ids, labels=ids).loss
+    if optimizer is None:
+        trained.backward(loss)
+        trained.step()
+        continue
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -58,6 +86,15 @@ if args.way == "fsdp2":
     own, states = get_state_dict(model, optimizer)
     nebulaml.dcp.async_save({"model": own, "optim": states}, checkpoint_id=os.path.join(args.persist, "global_step3")).result(120)
     wanted = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+elif args.way == "zero":
+    import nebulaml.deepspeed
+
+    nm.attach(trained)
+    trained.save_checkpoint(os.path.join(args.out + "-names"), "global_step3")
+    nm.flush_persistence()
+    whole = deepspeed.zero.GatheredParameters(list(model.parameters())) if args.stage == 3 else contextlib.nullcontext()
+    with whole:
+        wanted = {name: value.detach().clone() for name, value in model.state_dict().items()}
 else:
     with nm.Checkpoint("global_step3", -2) as checkpoint:
         if rank == 0:
@@ -66,8 +103,14 @@ else:
     wanted = model.state_dict()
 
 if rank == 0:
-    with nm.Reader(args.persist) as reader:
-        nm.export_hf(reader.latest(), args.out, config=model, dtype=args.dtype, max_shard_size=args.shard)
+    version = os.path.join(args.persist, "global_step3")
+    if args.universal:
+        from deepspeed.checkpoint import ds_to_universal
+
+        options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+        ds_to_universal.main(argparse.Namespace(input_folder=version, output_folder=args.out + "-universal", **options))
+        version = args.out + "-universal"
+    nm.export_hf(version, args.out, config=model, dtype=args.dtype, max_shard_size=args.shard)
     found, about = AutoModelForCausalLM.from_pretrained(args.out, output_loading_info=True)
     kind = {None: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.dtype]
     state = found.state_dict()

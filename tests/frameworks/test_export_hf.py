@@ -17,3 +17,14 @@ def test_from_pretrained_gives_the_trainers_values(node, way, model, dtype, shar
     files = [one for one in end["files"] if one not in SMALL]
     assert set(SMALL) < set(end["files"])
     assert files == ["model.safetensors"] if shard == "5GB" else "model.safetensors.index.json" in files and len(files) > 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "more", "dtype"),
+    [(0, ["--model", "gpt2"], None), (1, ["--model", "gpt2", "--bf16"], "bf16"), (2, ["--model", "gpt2"], None), (3, ["--model", "gpt2"], None),
+     (3, ["--model", "llama", "--bf16"], "bf16"), (2, ["--model", "gpt2", "--universal"], None)],
+)  # fmt: skip
+def test_from_pretrained_gives_what_deepspeed_trained(node, stage, more, dtype):
+    options = ["--way", "zero", "--stage", stage, *more, *(["--dtype", dtype] if dtype else [])]
+    end = node.run(interpreter("hf-deepspeed"), "export_job.py", "--persist", node.persist, "--out", node.base / "out", *options, ranks=2).end
+    assert end["same"] and end["info"] == {}

@@ -395,3 +395,62 @@ def test_the_command_exports_and_its_exit_codes_are_those_of_restore(nm, place, 
         assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (code, 1, "")
     assert run("global_step1", f"--hf={tmp_path / 'out'}", "--force").returncode == 0
     assert equal(weights(tmp_path / "out"), without(state, "head.weight"))
+
+
+def zero_of(folder: Path, stage: int) -> dict[str, torch.Tensor]:
+    """Writes a checkpoint of two ranks in the form of DeepSpeed's ZeRO. Returns the weights."""
+    torch.manual_seed(3)
+    whole = {"a": torch.randn(5, 3), "b": torch.randn(7), "c": torch.randn(2, 2)}
+    buffers = {"count": torch.tensor(9)}
+    folder.mkdir()
+    model = {"module": {**whole, **buffers}, "param_shapes": [{name: value.shape for name, value in whole.items()}], "buffer_names": ["count"]}
+    if stage == 3:
+        model["module"] = {**{name: torch.empty(0) for name in whole}, **buffers}
+        parts = [[], []]
+        for value in whole.values():
+            size = -(-value.numel() // 2)
+            flat = torch.cat([value.reshape(-1), torch.full((1,), 99.0)])
+            for rank in range(2):
+                parts[rank].append(flat[rank * size : (rank + 1) * size])
+        flats = [torch.cat(part) for part in parts]
+        key, count = "fp32_flat_groups", 2
+    else:
+        flats = list(torch.cat([torch.cat([value.reshape(-1), torch.full((1,), 99.0)]) for value in whole.values()]).chunk(2))  # a gap after each
+        key, count = "single_partition_of_fp32_groups", [2]
+    for rank, flat in enumerate(flats):
+        state = {"zero_stage": stage, key: [flat], "partition_count": count, "param_alignment_paddings": [[1, 1, 1]]}
+        torch.save({"optimizer_state_dict": state}, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        if stage == 3 or rank == 0:
+            name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" if stage == 3 else "mp_rank_00_model_states.pt"
+            torch.save(model, folder / name)
+    return {**whole, **buffers}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_partitions_of_zero_are_put_together_and_a_missing_one_is_refused(tmp_path, stage):
+    whole = zero_of(tmp_path / "zero", stage)
+    export_hf(tmp_path / "zero", tmp_path / "out")
+    assert equal(weights(tmp_path / "out"), whole)
+    path = tmp_path / "zero" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    state = torch.load(path)["optimizer_state_dict"]
+    short = {name: [value[0][:-4]] if name.endswith("groups") else value for name, value in state.items()}
+    torch.save({"optimizer_state_dict": short}, path)
+    with pytest.raises(NebulaError, match="the partitions"):
+        export_hf(tmp_path / "zero", tmp_path / "out2")
+    path.unlink()
+    with pytest.raises(NebulaNotFound, match="no partition of rank 1, of 2 ranks"):
+        export_hf(tmp_path / "zero", tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
+
+
+def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refused(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    state = without(state_of(), "head.weight", "turned")
+    dcp.save({"model": state, "optim": {"exp": torch.ones(3)}, "step": 4}, checkpoint_id=tmp_path / "dcp")
+    export_hf(tmp_path / "dcp", tmp_path / "out", dtype="fp32")
+    assert equal(weights(tmp_path / "out"), state)
+    (tmp_path / "dcp" / "__0_0.distcp").unlink()
+    with pytest.raises(NebulaNotFound, match=r"has no file '__0_0.distcp', in which a rank has saved its part of "):
+        export_hf(tmp_path / "dcp", tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()

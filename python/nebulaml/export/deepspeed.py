@@ -1,13 +1,15 @@
 """The weights of a DeepSpeed checkpoint: ZeRO's fp32 partitions, put together, and the buffers of the module.
 
 Of stages 1 and 2, rank r's ``single_partition_of_fp32_groups`` has its part of each parameter group: the parts, in the order of the
-ranks, are the group's parameters one after the other, as ``param_shapes`` lists them. Of stage 3 each parameter is divided among the
+ranks, are the group's parameters one after the other, as ``param_shapes`` lists them, each with the gap after it that
+``param_alignment_paddings`` says. Of stage 3 each parameter is divided among the
 ranks, and the last rank's part is padded: rank r's ``fp32_flat_groups`` has its parts of all parameters one after the other. In a
 universal checkpoint each parameter has a file, ``zero/<name>/fp32.pt``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -61,7 +63,7 @@ def read(files: Files) -> Weights:
         found = {}
     ties = {str(name): str(kept) for name, kept in _pairs(state.get("shared_params"))}
     left = {name: tensor for name, tensor in rest.items() if name not in found and name not in ties}
-    if found:  # the module of ZeRO-3 has nothing but placeholders for parameters that are divided
+    if "zero_pp_rank" in min(models.values(), default=""):  # of stage 3: the module has placeholders for parameters that are divided
         buffers = set(map(str, state.get("buffer_names") or ()))
         frozen = _frozen(files, state, models)
         left = {name: tensor for name, tensor in left.items() if name in buffers} | frozen
@@ -86,7 +88,7 @@ def _universal(file: File) -> Tensor:
 
 
 def _frozen(files: Files, state: Mapping[str, Any], models: Mapping[int, str]) -> dict[str, Tensor]:
-    """Returns the parameters that are not trained: whole in stages 1 and 2, divided among the ranks' model files in stage 3."""
+    """Returns the parameters of stage 3 that are not trained. They are divided among the model files of the ranks."""
     shapes = state.get("frozen_param_shapes") or {}
     if not shapes:
         return {}
@@ -110,44 +112,62 @@ def _cut(parts: Sequence[Tensor], count: int) -> list[tuple[Tensor, int, int]]:
     return [one for one in taken if one[2]]
 
 
+@dataclasses.dataclass
+class _Partition:
+    """One rank's part of the fp32 values: a flat tensor for each group. gaps: for each group, the elements after each parameter, or None."""
+
+    stage: int
+    world: int
+    flat: list[Tensor]
+    gaps: list[list[int]] | None
+
+
 def _partitioned(files: Files, state: Mapping[str, Any], models: Mapping[int, str], optimizers: Mapping[int, str]) -> dict[str, Tensor]:
     opened = {rank: _partition(files.file(name)) for rank, name in optimizers.items()}
-    stage, world, _ = opened[min(opened)]
-    missing = sorted(set(range(world)) - opened.keys())
+    first = opened[min(opened)]
+    missing = sorted(set(range(first.world)) - opened.keys())
     if missing:
-        raise NebulaNotFound(f"{files} has no partition of rank {missing[0]} (zero_pp_rank_{missing[0]}_..._optim_states.pt), of {world} ranks")
+        what = f"no partition of rank {missing[0]}, of {first.world} ranks"
+        raise NebulaNotFound(f"{files} has {what} (zero_pp_rank_{missing[0]}_..._optim_states.pt)")
     groups = state.get("param_shapes")
     if not groups:
-        raise NebulaCorrupt(f"{models.get(min(models, default=0))} of {files} has no param_shapes: DeepSpeed older than 0.4 has written it")
+        raise NebulaCorrupt(f"{files} has no param_shapes in its file of model states")
     groups = [groups] if isinstance(groups, Mapping) else list(groups)
-    ranks = [opened[rank][2] for rank in range(world)]
-    return _stage3(files, groups, ranks) if stage == 3 else _stage2(files, groups, ranks)
+    ranks = [opened[rank] for rank in range(first.world)]
+    return (_stage3 if first.stage == 3 else _stage2)(files, groups, ranks)
 
 
-def _partition(file: File) -> tuple[int, int, list[Tensor]]:
-    """Returns the stage, the number of ranks, and this rank's flat tensors: one for each group."""
+def _partition(file: File) -> _Partition:
     state = torch_object(file)
     state = state.get("optimizer_state_dict") if isinstance(state, Mapping) else None
     if not isinstance(state, Mapping) or "zero_stage" not in state:
         raise NebulaCorrupt(f"{file.name} is no partition of ZeRO: its optimizer_state_dict has no zero_stage")
-    stage, world = int(state["zero_stage"]), state.get("partition_count", 1)
+    if state.get("ds_zero_partition_groups") is not None:
+        raise NebulaConfigError(f"{file.name} divides some parameters among a part of the ranks, as experts: they cannot be exported yet")
+    stage = 3 if "fp32_flat_groups" in state else 2  # zero_stage itself is an object of DeepSpeed's
     flat = state.get("fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups")
-    if not isinstance(flat, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in flat):
+    world = state.get("partition_count")
+    world = max(world) if isinstance(world, (list, tuple)) else world
+    if not isinstance(flat, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in flat) or not isinstance(world, int):
         raise NebulaCorrupt(f"{file.name} has no fp32 partitions")
-    count = max(world) if isinstance(world, (list, tuple)) else int(world)
-    return stage, int(count), [as_tensor(file, f"group {index}", one) for index, one in enumerate(flat)]
+    parts = [as_tensor(file, f"group {index}", one) for index, one in enumerate(flat)]
+    return _Partition(stage, world, parts, state.get("param_alignment_paddings"))
 
 
-def _stage2(files: Files, groups: Sequence[Mapping[str, Any]], ranks: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+def _stage2(files: Files, groups: Sequence[Mapping[str, Any]], ranks: Sequence[_Partition]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
+    if any(len(rank.flat) != len(groups) for rank in ranks):
+        raise NebulaCorrupt(f"{files}: the partitions have other groups than the {len(groups)} of the model states")
     for index, shapes in enumerate(groups):
-        whole, at = [rank[index] for rank in ranks], 0
-        wanted, there = sum(math.prod(shape) for shape in shapes.values()), sum(part.count for part in whole)
-        if there < wanted:
+        whole, at = [rank.flat[index] for rank in ranks], 0
+        gaps = [0] * len(shapes) if ranks[0].gaps is None else ranks[0].gaps[index]
+        wanted, there = sum(map(math.prod, shapes.values())) + sum(gaps), sum(part.count for part in whole)
+        unit = 2 * len(ranks)  # DeepSpeed pads the end to a multiple of this
+        if there < wanted - sum(gaps[-1:]) or -(-wanted // unit) != -(-there // unit):
             raise NebulaCorrupt(f"{files}: the partitions of group {index} have {there} elements, and its parameters {wanted}")
-        for name, shape in shapes.items():
+        for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
             found[str(name)] = Flat(shape, _slice(whole, at, math.prod(shape)))
-            at += math.prod(shape)
+            at += math.prod(shape) + gap
     return found
 
 
@@ -162,16 +182,16 @@ def _slice(parts: Sequence[Tensor], first: int, count: int) -> list[tuple[Tensor
     return taken
 
 
-def _stage3(files: Files, groups: Sequence[Mapping[str, Any]], ranks: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
+def _stage3(files: Files, groups: Sequence[Mapping[str, Any]], ranks: Sequence[_Partition]) -> dict[str, Tensor]:
     shapes = {str(name): shape for group in groups for name, shape in group.items()}
     found: dict[str, Tensor] = {}
-    at, there = 0, min(sum(part.count for part in rank) for rank in ranks)
+    at, there = 0, min(sum(part.count for part in rank.flat) for rank in ranks)
     for name, shape in shapes.items():
         count = math.prod(shape)
         each = -(-count // len(ranks))
         if at + each > there:
             raise NebulaCorrupt(f"{files}: the partitions have {there} elements, and {name} would end at {at + each}")
-        parts = [piece for index, rank in enumerate(ranks) for piece in _slice(rank, at, min(each, max(0, count - index * each)))]
+        parts = [piece for index, rank in enumerate(ranks) for piece in _slice(rank.flat, at, min(each, max(0, count - index * each)))]
         found[name] = Flat(shape, parts)
         at += each
     return found

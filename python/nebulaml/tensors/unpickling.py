@@ -328,10 +328,29 @@ class _Unknown:
     extend = add = append
 
 
+_TENSOR = object()  # stands for the class torch.Tensor
+
+
+def _rebuild_data(data: Any, *_: Any) -> Any:
+    return data
+
+
+def _rebuild_typed(function: Any, kind: Any, arguments: tuple[Any, ...], *_: Any) -> Any:
+    return function(*arguments) if kind is _TENSOR and isinstance(function, _Rebuild) else _Unknown()
+
+
 class _TensorUnpickler(_PlainUnpickler):
     """Loads tensors and plain values, and builds nothing else."""
 
+    _ATTRIBUTED = {  # of tensors that have attributes of a framework, which are left out
+        ("torch._utils", "_rebuild_parameter_with_state"): _Rebuild(_rebuild_data),
+        ("torch._tensor", "_rebuild_from_type_v2"): _Rebuild(_rebuild_typed),
+        ("torch", "Tensor"): _TENSOR,
+    }
+
     def find(self, module: str, name: str) -> Any:
+        if (module, name) in self._ATTRIBUTED:
+            return self._ATTRIBUTED[module, name]
         try:
             return super().find(module, name)
         except NotPlain:
