@@ -91,6 +91,7 @@ _LAZY: dict[str, str] = {
     "Best": "._session.keeping",
     "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
+    "HFExport": ".export.background",
     "Manager": ".manager.manager",
     "MetricsLog": ".monitor.metrics",
     "NebulaCallback": ".integrations.lightning",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .elastic.sampler import ElasticSampler
     from .events import Event
     from .export import export_hf
+    from .export.background import HFExport
     from .integrations.attaching import attach
     from .integrations.export import export_safetensors, wait_for_exports
     from .integrations.hf import NebulaTrainerMixin
@@ -142,6 +144,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "Best",
         "ElasticSampler",
         "Event",
+        "HFExport",
         "Manager",
         "MetricsLog",
         "NebulaCallback",

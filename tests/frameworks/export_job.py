@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 parser = argparse.ArgumentParser()
 parser.add_argument("--persist", required=True)
 parser.add_argument("--out", required=True)
-parser.add_argument("--way", choices=["plain", "ddp", "fsdp2", "zero"], default="plain")
+parser.add_argument("--way", choices=["plain", "ddp", "fsdp2", "zero", "trainer", "lightning"], default="plain")
 parser.add_argument("--model", choices=["gpt2", "llama"], default="gpt2")
 parser.add_argument("--dtype")
+parser.add_argument("--background", action="store_true", help="the adapter exports, and not a call of export_hf()")
 parser.add_argument("--stage", type=int, default=0, help="of ZeRO")
 parser.add_argument("--bf16", action="store_true", help="DeepSpeed trains in bf16, and keeps fp32 masters")
 parser.add_argument("--universal", action="store_true", help="DeepSpeed's own converter makes the universal layout, which is exported")
@@ -33,9 +34,50 @@ else:
     )
     model = transformers.LlamaForCausalLM(config)
 
-if world > 1:
+export = nm.HFExport(args.out, config=model, dtype=args.dtype, max_shard_size=args.shard, replace=True)
+if world > 1 and args.way not in ("trainer", "lightning"):
     torch.distributed.init_process_group("gloo")
 trained = model
+
+
+class Ids(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        ids = torch.randint(0, 63, (16,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+
+def train_with_trainer():
+    options = {"save_steps": 2, "max_steps": 4, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    trainer = transformers.Trainer(model, transformers.TrainingArguments(args.out + "-trainer", **options), train_dataset=Ids())
+    trainer.remove_callback(transformers.PrinterCallback)
+    nm.attach(trainer, export=nm.HFExport(args.out, dtype=args.dtype, max_shard_size=args.shard, replace=True))
+    trainer.train()
+
+
+def train_with_lightning():
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = model
+
+        def training_step(self, batch, index):
+            return self.net(**batch).loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    callback = nm.NebulaCallback(dirpath=args.out + "-lightning", every_n_train_steps=2, save_top_k=-1, export=export)
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(Ids(), batch_size=2))
+
+
 if args.way == "ddp":
     trained = torch.nn.parallel.DistributedDataParallel(model)
 if args.way == "fsdp2":
@@ -66,8 +108,11 @@ if args.way == "zero":
             **({"bf16": {"enabled": True}} if args.bf16 else {}),
         },
     )
+if args.way in ("trainer", "lightning"):
+    nm.init(args.persist, 0, on_error="raise")
+    (train_with_trainer if args.way == "trainer" else train_with_lightning)()
 optimizer = None if args.way == "zero" else torch.optim.AdamW(trained.parameters(), 1e-2)
-for step in range(3):
+for step in range(0 if args.way in ("trainer", "lightning") else 3):
     ids = torch.randint(0, 63, (2, 16), generator=torch.Generator().manual_seed(step * world + rank))
     loss = trained(input_ids=ids, labels=ids).loss
     if optimizer is None:
@@ -79,7 +124,10 @@ for step in range(3):
     optimizer.zero_grad()
 
 nm.init(args.persist, 0, on_error="raise")
-if args.way == "fsdp2":
+if args.way in ("trainer", "lightning"):
+    nm.flush_persistence()
+    wanted = model.state_dict()
+elif args.way == "fsdp2":
     import nebulaml.dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 
@@ -89,7 +137,7 @@ if args.way == "fsdp2":
 elif args.way == "zero":
     import nebulaml.deepspeed
 
-    nm.attach(trained)
+    nm.attach(trained, export=export if args.background else None)
     trained.save_checkpoint(os.path.join(args.out + "-names"), "global_step3")
     nm.flush_persistence()
     whole = deepspeed.zero.GatheredParameters(list(model.parameters())) if args.stage == 3 else contextlib.nullcontext()
@@ -110,7 +158,10 @@ if rank == 0:
         options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
         ds_to_universal.main(argparse.Namespace(input_folder=version, output_folder=args.out + "-universal", **options))
         version = args.out + "-universal"
-    nm.export_hf(version, args.out, config=model, dtype=args.dtype, max_shard_size=args.shard)
+    if args.background:
+        assert nm.wait_for_exports(120)
+    else:
+        nm.export_hf(version, args.out, config=model, dtype=args.dtype, max_shard_size=args.shard)
     found, about = AutoModelForCausalLM.from_pretrained(args.out, output_loading_info=True)
     kind = {None: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.dtype]
     state = found.state_dict()

@@ -20,6 +20,17 @@ def test_from_pretrained_gives_the_trainers_values(node, way, model, dtype, shar
 
 
 @pytest.mark.parametrize(
+    ("environment", "options", "ranks"),
+    [("hf", ["--way", "trainer"], 1), ("lightning", ["--way", "lightning", "--dtype", "bf16"], 1), ("hf-deepspeed", ["--way", "zero", "--stage", 3], 2)],
+)  # fmt: skip
+def test_an_adapter_exports_the_last_checkpoint_in_the_background(node, environment, options, ranks):
+    where = ["--persist", node.persist, "--out", node.base / "out", "--shard", "5KB"]
+    end = node.run(interpreter(environment), "export_job.py", *where, *options, "--background", ranks=ranks).end
+    assert end["same"] and end["info"] == {}
+    assert "model.safetensors.index.json" in end["files"]
+
+
+@pytest.mark.parametrize(
     ("stage", "more", "dtype"),
     [(0, ["--model", "gpt2"], None), (1, ["--model", "gpt2", "--bf16"], "bf16"), (2, ["--model", "gpt2"], None), (3, ["--model", "gpt2"], None),
      (3, ["--model", "llama", "--bf16"], "bf16"), (2, ["--model", "gpt2", "--universal"], None)],

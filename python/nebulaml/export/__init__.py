@@ -79,7 +79,7 @@ def export_hf(
         files = Directory(found) if isinstance(found, Path) else Version(found)
         if config is None and isinstance(found, Path) and (found / naming.CONFIG).is_file():
             config = found
-        chosen = naming.Config(config)
+        chosen = config if isinstance(config, naming.Config) else naming.Config(config)
         weights = sources.read(files, name, key) if ranks is None else sources.merged(files, ranks, mapping or {}, key)
         tensors, tied = naming.named(weights, rename, naming.Model.of(chosen))
         shards = out.shards_of(tensors, kind, most)

@@ -81,7 +81,7 @@ def _weights_file(files: Files) -> str:
     names = [name for name in files.names if name.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors"))] or list(files.names)
     if len(names) == 1:
         return names[0]
-    for wanted in ("model.pt", "model.00000.pt", "state.pt", "model.pth", "state.00000.pt"):  # 00000: rank 0's of a Manager
+    for wanted in ("model.pt", "model.00000.pt", "state.pt", "model.pth", "state.00000.pt", "checkpoint"):  # the last one is Lightning's
         if wanted in names:
             return wanted
     raise NebulaConfigError(f"{files} has the files {', '.join(sorted(files.names)) or '(none)'}: name the one that has the weights")

@@ -71,12 +71,16 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
 
 
 def wait_for_exports(timeout: float | None = None) -> bool:
-    """Waits until all requested files exist. Returns False if one failed, or is not there after `timeout` seconds."""
+    """Waits until all requested files and directories exist. Returns False if one failed, or is not there after `timeout` seconds.
+
+    Exports of a job in the background (HFExport) end with its newest checkpoint; the next save begins them again.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
         _forget()
         waited = list(_ending)
-    all_there = True
+    background = sys.modules.get("nebulaml.export.background")
+    all_there = background is None or background.wait(deadline)
     for process in waited:
         try:
             code = process.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
