@@ -91,7 +91,7 @@ def export_hf(
         else:
             out.write_directory(target, shards, tensors, tied, small, replace)
         size = sum(place[2] for shard in shards for place in shard.places.values())
-        return Exported(target, tuple(shard.name for shard in shards), len(tensors), size)
+        return Exported(settings.shown(target), tuple(shard.name for shard in shards), len(tensors), size)
 
 
 def target_of(directory: str | os.PathLike[str]) -> str:

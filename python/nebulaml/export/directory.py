@@ -19,7 +19,7 @@ from ..integrations.redirect import SAFETENSORS_DTYPES
 from .naming import CONFIG, Config
 from .tensors import Tensor
 
-__all__ = ["Shard", "Staging", "describe", "index_of", "shards_of", "write"]
+__all__ = ["Scratch", "Shard", "Staging", "describe", "index_of", "shards_of", "write"]
 
 INDEX = "model.safetensors.index.json"
 Tied = list[tuple[str, Tensor, str]]  # name, tensor, and the name that the directory keeps
@@ -165,15 +165,14 @@ def write_file(folder: str, name: str, content: bytes | Path) -> None:
         raise NebulaCorrupt(f"{path} is not as it was written")
 
 
-class Staging:
-    """A directory beside the final one, which takes its name at the end of the block. If the block fails, it goes.
+class Scratch:
+    """A directory in `parent` for files that are being made. It goes at the end of the block.
 
     If the process dies, the next export into the same parent removes it.
     """
 
-    def __init__(self, target: str, replace: bool) -> None:
-        self._target, self._replace = target, replace
-        self._parent = os.path.dirname(target)
+    def __init__(self, parent: str) -> None:
+        self._parent = parent
 
     def __enter__(self) -> str:
         os.makedirs(self._parent, exist_ok=True)
@@ -186,10 +185,24 @@ class Staging:
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: Any) -> None:
         try:
             if failure is None:
-                _nebula.staging_place(self._path, self._target, self._parent, self._replace and os.path.isdir(self._target))
+                self._finish()
         finally:
             shutil.rmtree(self._path, ignore_errors=True)  # also what it has replaced
             os.close(self._lock)
+
+    def _finish(self) -> None:
+        pass
+
+
+class Staging(Scratch):
+    """A directory beside the final one, which takes its name at the end of the block, unless the block fails."""
+
+    def __init__(self, target: str, replace: bool) -> None:
+        super().__init__(os.path.dirname(target))
+        self._target, self._replace = target, replace
+
+    def _finish(self) -> None:
+        _nebula.staging_place(self._path, self._target, self._parent, self._replace and os.path.isdir(self._target))
 
 
 def refusal(target: str) -> NebulaError:
