@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 parser = argparse.ArgumentParser()
 parser.add_argument("--persist", required=True)
 parser.add_argument("--out", required=True)
-parser.add_argument("--way", choices=["plain", "ddp", "fsdp2", "zero", "trainer", "lightning"], default="plain")
+parser.add_argument("--way", choices=["plain", "ddp", "fsdp2", "zero", "trainer", "lightning", "accelerate"], default="plain")
 parser.add_argument("--model", choices=["gpt2", "llama"], default="gpt2")
 parser.add_argument("--dtype")
 parser.add_argument("--background", action="store_true", help="the adapter exports, and not a call of export_hf()")
@@ -35,7 +35,7 @@ else:
     model = transformers.LlamaForCausalLM(config)
 
 export = nm.HFExport(args.out, config=model, dtype=args.dtype, max_shard_size=args.shard, replace=True)
-if world > 1 and args.way not in ("trainer", "lightning"):
+if world > 1 and args.way not in ("trainer", "lightning", "accelerate"):
     torch.distributed.init_process_group("gloo")
 trained = model
 
@@ -89,6 +89,18 @@ if args.way == "fsdp2":
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+if args.way == "accelerate":  # FSDP2
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator.state.fsdp_plugin = plugin  # without a device accelerate leaves the plugin out and trains as DDP; told that it counts, all else works
+    for state in (accelerator.state, PartialState()):
+        state.distributed_type = DistributedType.FSDP
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    nm.attach(accelerator, export=nm.HFExport(args.out, config=config.to_dict() | {"architectures": [type(model).__name__.removeprefix("FSDP")]},
+                                              dtype=args.dtype, max_shard_size=args.shard, replace=True))  # fmt: skip
+    trained = model
 if args.way == "zero":
     import deepspeed
 
@@ -111,7 +123,8 @@ if args.way == "zero":
 if args.way in ("trainer", "lightning"):
     nm.init(args.persist, 0, on_error="raise")
     (train_with_trainer if args.way == "trainer" else train_with_lightning)()
-optimizer = None if args.way == "zero" else torch.optim.AdamW(trained.parameters(), 1e-2)
+if args.way != "accelerate":
+    optimizer = None if args.way == "zero" else torch.optim.AdamW(trained.parameters(), 1e-2)
 for step in range(0 if args.way in ("trainer", "lightning") else 3):
     ids = torch.randint(0, 63, (2, 16), generator=torch.Generator().manual_seed(step * world + rank))
     loss = trained(input_ids=ids, labels=ids).loss
@@ -127,6 +140,12 @@ nm.init(args.persist, 0, on_error="raise")
 if args.way in ("trainer", "lightning"):
     nm.flush_persistence()
     wanted = model.state_dict()
+elif args.way == "accelerate":
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    accelerator.save_state(args.out + "-accelerate")
+    nm.flush_persistence()
+    wanted = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 elif args.way == "fsdp2":
     import nebulaml.dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict

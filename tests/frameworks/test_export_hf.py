@@ -21,7 +21,8 @@ def test_from_pretrained_gives_the_trainers_values(node, way, model, dtype, shar
 
 @pytest.mark.parametrize(
     ("environment", "options", "ranks"),
-    [("hf", ["--way", "trainer"], 1), ("lightning", ["--way", "lightning", "--dtype", "bf16"], 1), ("hf-deepspeed", ["--way", "zero", "--stage", 3], 2)],
+    [("hf", ["--way", "trainer"], 1), ("lightning", ["--way", "lightning", "--dtype", "bf16"], 1), ("hf-deepspeed", ["--way", "zero", "--stage", 3], 2),
+     ("hf", ["--way", "accelerate", "--model", "llama"], 2)],
 )  # fmt: skip
 def test_an_adapter_exports_the_last_checkpoint_in_the_background(node, environment, options, ranks):
     where = ["--persist", node.persist, "--out", node.base / "out", "--shard", "5KB"]

@@ -271,6 +271,20 @@ def test_a_wrong_argument_is_one_sentence_and_nothing_is_written(tmp_path, optio
     assert not (tmp_path / "parent").exists() or os.listdir(tmp_path / "parent") == []
 
 
+def test_a_version_that_is_not_complete_is_refused_also_by_its_directory(nm, place, tmp_path):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", state_of())
+    checkpoint.wait("durable", 60)
+    export_hf(place.storage / "global_step1", tmp_path / "whole")
+    place.kill_agent()
+    for image in place.memory.glob("*"):
+        image.unlink()
+    (place.storage / "global_step1" / ".nebula" / "manifest-1.json").unlink()
+    with pytest.raises(NebulaNotFound, match="there is no complete checkpoint 'global_step1'"):
+        export_hf(place.storage / "global_step1", tmp_path / "half")
+    assert weights(tmp_path / "whole") and not (tmp_path / "half").exists()
+
+
 def test_sizes_are_those_of_hugging_face():
     assert [size_of(one) for one in ("5GB", "500MiB", 7, "2kb", "1 TiB")] == [5 * 10**9, 500 << 20, 7, 2000, 1 << 40]
 

@@ -65,7 +65,7 @@ def export_hf(
     """
     from . import directory as out
     from . import naming, sources
-    from .files import Directory, Version
+    from .files import Directory, Files, Version
 
     kind, most = dtype_of(dtype), size_of(max_shard_size)
     if (ranks is None) != (mapping is None):
@@ -76,7 +76,7 @@ def export_hf(
         out.check_target(target, replace)
     with contextlib.ExitStack() as open_readers:
         found = _version(version, open_readers)
-        files = Directory(found) if isinstance(found, Path) else Version(found)
+        files = found if isinstance(found, Files) else Directory(found) if isinstance(found, Path) else Version(found)
         if config is None and isinstance(found, Path) and (found / naming.CONFIG).is_file():
             config = found
         chosen = config if isinstance(config, naming.Config) else naming.Config(config)
@@ -129,14 +129,17 @@ def _version(version: Any, open_readers: contextlib.ExitStack) -> Any:
         return version
     path = Path(os.fspath(version)).expanduser()
     if isinstance(version, str) and os.sep not in version and not path.is_dir():
-        found = api.get_checkpoint(version)
-        if found is None:
-            raise NebulaNotFound(f"there is no complete checkpoint {version!r} in {settings.shown(api.persist_path() or 'memory')}")
-        return found
-    if (path / ".nebula").is_dir():  # verified, if it is read as a version
-        found = open_readers.enter_context(Reader(str(path.resolve().parent))).get(path.name)
-        if found is not None:
-            return found
+        return _tagged(version, api.persist_path(), open_readers)
     if not path.exists():
         raise NebulaNotFound(f"there is no checkpoint {str(path)!r}")
-    return path.resolve()
+    path = path.resolve()
+    # its bytes are verified if it is read as a version, and it may not be complete
+    return _tagged(path.name, str(path.parent), open_readers) if (path / ".nebula").is_dir() else path
+
+
+def _tagged(tag: str, storage: str | None, open_readers: contextlib.ExitStack) -> Any:
+    """Returns the checkpoint of a tag. A reader finds it: other ranks need not ask for it, too."""
+    found = api.get_checkpoint(tag) if storage is None else open_readers.enter_context(Reader(storage)).get(tag)
+    if found is None:
+        raise NebulaNotFound(f"there is no complete checkpoint {tag!r} in {settings.shown(storage or 'memory')}")
+    return found

@@ -34,6 +34,7 @@ NICENESS = 10
 LOOK_S = 2.0  # between two looks for a durable version: a commit on this node is noticed at once
 GIVE_UP_S = 900.0  # after the trainer's end, for a version that is not durable: agents give up sooner
 _WAITS = ("committed", "replicated")
+_AGAIN = re.compile(r"~\d+$")  # in the tag of a directory that was removed and made again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ class HFExport:
         """Returns the directory of a version."""
         return target_of(os.fspath(self.directory).format(step="none" if step is None else step, tag=tag.replace("/", "_")))
 
-    def request(self, path: str, prefix: str, model: Any) -> bytes:
+    def request(self, path: str, prefix: str, root: str | None, model: Any) -> bytes:
         """Returns all of it as one line of JSON."""
         from .naming import Config
 
@@ -91,7 +92,7 @@ class HFExport:
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         options |= {"config": chosen, "dtype": None if self.dtype is None else str(self.dtype), "directory": os.fspath(self.directory)}
         with _as_json("config"):
-            return json.dumps({"path": path, "prefix": prefix, "options": options}).encode() + b"\n"
+            return json.dumps({"path": path, "prefix": prefix, "root": root, "options": options}).encode() + b"\n"
         raise AssertionError
 
 
@@ -157,10 +158,11 @@ class _Exporter:
             self.process.stdin.close()  # type: ignore[union-attr]
 
 
-def begin(export: HFExport | None, owner: Any, prefix: str = "", model: Any = None) -> None:
+def begin(export: HFExport | None, owner: Any, prefix: str = "", root: str | None = None, model: Any = None) -> None:
     """Makes sure that a process exports the session's versions. Rank 0 alone calls it to any effect, after each commit. It never raises.
 
-    prefix: what the tags of these versions begin with. model: of transformers; its configuration counts if the export has none.
+    prefix: what the tags of these versions begin with. root: the directory in which they are published, under the rest of their tags.
+    model: of transformers; its configuration counts if the export has none.
     """
     if export is None:
         return
@@ -173,7 +175,7 @@ def begin(export: HFExport | None, owner: Any, prefix: str = "", model: Any = No
             found = _running.get(key)
             if found is not None and found.process.poll() is None:
                 return
-            _running[key] = _Exporter(export, export.request(path, prefix, model), owner)
+            _running[key] = _Exporter(export, export.request(path, prefix, root, model), owner)
     except Exception as failure:
         log.error("nebula: checkpoints are not exported: %s. Training goes on.", failure)
 
@@ -222,7 +224,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def step_of(tag: str) -> int | None:
     """Returns the number at the end of a tag: global_step500, checkpoint-500, epoch=1-step=500.ckpt."""
-    found = re.search(r"(\d+)(?:\.[A-Za-z]+)?(?:~\d+)?$", tag)  # ~: the tag of a directory that was removed and made again
+    found = re.search(r"(\d+)(?:\.[A-Za-z]+)?$", _AGAIN.sub("", tag))
     return int(found[1]) if found else None
 
 
@@ -236,7 +238,7 @@ class _Loop:
             made.files = {name: text.encode() for name, text in options["config"]["files"].items()}
             options["config"] = made
         self.export = HFExport(**options)
-        self.path, self.prefix, self._trainer = request["path"], request["prefix"], trainer
+        self.path, self.prefix, self._trainer, self._root = request["path"], request["prefix"], trainer, request["root"]
         self.ended = threading.Event()  # the trainer has said so
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
         self._told_end: float | None = None
@@ -255,11 +257,16 @@ class _Loop:
             target = self.export.target(name, step)
             if (row.tag, row.committed_at) in self._done or (not self.export.replace and "://" not in target and os.path.exists(target)):
                 break  # older ones are not wanted any more
-            if row.state == "durable":
+            published = self._published(row.tag)
+            if row.state == "durable" and (published is None or published.is_dir()):
                 return (row, target, step), waiting
-            if row.state in _WAITS:
+            if row.state in (*_WAITS, "durable"):
                 waiting = waiting or row
         return None, waiting
+
+    def _published(self, tag: str) -> Path | None:
+        name = _AGAIN.sub("", tag.removeprefix(self.prefix))
+        return None if self._root is None else Path(self._root, name)
 
     def run(self, reader: Any) -> None:
         while True:
@@ -282,6 +289,8 @@ class _Loop:
 
     def _export(self, reader: Any, row: Any, target: str, step: int | None) -> None:
         from . import export_hf
+        from .files import Directory, Published, Version
+        from .naming import CONFIG
 
         begun = time.monotonic()
         self._done.add((row.tag, row.committed_at))
@@ -291,6 +300,11 @@ class _Loop:
                 raise NebulaNotFound(f"it was removed before it could be exported; it is not in {settings.shown(self.path)}")
             names = {one.name for one in dataclasses.fields(self.export)} - {"directory", "every"}
             options = {name: getattr(self.export, name) for name in names}
+            published = self._published(row.tag)
+            if published is not None:
+                version = Published(Version(version), Directory(published))
+                if options["config"] is None and (published / CONFIG).is_file():
+                    options["config"] = published
             made = export_hf(version, target, **options)
         except Exception as failure:
             if getattr(failure, "status", "") == "busy":  # another run has made it

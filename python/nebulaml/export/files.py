@@ -13,7 +13,7 @@ from .. import _nebula
 from .._session import about
 from ..errors import NebulaCorrupt, NebulaNotFound
 
-__all__ = ["Directory", "File", "Files", "Version"]
+__all__ = ["Directory", "File", "Files", "Published", "Version"]
 
 FRESH_BYTES = 1 << 30  # an object store's bytes stay in memory as long as their map: take a new one after so many
 
@@ -93,6 +93,20 @@ class Directory(Files):
         with open(self._root / name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             return _PlainMap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else _Empty()
+
+
+class Published(Files):
+    """A version and the directory that an adapter published of it: the framework has written some files there itself."""
+
+    def __init__(self, version: Version, folder: Directory) -> None:
+        self._version, self._folder = version, folder
+        self.names = {**folder.names, **version.names}
+
+    def __str__(self) -> str:
+        return str(self._version)
+
+    def open(self, name: str) -> Any:
+        return (self._version if name in self._version.names else self._folder).open(name)
 
 
 class _PlainMap(mmap.mmap):

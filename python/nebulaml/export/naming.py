@@ -101,8 +101,11 @@ class Model:
         if kind is None or config.values is None:
             return None
         values = {name: value for name, value in config.values.items() if name not in ("dtype", "torch_dtype", "quantization_config")}
-        with torch.device("meta"):
-            module = kind(kind.config_class.from_dict(values))
+        try:
+            with torch.device("meta"):
+                module = kind(kind.config_class.from_dict(values))
+        except Exception as failure:
+            raise NebulaConfigError(f"transformers cannot make a {architectures[0]} of this {CONFIG}: {failure}") from failure
         state = module.state_dict(keep_vars=True)
         return cls({name: tuple(value.shape) for name, value in state.items()}, _ties_of(module, state))
 

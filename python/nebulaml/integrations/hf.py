@@ -229,7 +229,8 @@ class NebulaTrainerMixin:
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
             return  # the failure is logged; older checkpoints stay, in spite of save_total_limit
-        background.begin(self.nebula_export, session._engine, prefix, self.accelerator.unwrap_model(self.model))
+        root = os.path.abspath(self.args.output_dir)
+        background.begin(self.nebula_export, session._engine, prefix, root, self.accelerator.unwrap_model(self.model))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(session, parent, limit, {os.path.abspath(best)} if best else set())
@@ -397,7 +398,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
         published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
         committed = capture.checkpoint.commit() and published
         if committed:
-            background.begin(getattr(accelerator, "_nebula_export", None), session._engine, prefix)
+            background.begin(getattr(accelerator, "_nebula_export", None), session._engine, prefix, home)
         if committed and automatic and accelerator.is_main_process:
             rotation.rotate(session, parent, configuration.total_limit, set())
         return target
