@@ -4,7 +4,7 @@
  *      staging_make(parent)                 makes a directory with a name of its own, and locks it
  *      Output(path, size), write, sync      a new file in it
  *      read_sums(path, ranges)              the checksums of what arrived, read from the disk
- *      staging_place(staging, path, swaps)  gives the directory its name
+ *      staging_place(staging, path, swaps)  gives the directory, or a file in it, its name
  *      staging_left(parent)                 directories that a process left which ended before that
  *
  * The lock ends with the process. So a directory without a lock belongs to no process.
@@ -332,7 +332,7 @@ static int place(const char *staging, const char *path, const char *parent, bool
 {
         int result = os_sync_dir(staging);
 
-        if (!result)
+        if (!result || result == -ENOTDIR) /* a file, which is synced */
                 result = swaps ? os->exchange(staging, path) : os->rename(staging, path);
         return result ? result : os_sync_dir(parent);
 }

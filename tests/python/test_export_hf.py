@@ -376,7 +376,7 @@ def test_a_mapping_that_does_not_fit_is_one_sentence_and_nothing_is_written(tmp_
 
 def test_ranks_that_lack_a_name_or_a_file_are_refused(tmp_path):
     ranks_of(tmp_path / "ranks")
-    state = torch.load(tmp_path / "ranks" / "rank1.pt")
+    state = torch.load(tmp_path / "ranks" / "rank1.pt", weights_only=True)
     del state["norm"]
     torch.save(state, tmp_path / "ranks" / "rank1.pt")
     with pytest.raises(NebulaConfigError, match=r"rank1.pt and rank0.pt do not have the same names: norm"):
@@ -446,7 +446,7 @@ def test_partitions_of_zero_are_put_together_and_a_missing_one_is_refused(tmp_pa
     export_hf(tmp_path / "zero", tmp_path / "out")
     assert equal(weights(tmp_path / "out"), whole)
     path = tmp_path / "zero" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    state = torch.load(path)["optimizer_state_dict"]
+    state = torch.load(path, weights_only=True)["optimizer_state_dict"]
     short = {name: [value[0][:-4]] if name.endswith("groups") else value for name, value in state.items()}
     torch.save({"optimizer_state_dict": short}, path)
     with pytest.raises(NebulaError, match="the partitions"):

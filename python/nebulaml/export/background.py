@@ -32,6 +32,7 @@ log = logging.getLogger("nebulaml")
 
 NICENESS = 10
 LOOK_S = 2.0  # between two looks for a durable version: a commit on this node is noticed at once
+END_S = 10.0  # for a process that does not read what it shall do
 GIVE_UP_S = 900.0  # after the trainer's end, for a version that is not durable: agents give up sooner
 _WAITS = ("committed", "replicated")
 _AGAIN = re.compile(r"~\d+$")  # in the tag of a directory that was removed and made again
@@ -152,7 +153,7 @@ class _Exporter:
 
     def end(self) -> None:
         """Tells the process that no more versions come. A forked child may hold the pipe open, so this is a line of its own."""
-        self._is_sent.wait()
+        self._is_sent.wait(END_S)
         with contextlib.suppress(OSError):
             os.write(self.process.stdin.fileno(), b"end\n")  # type: ignore[union-attr]
             self.process.stdin.close()  # type: ignore[union-attr]
@@ -228,6 +229,15 @@ def step_of(tag: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _wait(watch: _nebula.Watch, seconds: float) -> None:
+    """Returns when something was committed or became durable on this node, or after so many seconds."""
+    end = time.monotonic() + seconds
+    try:
+        watch.next(int(seconds * 1000))
+    except NebulaError:  # the agent has ended: the next look starts another one
+        time.sleep(max(0.0, end - time.monotonic()))
+
+
 class _Loop:
     def __init__(self, request: dict[str, Any], trainer: int) -> None:
         from .naming import Config
@@ -280,7 +290,7 @@ class _Loop:
             if found is not None:
                 self._export(reader, *found)
             else:
-                reader._wait(watch, 0.2 if is_over else LOOK_S)
+                _wait(watch, 0.2 if is_over else LOOK_S)
 
     def _is_late(self) -> bool:
         """Returns True if a version has not become durable for a long time after the trainer's end."""

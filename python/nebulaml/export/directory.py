@@ -19,7 +19,7 @@ from ..integrations.redirect import SAFETENSORS_DTYPES
 from .naming import CONFIG, Config
 from .tensors import Tensor
 
-__all__ = ["Scratch", "Shard", "Staging", "describe", "index_of", "shards_of", "write"]
+__all__ = ["Scratch", "Shard", "Staging", "describe", "index_of", "shard_of", "shards_of", "write"]
 
 INDEX = "model.safetensors.index.json"
 Tied = list[tuple[str, Tensor, str]]  # name, tensor, and the name that the directory keeps
@@ -49,8 +49,6 @@ def shards_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, most: in
     size = 0
     for name, tensor in tensors.items():
         kind = _dtype_of(tensor, dtype)
-        if str(kind) not in SAFETENSORS_DTYPES:
-            raise NebulaConfigError(f"{name} has the dtype {kind}, which safetensors cannot hold")
         more = tensor.count * kind.itemsize
         if groups[-1] and size + more > most:
             groups.append({})
@@ -58,13 +56,17 @@ def shards_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, most: in
         groups[-1][name] = kind
         size += more
     if len(groups) == 1:
-        return [_shard("model.safetensors", groups[0], tensors)]
-    return [_shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", group, tensors) for i, group in enumerate(groups, 1)]
+        return [shard_of("model.safetensors", groups[0], tensors)]
+    return [shard_of(f"model-{i:05d}-of-{len(groups):05d}.safetensors", group, tensors) for i, group in enumerate(groups, 1)]
 
 
-def _shard(name: str, kinds: dict[str, torch.dtype], tensors: Mapping[str, Tensor]) -> Shard:
+def shard_of(name: str, kinds: Mapping[str, torch.dtype], tensors: Mapping[str, Tensor], said: Mapping[str, str] | None = None) -> Shard:
+    """Lays out one file. kinds: the dtype of each tensor in it. said: texts for its metadata."""
+    for one, kind in kinds.items():
+        if str(kind) not in SAFETENSORS_DTYPES:
+            raise NebulaConfigError(f"{one} has the dtype {kind}, which safetensors cannot hold")
     ordered = sorted(kinds, key=lambda one: (-kinds[one].itemsize, one))  # by falling alignment, as the format's own writer does
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(said or {})}}
     places, at = {}, 0
     for one in ordered:
         size = tensors[one].count * kinds[one].itemsize

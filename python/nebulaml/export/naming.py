@@ -16,7 +16,7 @@ from ..tensors import names
 from .sources import Weights
 from .tensors import Tensor
 
-__all__ = ["Config", "Model", "named"]
+__all__ = ["Config", "Model", "named", "same_memory"]
 
 Rename = Callable[[str], "str | None"] | Mapping[str, "str | None"]
 
@@ -139,7 +139,7 @@ def named(weights: Weights, rename: Rename | None, model: Model | None) -> tuple
     for left, kept in {} if model is None else model.ties.items():
         if left in tensors and kept not in tensors:  # it was saved under the other of its names
             tensors[kept] = tensors.pop(left)
-    ties.update(_same_memory(tensors) if model is None else model.ties)
+    ties.update(same_memory(tensors) if model is None else model.ties)
     kept_tensors = {name: tensor for name, tensor in tensors.items() if name not in ties}
     if model is not None:
         _check(kept_tensors, model)
@@ -172,7 +172,7 @@ def _renamed(weights: Weights, rename: Rename | None, model: Model | None) -> tu
     return tensors, ties
 
 
-def _same_memory(tensors: dict[str, Tensor]) -> dict[str, str]:
+def same_memory(tensors: dict[str, Tensor]) -> dict[str, str]:
     """Returns ties of tensors that were one in the program's memory. The first name is kept, as safetensors' save_model() does."""
     first: dict[Any, str] = {}
     found = {}

@@ -134,8 +134,10 @@ def as_tensor(file: File, name: str, tensor: torch.Tensor) -> Tensor:
     if isinstance(tensor, dense.dtensor_class()):
         raise NebulaConfigError(f"{file.name} has only one shard of {name}: checkpoints through nebulaml.dcp have all shards")
     tensor = tensor.detach()
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta:
-        raise NebulaConfigError(f"{name} is not a dense tensor of plain values: safetensors cannot hold it")
+    is_usual = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
+    if not is_usual:
+        file.map.fetch(0, file.size)
+        return Held(dense.settled(tensor, f"{name!r} is a"))  # raises for a tensor that is more than its values
     at = tensor.data_ptr() - loading._storage_of(file.map).data_ptr() if tensor.numel() else -1
     identity = (file.name, at, tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else None
     if 0 <= at < file.size:
