@@ -201,6 +201,7 @@ static PyMethodDef functions[] = {
         { "read_sums", output_read_sums, METH_VARARGS, "read_sums(path, [(offset, size), ...]): the CRC-64 of each range, read from the disk." },
         { "sum_bytes", output_sum_bytes, METH_VARARGS, "sum_bytes(data, sum): the CRC-64 of earlier bytes, `sum`, with those of `data`." },
         { "staging_make", output_staging_make, METH_O, "staging_make(parent): (path, descriptor) of a new directory; the descriptor locks it." },
+        { "staging_end", output_staging_end, METH_VARARGS, "staging_end(path, descriptor): removes the lock of a directory that is gone." },
         { "staging_left", output_staging_left, METH_O, "staging_left(parent): (path, descriptor) of directories whose process has ended, locked." },
         { "staging_place", output_staging_place, METH_VARARGS, "staging_place(staging, path, parent, swaps): gives the directory its name, or swaps the two." },
         { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): the bytes around the storages of a torch file." },

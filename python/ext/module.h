@@ -59,6 +59,7 @@ int output_add_type(PyObject *module);
 PyObject *output_read_sums(PyObject *module, PyObject *arguments);
 PyObject *output_sum_bytes(PyObject *module, PyObject *arguments);
 PyObject *output_staging_make(PyObject *module, PyObject *parent);
+PyObject *output_staging_end(PyObject *module, PyObject *arguments);
 PyObject *output_staging_left(PyObject *module, PyObject *parent);
 PyObject *output_staging_place(PyObject *module, PyObject *arguments);
 /* order(versions): see order.c. */

@@ -1,13 +1,14 @@
 /*
  * output.c - directories of files that appear under their name by one rename: the C side of nebulaml/export.
  *
- *      staging_make(parent)                 makes a directory with a name of its own, and locks it
+ *      staging_make(parent)                 makes a directory with a name of its own, and a file beside it, which it locks
  *      Output(path, size), write, sync      a new file in it
  *      read_sums(path, ranges)              the checksums of what arrived, read from the disk
  *      staging_place(staging, path, swaps)  gives the directory, or a file in it, its name
+ *      staging_end(staging, lock)           removes the file, after the directory
  *      staging_left(parent)                 directories that a process left which ended before that
  *
- * The lock ends with the process. So a directory without a lock belongs to no process.
+ * The lock ends with the process. So a directory whose file is not locked belongs to no process. (NFS locks no directories.)
  */
 #include "module.h"
 
@@ -22,6 +23,7 @@
 #include "sum/sum.h"
 
 #define STAGING_PREFIX ".nebula-export-"
+#define LOCK_SUFFIX ".lock"
 #define STAGING_TRIES 20
 #define PIECE_BYTES (4u << 20)
 #define PAGE_BYTES 4096u /* O_DIRECT needs no more on the file systems that we know */
@@ -241,64 +243,72 @@ free_lists:
         return found;
 }
 
-/* Locks a directory. Returns its descriptor, -EAGAIN if a process holds the lock, or another negative errno. */
-static int lock_directory(const char *path)
+/* Locks the file beside a directory. Returns its descriptor, -EWOULDBLOCK if a process holds the lock, or another negative errno. */
+static int lock_beside(const char *directory, int flags)
 {
         struct os_stat here, there;
-        int fd = os->open(path, OS_READ | OS_DIRECTORY | OS_NOFOLLOW), result;
+        char path[PATH_BYTES];
+        int fd, result;
 
+        if (snprintf(path, sizeof path, "%s" LOCK_SUFFIX, directory) >= (int)sizeof path)
+                return -ENAMETOOLONG;
+        fd = os->open(path, OS_READ | OS_WRITE | OS_NOFOLLOW | flags);
         if (fd < 0)
                 return fd;
         result = os->lock(fd, false);
+        if ((flags & OS_CREATE) && (result == -ENOSYS || result == -EOPNOTSUPP || result == -ENOLCK))
+                return fd; /* the file system has no locks, so no process removes this directory but its own */
         /* Another process may have taken it for one without an owner, and removed it. */
         if (!result)
                 result = os->fstat(fd, &here);
         if (!result)
                 result = os->stat(path, false, &there);
-        if (!result && here.inode != there.inode)
-                result = -ENOENT;
-        if (!result)
+        if (!result && here.inode == there.inode)
                 return fd;
         os->close(fd);
-        return result == -EWOULDBLOCK ? -EAGAIN : result;
+        return result ? result : -ENOENT;
 }
 
 PyObject *output_staging_make(PyObject *module, PyObject *parent)
 {
         const char *folder = PyUnicode_AsUTF8(parent);
         char path[PATH_BYTES] = "";
-        int fd = folder ? -ENOENT : 0;
+        int fd = -ENOENT, result = 0;
 
         (void)module;
         if (!folder)
                 return NULL;
         for (int i = 0; i < STAGING_TRIES && fd == -ENOENT; i++) {
                 uint64_t id = 0;
-                int result = os->random(&id, sizeof id);
 
-                if (result >= 0 && snprintf(path, sizeof path, "%s/" STAGING_PREFIX "%016" PRIx64, folder, id) >= (int)sizeof path)
-                        result = -ENAMETOOLONG;
-                if (result >= 0)
-                        result = os->mkdir(path, 0777);
+                result = os->random(&id, sizeof id);
                 if (result < 0)
-                        return fail(result, "make a directory in", folder);
-                fd = lock_directory(path);
+                        break;
+                if (snprintf(path, sizeof path, "%s/" STAGING_PREFIX "%016" PRIx64, folder, id) >= (int)sizeof path)
+                        return fail(-ENAMETOOLONG, "make a directory in", folder);
+                fd = lock_beside(path, OS_CREATE | OS_EXCLUSIVE);
         }
-        if (fd < 0)
-                return fail(fd, "lock the directory", path);
-        return Py_BuildValue("(si)", path, fd);
+        if (result >= 0)
+                result = fd < 0 ? fd : os->mkdir(path, 0777);
+        if (result >= 0)
+                return Py_BuildValue("(si)", path, fd);
+        if (fd >= 0)
+                os->close(fd);
+        return fail(result, "make a directory in", folder);
 }
 
-/* Adds the path of a directory that no process holds. False: an exception is set. */
+/* Adds the path of a directory whose lock no process holds. False: an exception is set. */
 static bool add_left(PyObject *found, const char *folder, const char *name)
 {
+        size_t length = strlen(name), suffix = strlen(LOCK_SUFFIX);
         char path[PATH_BYTES];
         PyObject *text;
         int fd, failed;
 
-        if (strncmp(name, STAGING_PREFIX, strlen(STAGING_PREFIX)) || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        if (length <= suffix || strncmp(name, STAGING_PREFIX, strlen(STAGING_PREFIX)) || strcmp(name + length - suffix, LOCK_SUFFIX) ||
+            snprintf(path, sizeof path, "%s/%.*s", folder, (int)(length - suffix), name) >= (int)sizeof path)
                 return true;
-        fd = lock_directory(path);
+        fd = lock_beside(path, 0);
         if (fd < 0)
                 return true;
         text = Py_BuildValue("(si)", path, fd);
@@ -307,6 +317,22 @@ static bool add_left(PyObject *found, const char *folder, const char *name)
         if (failed)
                 os->close(fd);
         return !failed;
+}
+
+/* Removes the lock of a directory that is gone, or has its name. */
+PyObject *output_staging_end(PyObject *module, PyObject *arguments)
+{
+        char lock[PATH_BYTES];
+        const char *path;
+        int fd;
+
+        (void)module;
+        if (!PyArg_ParseTuple(arguments, "si", &path, &fd))
+                return NULL;
+        if (snprintf(lock, sizeof lock, "%s" LOCK_SUFFIX, path) < (int)sizeof lock)
+                os->unlink(lock);
+        os->close(fd);
+        Py_RETURN_NONE;
 }
 
 PyObject *output_staging_left(PyObject *module, PyObject *parent)

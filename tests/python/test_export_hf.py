@@ -157,7 +157,7 @@ DYING = """
         def __getattr__(self, name):
             return counted(getattr(self._output, name))
     plain, _nebula.Output = _nebula.Output, Output
-    for name in ("staging_make", "staging_place", "read_sums"):
+    for name in ("staging_make", "staging_place", "staging_end", "read_sums"):
         setattr(_nebula, name, counted(getattr(_nebula, name)))
     shutil.rmtree = counted(shutil.rmtree)
     nm.export_hf(sys.argv[1], sys.argv[2], config={"new": True}, max_shard_size=900, replace=sys.argv[4] == "replace")
@@ -205,8 +205,9 @@ def test_the_leftovers_of_a_killed_export_go_and_those_of_a_running_one_stay(pla
     kept = running.stdout.readline().strip()
     (tmp_path / "parent" / ".nebula-export-0123456789abcdef").mkdir()
     (tmp_path / "parent" / ".nebula-export-0123456789abcdef" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "parent" / ".nebula-export-0123456789abcdef.lock").touch()
     export_hf(str(tmp_path / "model.pt"), tmp_path / "parent" / "out")
-    assert left_in(tmp_path / "parent") == [os.path.basename(kept)]
+    assert left_in(tmp_path / "parent") == [os.path.basename(kept), os.path.basename(kept) + ".lock"]
     running.stdin.close()
     assert running.wait(60) == 0
     running.stdout.close()

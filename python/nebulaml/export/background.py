@@ -32,6 +32,7 @@ log = logging.getLogger("nebulaml")
 
 NICENESS = 10
 LOOK_S = 2.0  # between two looks for a durable version: a commit on this node is noticed at once
+PUBLISHED_S = 60.0  # from the look that finds a version durable until its directory is there
 END_S = 10.0  # for a process that does not read what it shall do
 GIVE_UP_S = 900.0  # after the trainer's end, for a version that is not durable: agents give up sooner
 _WAITS = ("committed", "replicated")
@@ -124,16 +125,28 @@ class _Exporter:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        self._export, self._owner, self._request = export, owner, request  # the export: its id is in use
+        self._export, self._owner = export, owner  # the export: its id is in use
+        self._rest = self._send(request)
         self._is_sent = threading.Event()
         self.failed = False
         self.thread = threading.Thread(target=self._listen, name="nebula-export", daemon=True)
         self.thread.start()
 
+    def _send(self, request: bytes) -> bytes:
+        """Writes what the pipe takes at once, so that it arrives although the trainer dies next. Returns the rest."""
+        pipe = self.process.stdin.fileno()  # type: ignore[union-attr]
+        os.set_blocking(pipe, False)
+        try:
+            return request[os.write(pipe, request) :]
+        except OSError:  # the process has ended
+            return b""
+        finally:
+            os.set_blocking(pipe, True)
+
     def _listen(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):  # written here, because a long one would wait for the process
-            self.process.stdin.write(self._request)
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(self._rest)
             self.process.stdin.flush()
         self._is_sent.set()
         for line in self.process.stdout:
@@ -169,8 +182,10 @@ def begin(export: HFExport | None, owner: Any, prefix: str = "", root: str | Non
         return
     try:
         path = owner.settings().persist_path
-        if owner.place().rank != 0 or path is None:
+        if owner.place().rank != 0:
             return
+        if path is None:
+            raise NebulaConfigError("there is no storage path, so none becomes durable")
         key = (path, prefix, id(export))
         with _lock:
             found = _running.get(key)
@@ -251,6 +266,7 @@ class _Loop:
         self.path, self.prefix, self._trainer, self._root = request["path"], request["prefix"], trainer, request["root"]
         self.ended = threading.Event()  # the trainer has said so
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
+        self._durable_since: dict[str, float] = {}  # by tag, of versions whose directory is not there
         self._told_end: float | None = None
 
     def is_over(self) -> bool:
@@ -270,6 +286,8 @@ class _Loop:
             published = self._published(row.tag)
             if row.state == "durable" and (published is None or published.is_dir()):
                 return (row, target, step), waiting
+            if row.state == "durable" and time.monotonic() - self._durable_since.setdefault(row.tag, time.monotonic()) > PUBLISHED_S:
+                continue  # the program has removed that directory
             if row.state in (*_WAITS, "durable"):
                 waiting = waiting or row
         return None, waiting
@@ -339,7 +357,10 @@ def main(trainer: int) -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    loop = _Loop(json.loads(sys.stdin.buffer.readline()), trainer)
+    request = sys.stdin.buffer.readline()
+    if not request.endswith(b"\n"):  # the trainer has died
+        return
+    loop = _Loop(json.loads(request), trainer)
 
     def listen() -> None:
         sys.stdin.buffer.readline()

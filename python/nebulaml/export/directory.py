@@ -180,7 +180,7 @@ class Scratch:
         os.makedirs(self._parent, exist_ok=True)
         for path, lock in _nebula.staging_left(self._parent):
             shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+            _nebula.staging_end(path, lock)
         self._path, self._lock = _nebula.staging_make(self._parent)
         return self._path
 
@@ -190,7 +190,7 @@ class Scratch:
                 self._finish()
         finally:
             shutil.rmtree(self._path, ignore_errors=True)  # also what it has replaced
-            os.close(self._lock)
+            _nebula.staging_end(self._path, self._lock)
 
     def _finish(self) -> None:
         pass
