@@ -465,7 +465,25 @@ def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refu
     dcp.save({"model": state, "optim": {"exp": torch.ones(3)}, "step": 4}, checkpoint_id=tmp_path / "dcp")
     export_hf(tmp_path / "dcp", tmp_path / "out", dtype="fp32")
     assert equal(weights(tmp_path / "out"), state)
+    dcp.save({**state, "optimizer": {"layers.0.exp": torch.ones(3)}}, checkpoint_id=tmp_path / "flat")  # as torchtitan
+    export_hf(tmp_path / "flat", tmp_path / "flat-out")
+    assert equal(weights(tmp_path / "flat-out"), state)
     (tmp_path / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(NebulaNotFound, match=r"has no file '__0_0.distcp', in which a rank has saved its part of "):
         export_hf(tmp_path / "dcp", tmp_path / "out2")
     assert not (tmp_path / "out2").exists()
+
+
+def test_the_command_takes_mappings_and_names_from_files(tmp_path):
+    whole = ranks_of(tmp_path / "ranks")
+    for name in ("rank0.pt", "rank1.pt"):
+        state = torch.load(tmp_path / "ranks" / name, weights_only=True)
+        del state["a.qkv"]  # takes a function
+        torch.save(state, tmp_path / "ranks" / name)
+    (tmp_path / "mapping.json").write_text(json.dumps({"*.column": 0, "*.row": 1, "norm": "replicate"}))
+    (tmp_path / "rename.json").write_text(json.dumps({"norm": "last.norm", "a.row": None}))
+    words = ["--ranks", "rank*.pt", "--mapping", tmp_path / "mapping.json", "--rename", tmp_path / "rename.json"]
+    command = [locate.agent_path(), "restore", tmp_path / "ranks", "--hf", tmp_path / "out", *words]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert equal(weights(tmp_path / "out"), {"a.column": whole["a.column"], "last.norm": whole["norm"]})

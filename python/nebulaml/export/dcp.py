@@ -18,6 +18,8 @@ from .tensors import Boxes, Held, Stored, Tensor
 
 __all__ = ["is_in", "read"]
 
+LIGHTNINGS = "meta.pt"  # beside sharded checkpoints of Lightning
+
 
 def _metadata_files(files: Files) -> list[str]:
     found = [name for name in files.names if name.rpartition("/")[2] == METADATA]
@@ -36,7 +38,8 @@ def read(files: Files, key: str | None) -> Weights:
     if len(folders) > 1:
         raise NebulaConfigError(f"{files} has several checkpoints of torch.distributed.checkpoint: {', '.join(sorted(folders))}")
     folder = _Folder(files, folders.pop(), [_unpickled(name, files.content(name)) for name in names])
-    return Weights({name: folder.tensor(full) for name, full in _chosen(files, folder.paths, key).items()})
+    chosen = _chosen(files, folder.paths, key)
+    return Weights({name: folder.tensor(full) for name, full in chosen.items()}, has_prefix=LIGHTNINGS in files.names)
 
 
 class _Folder:
@@ -100,6 +103,8 @@ def _chosen(files: Files, paths: dict[tuple[str, ...], str], key: str | None) ->
     for prefix in prefixes:  # a path of one part is a name with dots, of a state that was flat when it was saved: no prefix leads into it
         size = len(prefix)
         found = {".".join(path[size:]): name for path, name in paths.items() if path[:size] == prefix and len(path) > size}
+        if not prefix:  # beside weights under their own names, other dicts hold what is not of the model
+            found = {name: full for name, full in found.items() if (name,) in paths} or found
         if found:
             return found
     known = sorted({path[0] for path in paths})
