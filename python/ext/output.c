@@ -278,6 +278,9 @@ PyObject *output_staging_make(PyObject *module, PyObject *parent)
         (void)module;
         if (!folder)
                 return NULL;
+        result = os_make_dirs(folder, 0777);
+        if (result)
+                return fail(result, "make the directory", folder);
         for (int i = 0; i < STAGING_TRIES && fd == -ENOENT; i++) {
                 uint64_t id = 0;
 

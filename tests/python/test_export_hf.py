@@ -233,6 +233,19 @@ def test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leav
     assert os.listdir(tmp_path / "parent") == []
 
 
+def test_a_parent_that_cannot_be_made_and_a_file_that_cannot_be_read_are_one_sentence(tmp_path):
+    torch.save(state_of(), tmp_path / "model.pt")
+    with pytest.raises(NebulaError, match=r"cannot make the directory .*model.pt/parent"):
+        export_hf(str(tmp_path / "model.pt"), tmp_path / "model.pt" / "parent" / "out")
+    (tmp_path / "hf").mkdir()
+    torch.save(state_of(), tmp_path / "hf" / "pytorch_model.bin")
+    (tmp_path / "hf" / "config.json").symlink_to("nowhere")
+    (tmp_path / "hf" / "tokenizer.json").mkdir()
+    with pytest.raises(NebulaNotFound, match=r"config.json cannot be read there"):
+        export_hf(tmp_path / "hf", tmp_path / "out", config=tmp_path / "hf")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_existing_directory_is_refused_unless_it_is_replaced_or_empty(tmp_path):
     torch.save(state_of(), tmp_path / "model.pt")
     out = tmp_path / "out"

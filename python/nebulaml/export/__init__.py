@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import api
 from .._session import config as settings
-from ..errors import NebulaConfigError, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaStorageError
 from ..reader import Reader
 
 __all__ = ["Exported", "export_hf"]
@@ -63,35 +63,45 @@ def export_hf(
 
     It holds one slice in memory, not the model. Raises NebulaError; then no directory exists.
     """
+    kind, most = dtype_of(dtype), size_of(max_shard_size)
+    if (ranks is None) != (mapping is None):
+        raise NebulaConfigError("an export of tensor-parallel ranks needs both: ranks, their files, and mapping")
+    try:
+        with contextlib.ExitStack() as open_readers:
+            found = _version(version, open_readers)
+            return _write(found, target_of(directory), config, kind, most, rename, name, key, ranks, mapping, replace)
+    except NebulaError:
+        raise
+    except OSError as failure:
+        raise NebulaStorageError(f"{failure.filename or target_of(directory)}: {failure.strerror or failure}") from failure
+
+
+def _write(
+    found: Any, target: str, config: Any, kind: Any, most: int, rename: Any, name: Any, key: Any, ranks: Any, mapping: Any, replace: bool
+) -> Exported:
     from . import directory as out
     from . import naming, sources
     from .files import Directory, Files, Version
 
-    kind, most = dtype_of(dtype), size_of(max_shard_size)
-    if (ranks is None) != (mapping is None):
-        raise NebulaConfigError("an export of tensor-parallel ranks needs both: ranks, their files, and mapping")
-    target = target_of(directory)
     remote = "://" in target
     if not remote:
         out.check_target(target, replace)
-    with contextlib.ExitStack() as open_readers:
-        found = _version(version, open_readers)
-        files = found if isinstance(found, Files) else Directory(found) if isinstance(found, Path) else Version(found)
-        if config is None and isinstance(found, Path) and (found / naming.CONFIG).is_file():
-            config = found
-        chosen = config if isinstance(config, naming.Config) else naming.Config(config)
-        weights = sources.read(files, name, key) if ranks is None else sources.merged(files, ranks, mapping or {}, key)
-        tensors, tied = naming.named(weights, rename, naming.Model.of(chosen))
-        shards = out.shards_of(tensors, kind, most)
-        small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors))
-        if remote:
-            from . import upload
+    files = found if isinstance(found, Files) else Directory(found) if isinstance(found, Path) else Version(found)
+    if config is None and isinstance(found, Path) and (found / naming.CONFIG).is_file():
+        config = found
+    chosen = config if isinstance(config, naming.Config) else naming.Config(config)
+    weights = sources.read(files, name, key) if ranks is None else sources.merged(files, ranks, mapping or {}, key)
+    tensors, tied = naming.named(weights, rename, naming.Model.of(chosen))
+    shards = out.shards_of(tensors, kind, most)
+    small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors))
+    if remote:
+        from . import upload
 
-            upload.write(target, shards, tensors, tied, small, replace)
-        else:
-            out.write_directory(target, shards, tensors, tied, small, replace)
-        size = sum(place[2] for shard in shards for place in shard.places.values())
-        return Exported(settings.shown(target), tuple(shard.name for shard in shards), len(tensors), size)
+        upload.write(target, shards, tensors, tied, small, replace)
+    else:
+        out.write_directory(target, shards, tensors, tied, small, replace)
+    size = sum(place[2] for shard in shards for place in shard.places.values())
+    return Exported(settings.shown(target), tuple(shard.name for shard in shards), len(tensors), size)
 
 
 def target_of(directory: str | os.PathLike[str]) -> str:

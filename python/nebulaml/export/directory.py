@@ -177,7 +177,6 @@ class Scratch:
         self._parent = parent
 
     def __enter__(self) -> str:
-        os.makedirs(self._parent, exist_ok=True)
         for path, lock in _nebula.staging_left(self._parent):
             shutil.rmtree(path, ignore_errors=True)
             _nebula.staging_end(path, lock)
