@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "pickle.h"
+#include "client/client.h"
 #include "image/image.h"
 #include "os/os.h"
 
@@ -201,6 +202,12 @@ static PyMethodDef functions[] = {
         { "read_bytes", read_bytes, METH_NOARGS, "The bytes that this process has read from stored files, those of running loads included." },
         { "pickle_is_modest", pickle_is_modest, METH_O, "Whether no memo index is larger than the pickle's size." },
         { "pickle_is_torchs", pickle_is_torchs, METH_O, "Whether it is modest, and torch's loader for untrusted files accepts its opcodes." },
+        { "read_sums", output_read_sums, METH_VARARGS, "read_sums(path, [(offset, size), ...]): the CRC-64 of each range, read from the disk." },
+        { "sum_bytes", output_sum_bytes, METH_VARARGS, "sum_bytes(data, sum): the CRC-64 of earlier bytes, `sum`, with those of `data`." },
+        { "staging_make", output_staging_make, METH_O, "staging_make(parent): (path, descriptor) of a new directory; the descriptor locks it." },
+        { "staging_end", output_staging_end, METH_VARARGS, "staging_end(path, descriptor): removes the lock of a directory that is gone." },
+        { "staging_left", output_staging_left, METH_O, "staging_left(parent): (path, descriptor) of directories whose process has ended, locked." },
+        { "staging_place", output_staging_place, METH_VARARGS, "staging_place(staging, path, parent, swaps): gives the directory its name, or swaps the two." },
         { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): the bytes around the storages of a torch file." },
         { NULL, NULL, 0, NULL },
 };
@@ -257,7 +264,7 @@ static int is_allowed_here(void)
 static int module_exec(PyObject *module)
 {
         if (is_allowed_here() < 0 || add_constants(module) < 0 || session_add_type(module) < 0 || checkpoint_add_type(module) < 0 ||
-            map_add_type(module) < 0 || ranges_add_type(module) < 0 || watch_add_type(module) < 0 || pickling_add_types(module) < 0)
+            map_add_type(module) < 0 || ranges_add_type(module) < 0 || watch_add_type(module) < 0 || output_add_type(module) < 0 || pickling_add_types(module) < 0)
                 return -1;
         return 0;
 }

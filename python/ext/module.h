@@ -54,6 +54,14 @@ int session_add_type(PyObject *module);
 int checkpoint_add_type(PyObject *module);
 int map_add_type(PyObject *module);
 int watch_add_type(PyObject *module);
+int output_add_type(PyObject *module);
+/* output.c: functions for nebulaml/export. */
+PyObject *output_read_sums(PyObject *module, PyObject *arguments);
+PyObject *output_sum_bytes(PyObject *module, PyObject *arguments);
+PyObject *output_staging_make(PyObject *module, PyObject *parent);
+PyObject *output_staging_end(PyObject *module, PyObject *arguments);
+PyObject *output_staging_left(PyObject *module, PyObject *parent);
+PyObject *output_staging_place(PyObject *module, PyObject *arguments);
 /* order(versions): see order.c. */
 PyObject *order_versions(PyObject *module, PyObject *versions);
 /* See delta.c. */

@@ -91,6 +91,7 @@ _LAZY: dict[str, str] = {
     "Best": "._session.keeping",
     "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
+    "HFExport": ".export.background",
     "Manager": ".manager.manager",
     "MetricsLog": ".monitor.metrics",
     "NebulaCallback": ".integrations.lightning",
@@ -108,6 +109,7 @@ _LAZY: dict[str, str] = {
     "Subscriber": ".weights.subscriber",
     "add_to_trace": ".monitor.profiling",
     "attach": ".integrations.attaching",
+    "export_hf": ".export",
     "export_safetensors": ".integrations.export",
     "log_to": ".monitor.trackers",
     "profiler_track": ".monitor.profiling",
@@ -121,6 +123,8 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from ._session.keeping import Best
     from .elastic.sampler import ElasticSampler
     from .events import Event
+    from .export import export_hf
+    from .export.background import HFExport
     from .integrations.attaching import attach
     from .integrations.export import export_safetensors, wait_for_exports
     from .integrations.hf import NebulaTrainerMixin
@@ -146,6 +150,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "Best",
         "ElasticSampler",
         "Event",
+        "HFExport",
         "Manager",
         "MetricsLog",
         "NebulaCallback",
@@ -163,6 +168,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "Subscriber",
         "add_to_trace",
         "attach",
+        "export_hf",
         "export_safetensors",
         "log_to",
         "profiler_track",

@@ -10,7 +10,7 @@ from ._session import locate
 
 
 def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] in commands.MODULES and not {"--help", "-h"} & set(sys.argv[2:]):
+    if commands.is_here(sys.argv[1:]):
         sys.exit(commands.run(sys.argv[1], sys.argv[2:]))
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:

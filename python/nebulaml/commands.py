@@ -10,13 +10,19 @@ from collections.abc import Sequence
 
 from .errors import NebulaError
 
-__all__ = ["MODULES", "run"]
+__all__ = ["MODULES", "is_here", "run"]
 
 # Each module has `main(arguments) -> exit code`, and is imported when its command runs.
-MODULES = {"plan": "nebulaml.plan.command", "studio": "nebulaml.studio.command"}
+MODULES = {"plan": "nebulaml.plan.command", "restore": "nebulaml.export.command", "studio": "nebulaml.studio.command"}
+
+_EXIT = {"corrupt": 1, "invalid": 2, "not-found": 3, "busy": 5}  # of docs/cli.md; any other failure: 4
 
 
-_EXIT = {"invalid": 2, "not-found": 3}  # of docs/cli.md; any other failure: 4
+def is_here(arguments: Sequence[str]) -> bool:
+    """Returns True if this command line is one of this module. `nebula restore` is so only with --hf."""
+    if not arguments or arguments[0] not in MODULES or {"--help", "-h"} & set(arguments[1:]):
+        return False
+    return arguments[0] != "restore" or any(one == "--hf" or one.startswith("--hf=") for one in arguments[1:])
 
 
 def _one_line(text: str) -> str:

@@ -25,7 +25,8 @@ class Event:
     kind: "durable": the checkpoint is durable; "lost": it is not durable and will not be; "storage": storage fails, and
         the agent tries again; "late": some ranks have not committed it; "other-agent": another agent of this user has
         checkpoints of this path; "removed": the agent has removed it from storage, and ``text`` names the rules that no
-        longer kept it.
+        longer kept it; "exported": a Hugging Face directory of it is there, whose path is ``text``; "export-failed": there
+        will be none.
     tag, step: those of the checkpoint; "" and None if the event concerns none. step is None, too, if the tag has none.
     size: bytes. seconds: the time to write it. text: the reason.
     """

@@ -1,5 +1,5 @@
 /*
- * nebula plan, nebula studio: commands that the Python package implements. This program runs the Python of its own installation:
+ * nebula plan, nebula studio, nebula restore --hf: commands that the Python package implements. This program runs the Python of its own installation:
  * $NEBULA_PYTHON, else python3 in the directory of this program, else python3 on the PATH.
  */
 #include <stdio.h>

@@ -375,6 +375,15 @@ static int restore_from_best(struct restore *restore)
         return code;
 }
 
+/* --hf, also as --hf=DIR */
+static bool wants_hf(int argc, char **argv)
+{
+        for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+                if (!strcmp(argv[i], "--hf") || !strncmp(argv[i], "--hf=", 5))
+                        return true;
+        return false;
+}
+
 int command_restore(int argc, char **argv)
 {
         struct cli_common common = { 0 };
@@ -387,10 +396,12 @@ int command_restore(int argc, char **argv)
         struct args args;
         int code;
 
+        if (wants_hf(argc, argv))
+                return command_python(argc, argv); /* its tensors are torch's */
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 1, ARGS_POSITIONAL_MAX))
                 return CLI_USAGE;
         if (!to)
-                return cli_usage_error("restore", "--to DIR is missing");
+                return cli_usage_error("restore", "--to DIR, or --hf DIR, is missing");
         if (target_path(common.path, restore.path, &error) || target_absolute(to, restore.to, &error))
                 return cli_fail(common.json, &error);
         os_signals_clean(abandon_all, &restore); /* if this fails, a signal leaves incomplete files behind */

@@ -9,10 +9,14 @@
  *      {"do":"list", "prefix":P}                    {"entries":[{"key":K, "time_ns":T}, ...]}, deep, by ascending keys
  *      {"do":"remove", "keys":[K, ...]}             {}
  *      {"do":"clock"}                               {"time_ns":T}, the store's time
+ *      {"do":"upload", "key":K, "file":PATH}        {"size":N}; PATH: a file of this machine, which becomes the object K if there is none
+ *      {"do":"sum", "key":K}                        {"size":N, "crc64":S}, the CRC-64 of the object's bytes, 16 hexadecimal digits
  *
  * The answer to a failed request is {"error":{"status":..., "message":..., "again":...}}; "again": it may succeed later.
  * The end of stdin ends the command.
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +24,11 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/target.h"
+#include "os/os.h"
+#include "sum/sum.h"
 
 #define VALUE_MAX (16u << 20) /* bytes */
+#define PIECE_BYTES (16u << 20) /* of one read */
 
 static enum nebula_status misses(const char *name, struct nebula_error *error)
 {
@@ -169,12 +176,89 @@ static enum nebula_status answer_clock(struct store *store, const json_t *reques
         return status;
 }
 
+static enum nebula_status upload_mapped(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
+{
+        struct store_object object = { .key = key, .data = data, .size = size };
+        struct store_upload *upload = NULL;
+        enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
+
+        return status ? status : store->ops->publish(store, upload, error);
+}
+
+static enum nebula_status answer_upload(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const char *key = json_string_value(json_object_get(request, "key"));
+        const char *path = json_string_value(json_object_get(request, "file"));
+        struct os_stat stat = { 0 };
+        enum nebula_status status;
+        void *data = NULL;
+        int fd, result;
+
+        if (!key || !path)
+                return misses(key ? "file" : "key", error);
+        fd = os->open(path, OS_READ | OS_NOFOLLOW);
+        result = fd < 0 ? fd : os->fstat(fd, &stat);
+        if (!result && stat.size)
+                result = os->map(fd, 0, stat.size, OS_MAP_READ, &data);
+        if (fd >= 0)
+                os->close(fd);
+        if (result < 0)
+                return error_set(error, error_status_of_errno(-result), -result, "cannot read %s", path);
+        status = upload_mapped(store, key, data ? data : "", stat.size, error);
+        if (data)
+                os->unmap(data, stat.size);
+        if (!status && json_object_set_new(answer, "size", json_integer((json_int_t)stat.size)))
+                status = no_memory(error);
+        return status;
+}
+
+static enum nebula_status sum_object(struct store *store, const struct store_entry *entry, uint64_t *ret_sum, struct nebula_error *error)
+{
+        char *piece = malloc(PIECE_BYTES);
+        enum nebula_status status = piece ? NEBULA_OK : no_memory(error);
+        uint64_t sum = 0;
+
+        for (uint64_t offset = 0; offset < entry->size && !status; offset += PIECE_BYTES) {
+                uint64_t left = entry->size - offset, size = left < PIECE_BYTES ? left : PIECE_BYTES;
+
+                status = store->ops->read(store, entry->key, piece, offset, size, error);
+                if (!status)
+                        sum = sum_crc64(sum, piece, size);
+        }
+        free(piece);
+        *ret_sum = sum;
+        return status;
+}
+
+static enum nebula_status answer_sum(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const char *key = json_string_value(json_object_get(request, "key"));
+        struct store_entry entry = { 0 };
+        enum nebula_status status;
+        char text[17] = "";
+        uint64_t sum = 0;
+
+        if (!key)
+                return misses("key", error);
+        status = store->ops->stat(store, key, &entry, error);
+        if (status)
+                return status;
+        status = sum_object(store, &entry, &sum, error);
+        snprintf(text, sizeof text, "%016" PRIx64, sum);
+        if (!status && (json_object_set_new(answer, "size", json_integer((json_int_t)entry.size)) ||
+                        json_object_set_new(answer, "crc64", json_string(text))))
+                status = no_memory(error);
+        store_entry_done(&entry);
+        return status;
+}
+
 static const struct {
         const char *name;
         enum nebula_status (*answer)(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error);
 } requests[] = {
         { "features", answer_features }, { "get", answer_get },       { "put", answer_put },
         { "list", answer_list },         { "remove", answer_remove }, { "clock", answer_clock },
+        { "upload", answer_upload },     { "sum", answer_sum },
 };
 
 static enum nebula_status answer_line(struct store *store, const char *line, size_t size, json_t *answer, struct nebula_error *error)

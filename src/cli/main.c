@@ -61,11 +61,16 @@ const struct cli_command cli_commands[] = {
           "  nebula verify global_step500\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
-        { "restore", "nebula restore TAG --to DIR [NAME...] [--force] [--path DIR] [--json]",
+        { "restore", "nebula restore TAG (--to DIR [NAME...] | --hf DIR [NAME] [OPTIONS]) [--force] [--path DIR] [--json]",
           "copies the files out of storage, verified, or out of the agent's memory",
           "The copies are plain torch files. Nothing in DIR is overwritten without\n"
           "--force. From memory it works while the agent still holds the version.\n\n"
-          "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
+          "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n\n"
+          "--hf, part of the Python package, writes a Hugging Face directory of the weights of any\n"
+          "checkpoint: torch files, FSDP, ZeRO, tensor-parallel ranks. Its options: --config DIR (of\n"
+          "config.json and the tokenizer), --dtype bf16 | fp16 | fp32, --max-shard-size 5GB, --key KEY,\n"
+          "--rename FILE, --ranks PATTERN, --mapping FILE. DIR may be a URL, TAG a directory.\n\n"
+          "  nebula restore latest --hf ./hf --config ./model --dtype bf16\n",
           command_restore },
         { "follow", "nebula follow [PATH] [--exec COMMAND] [--best METRIC[:max]] [--once] [--in DIR]", "runs a command for each new checkpoint",
           "The first one is the newest, then comes each newer one; checkpoints that came and were\n"

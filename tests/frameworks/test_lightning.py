@@ -711,7 +711,7 @@ assert torch.load("url.ckpt") == io.load_checkpoint("file://" + os.getcwd() + "/
 def test_inspect_sees_the_arguments_of_the_class_that_ours_extends(node):
     lightning_script(node, """
 theirs, ours = inspect.signature(ModelCheckpoint), inspect.signature(nm.NebulaCallback)
-assert list(ours.parameters) == [*theirs.parameters, "config_params", "overlap"], ours
+assert list(ours.parameters) == [*theirs.parameters, "config_params", "overlap", "export"], ours
 assert all(ours.parameters[name] == one for name, one in theirs.parameters.items())
 assert "save_last" in ours.parameters and ours.parameters["config_params"].kind is inspect.Parameter.KEYWORD_ONLY
 bound = ours.bind("ckpts", save_last=True, config_params={})

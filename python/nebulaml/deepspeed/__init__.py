@@ -30,7 +30,10 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 
 from .. import api
 from .._session import config
+from .._session import engine as session_engine
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..export import background
+from ..export.background import HFExport
 from ..integrations import guards, stand_in
 from . import universal
 
@@ -67,6 +70,8 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self.load_path = load_path
         self.enable_load = enable_load
         self.overlap = overlap
+        self.export: HFExport | None = None  # of attach()
+        self.model: Any = None
         self.patient = True
         self._warned = False
         self._info: Any = None
@@ -154,6 +159,8 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
             except NebulaError as error:
                 log.warning("nebula: checkpoint %s is not committed by all ranks: %s", checkpoint.tag, error)
                 committed = False
+        if committed:
+            background.begin(self.export, session_engine.default, model=self.model)
         if not committed and info is not None:
             info.save_latest = False  # DeepSpeed reads this next, and ignores the returned value
         return committed
@@ -320,10 +327,11 @@ def _patch_create() -> None:
     ds_engine.create_checkpoint_engine = create_checkpoint_engine
 
 
-def attach(engine: Any, overlap: bool | None = None) -> Any:
+def attach(engine: Any, overlap: bool | None = None, export: HFExport | None = None) -> Any:
     """Gives a DeepSpeedEngine Nebula's checkpoint engine, and returns the DeepSpeedEngine. Call it on every rank.
 
     overlap: as in Checkpoint.save; the step of DeepSpeed's own optimizer waits like any other. None: unchanged, at first False.
+    export: makes Hugging Face directories of durable checkpoints in the background. None: unchanged.
     """
     if not isinstance(engine, ds_engine.DeepSpeedEngine):
         raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")
@@ -331,7 +339,14 @@ def attach(engine: Any, overlap: bool | None = None) -> Any:
         engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None))
     if overlap is not None:
         engine.checkpoint_engine.overlap = overlap
+    if export is not None:
+        engine.checkpoint_engine.export, engine.checkpoint_engine.model = export, _of_transformers(engine.module)
     return engine
+
+
+def _of_transformers(module: Any) -> Any:
+    """Returns the module if it is a model of transformers, else None."""
+    return module if hasattr(getattr(module, "config", None), "to_json_string") else None
 
 
 check_version()

@@ -31,10 +31,13 @@ _LOOKS = 20
 
 
 class StoreProcess:
-    """A ``nebula store`` process of its own. Any thread may ask. If the process has died, the next request starts another one."""
+    """A ``nebula store`` process of its own. Any thread may ask. If the process has died, the next request starts another one.
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    limit_s: seconds in which it must answer. The drivers themselves repeat for 2 minutes, and a large file takes its time.
+    """
+
+    def __init__(self, url: str, limit_s: float = _LIMIT_S) -> None:
+        self._url, self._limit_s = url, limit_s
         self._lock = threading.Lock()  # guards what follows
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
@@ -70,12 +73,12 @@ class StoreProcess:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(line)
         process.stdin.flush()
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         answers = select.poll()  # select.select takes no descriptor above 1023
         answers.register(process.stdout, select.POLLIN)
         while b"\n" not in self._received:
             if not answers.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise EOFError(f"no answer in {_LIMIT_S:.0f} s")
+                raise EOFError(f"no answer in {self._limit_s:.0f} s")
             piece = os.read(process.stdout.fileno(), 1 << 20)
             if not piece:
                 raise EOFError("it has ended")

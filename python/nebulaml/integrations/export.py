@@ -7,7 +7,6 @@ all requests even if the trainer has died. This module is both ends; in the trai
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import logging
@@ -19,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import api
-from .._session import about, engine
+from .. import _nebula, api
+from .._session import engine
 from ..errors import NebulaConfigError, NebulaError
 
 __all__ = ["export_safetensors", "wait_for_exports"]
@@ -29,7 +28,6 @@ log = logging.getLogger("nebulaml")
 
 NICENESS = 10
 POLL_S = 0.25
-DICTS = ("state_dict", "model_state_dict", "model", "module")  # keys under which training loops and frameworks keep the weights
 
 _lock = threading.Lock()  # guards both below
 _process: subprocess.Popen[bytes] | None = None  # takes requests
@@ -71,12 +69,16 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
 
 
 def wait_for_exports(timeout: float | None = None) -> bool:
-    """Waits until all requested files exist. Returns False if one failed, or is not there after `timeout` seconds."""
+    """Waits until all requested files and directories exist. Returns False if one failed, or is not there after `timeout` seconds.
+
+    Exports of a job in the background (HFExport) end with its newest checkpoint; the next save begins them again.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
         _forget()
         waited = list(_ending)
-    all_there = True
+    background = sys.modules.get("nebulaml.export.background")
+    all_there = background is None or background.wait(deadline)
     for process in waited:
         try:
             code = process.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
@@ -123,71 +125,23 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def weights_of(state: Any, key: str | None) -> dict[str, Any]:
-    """Returns the flat dict of tensors in the object of a file. Raises NebulaConfigError if there is none."""
-    import torch
-
-    if key is not None:
-        candidates = [state[key]] if isinstance(state, dict) and key in state else []
-    else:
-        candidates = [state, *(state[name] for name in DICTS if name in state)] if isinstance(state, dict) else []
-    for found in candidates:
-        if isinstance(found, dict) and found and all(isinstance(value, torch.Tensor) for value in found.values()):
-            return found
-    known = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-    raise NebulaConfigError(f"no flat dict of tensors there; the file holds {known}" + (f", key={key!r} was wanted" if key else ""))
-
-
-def without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the part of a state dict that safetensors can hold, and {left out: kept} for its metadata.
-
-    Of several names for one tensor it keeps the first, as safetensors' ``save_model`` does. Other views of one storage, for example
-    a transposed or conjugate one, are copied as tensors of their own.
-    """
-    from ..tensors import dense
-
-    state = {name: dense.settled(tensor, f"{name!r} is a") for name, tensor in state.items()}
-    kept, left_out = dict(state), {}
-    first: dict[Any, str] = {}
-    for name in sorted(name for name, tensor in state.items() if tensor.numel()):
-        tensor = state[name]
-        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if view in first:
-            left_out[name] = first[view]
-            del kept[name]
-        else:
-            first[view] = name
-    views_of = collections.Counter(storage for storage, *_ in first)
-    for (storage, *_), name in first.items():
-        if views_of[storage] > 1:
-            kept[name] = state[name].clone()
-    return {name: tensor.contiguous() for name, tensor in kept.items()}, left_out
-
-
 def _write(checkpoint: Any, request: dict[str, Any]) -> None:
-    import torch
+    """Writes the file in a directory beside its place, verifies it, and gives it its name."""
+    from ..export import directory, naming, sources
+    from ..export.files import Version
 
-    from .redirect import safetensors_parts
-
-    names = [request["name"]] if request["name"] else [name for name in checkpoint._all_files() if name != about.FILE]
+    files = Version(checkpoint)
+    names = [request["name"]] if request["name"] else list(files.names)
     if len(names) != 1:
         raise NebulaConfigError(f"it has the files {names}: name the one to export")
-    state, left_out = without_ties(weights_of(engine.part("loading").load_tensors(checkpoint._map(names[0]), names[0]), request["key"]))
-    temporary = f"{request['path']}.{os.getpid()}.tmp"
-    os.makedirs(os.path.dirname(temporary), exist_ok=True)
-    try:
-        with open(temporary, "wb") as file:
-            for part in safetensors_parts(state, {"format": "pt", **left_out}):
-                file.write(part.view(-1).view(torch.uint8).numpy() if isinstance(part, torch.Tensor) else part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, request["path"])
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    folder = os.open(os.path.dirname(temporary), os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    tensors = sources.read(files, names[0], request["key"]).tensors
+    left_out = naming.same_memory(tensors)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    parent, name = os.path.split(request["path"])
+    shard = directory.shard_of(name, {one: tensor.dtype for one, tensor in kept.items()}, kept, left_out)
+    with directory.Scratch(parent) as folder:
+        directory.write(folder, shard, kept)
+        _nebula.staging_place(os.path.join(folder, name), request["path"], parent, False)
 
 
 def _serve(request: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 from .. import api
 from ..errors import NebulaConfigError, NebulaError
+from ..export import background
+from ..export.background import HFExport
 from . import places
 from .redirect import Capture, captured
 
@@ -150,10 +152,12 @@ class NebulaTrainerMixin:
 
     nebula_sync_on_save: True waits until each checkpoint is durable, so that callbacks find the directory in ``on_save`` as they do
         without Nebula. None: it waits only if a callback may look there. nebula_overlap: as ``overlap`` of Checkpoint.save.
+    nebula_export: a ``nebulaml.HFExport``, by which durable checkpoints become Hugging Face directories in the background.
     """
 
     nebula_sync_on_save: bool | None = None
     nebula_overlap: bool = False
+    nebula_export: HFExport | None = None
 
     def _nebula(self) -> Any:
         state = self.__dict__.get("_nebula_state")
@@ -225,6 +229,8 @@ class NebulaTrainerMixin:
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
             return  # the failure is logged; older checkpoints stay, in spite of save_total_limit
+        root = os.path.abspath(self.args.output_dir)
+        background.begin(self.nebula_export, session._engine, prefix, root, self.accelerator.unwrap_model(self.model))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(session, parent, limit, {os.path.abspath(best)} if best else set())
@@ -312,11 +318,13 @@ def _below(directory: str, target: str) -> str:
     return os.path.relpath(target, os.path.abspath(directory))
 
 
-def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
+def attach_trainer(
+    trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None, export: HFExport | None = None
+) -> Any:
     """Gives one Trainer (or any subclass) background checkpoints, and returns it.
 
     Works without ``init()``, or with one that names no path: checkpoints are then persisted beside ``args.output_dir``. sync_on_save,
-    overlap: as in NebulaTrainerMixin. None: unchanged.
+    overlap, export: as in NebulaTrainerMixin. None: unchanged.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):
@@ -329,16 +337,21 @@ def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool
         trainer.nebula_sync_on_save = sync_on_save
     if overlap is not None:
         trainer.nebula_overlap = overlap
+    if export is not None:
+        trainer.nebula_export = export
     return trainer
 
 
-def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
+def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HFExport | None = None) -> Any:
     """Makes ``save_state`` of one Accelerator asynchronous, and returns the Accelerator. ``load_state`` reads the same directories.
 
     overlap: as in Checkpoint.save. None: unchanged, at first False.
+    export: makes Hugging Face directories of durable checkpoints in the background. None: unchanged.
     """
     if overlap is not None:
         accelerator._nebula_overlap = overlap
+    if export is not None:
+        accelerator._nebula_export = export
     if getattr(accelerator, "_nebula_attached", False):
         return accelerator
     rotation = _Rotation(r"checkpoint_(\d+)", by_time=False)
@@ -383,7 +396,10 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
             configuration.automatic_checkpoint_naming = automatic
         rotation.saved(target, capture.checkpoint)
         published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
-        if capture.checkpoint.commit() and published and automatic and accelerator.is_main_process:
+        committed = capture.checkpoint.commit() and published
+        if committed:
+            background.begin(getattr(accelerator, "_nebula_export", None), session._engine, prefix, home)
+        if committed and automatic and accelerator.is_main_process:
             rotation.rotate(session, parent, configuration.total_limit, set())
         return target
 

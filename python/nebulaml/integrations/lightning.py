@@ -22,6 +22,8 @@ from typing import Any
 from .. import api
 from .._session import config
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..export import background
+from ..export.background import HFExport
 from . import places
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
@@ -121,10 +123,11 @@ class NebulaCheckpointIO:
     Saves return when the values are fixed. In the agent, a removal waits for the saves made before it.
     overlap: as in Checkpoint.save. It must not be combined with a callback that averages weights by hand.
     other: the CheckpointIO for remote paths, and for files that Nebula did not write. None: Lightning's own.
+    export: a ``nebulaml.HFExport``, by which durable checkpoints become Hugging Face directories in the background.
     """
 
-    def __init__(self, overlap: bool = False, other: Any = None) -> None:
-        self._overlap = overlap
+    def __init__(self, overlap: bool = False, other: Any = None, export: HFExport | None = None) -> None:
+        self._overlap, self._export = overlap, export
         self._other = other
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
         self.removed: set[str] = set()  # paths that Lightning believes to be removed, though the files may still wait for it
@@ -190,6 +193,8 @@ class NebulaCheckpointIO:
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
         is_saved = bool(saved.commit() and published)
+        if is_saved:
+            background.begin(self._export, session._engine)
         self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"), session.persist_path)
         return is_saved
 
@@ -349,14 +354,15 @@ def _make_callback() -> type:
         """A ModelCheckpoint (all its arguments) that saves through Nebula.
 
         config_params: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides. Without both, checkpoints are
-        persisted beside `dirpath`. overlap: that of the NebulaCheckpointIO that it makes.
+        persisted beside `dirpath`. overlap, export: those of the NebulaCheckpointIO that it makes.
         """
 
         def __init__(
-            self, *args: Any, config_params: dict[str, Any] | None = None, overlap: bool = False, **kwargs: Any
+            self, *args: Any, config_params: dict[str, Any] | None = None, overlap: bool = False, export: HFExport | None = None,
+            **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
-            self._config_params, self._overlap = config_params, overlap
+            self._config_params, self._overlap, self._export = config_params, overlap, export
             if config_params is not None:
                 api.init(**config_params)
 
@@ -377,7 +383,7 @@ def _make_callback() -> type:
                 if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # that strategy has warned when it was made
                     _warn_about(strategy)
                 return
-            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy))
+            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy), self._export)
 
         def on_init_end(self, *args: Any, **kwargs: Any) -> None:
             """Raises: transformers' Trainer calls this, Lightning's never does."""

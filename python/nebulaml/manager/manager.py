@@ -25,6 +25,8 @@ from .._session.waits import beside_loop, patiently
 from ..checkpoint import Checkpoint, milliseconds
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..events import Event
+from ..export import background
+from ..export.background import HFExport
 from ..tensors import preparing
 from ..tensors.loading import in_lines
 from . import items as kinds
@@ -83,6 +85,7 @@ class Manager:
     replicated: names of items that are the same on all ranks. Rank 0 alone saves them; of other items each rank saves its own.
     evictions: "azure", "aws" or "gce". If that cloud's metadata service announces the end of this machine, that is a notice
         like SIGTERM.
+    export: a ``nebulaml.HFExport``: a process of low priority makes Hugging Face directories of durable versions.
     settings: those of ``init()``. Each version is persisted at once unless persistent_time_interval says otherwise.
     """
 
@@ -101,6 +104,7 @@ class Manager:
         weights_only: bool = True,
         replicated: Sequence[str] = (),
         evictions: str | None = None,
+        export: HFExport | None = None,
         persistent_time_interval: float | str = 0,
         **settings: Any,
     ) -> None:
@@ -108,6 +112,9 @@ class Manager:
         self._due = SaveEvery(save_every_steps, save_every_s, save_every)
         self._best = keep_best
         self._weights_only = weights_only
+        self._export = export
+        if export is not None and not isinstance(export, HFExport):
+            raise NebulaConfigError(f"export={export!r:.200}: give nebulaml.HFExport(directory, ...)")
         self._replicated = _names_of("replicated", replicated)
         self._session = Session(
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_items=_patterns(keep_items),
@@ -272,6 +279,7 @@ class Manager:
         self._own[step] = checkpoint
         self._saved.append(step)
         self._forget_old()
+        background.begin(self._export, self._engine)
         return checkpoint
 
     def _begin(self, step: int, items: Mapping[str, Any], said: about.About) -> Checkpoint:
@@ -549,11 +557,12 @@ class Manager:
     def close(self) -> None:
         """Waits for running copies in memory and closes the session. Raises a failure that was not raised yet.
 
-        The agent makes committed versions durable without this process.
+        The agent makes committed versions durable without this process, and exports in the background go on.
         """
         if self._engine.is_closed:
             return
         self._notices.forget()
+        background.end(self._export)
         self._engine.settle()
         late, raises = self._engine.take_late(), self._engine.settings().on_error == "raise"
         self._session.close()

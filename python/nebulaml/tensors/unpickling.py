@@ -328,10 +328,29 @@ class _Unknown:
     extend = add = append
 
 
+_TENSOR = object()  # stands for the class torch.Tensor
+
+
+def _rebuild_data(data: Any, *_: Any) -> Any:
+    return data
+
+
+def _rebuild_typed(function: Any, kind: Any, arguments: tuple[Any, ...], *_: Any) -> Any:
+    return function(*arguments) if kind is _TENSOR and isinstance(function, _Rebuild) else _Unknown()
+
+
 class _TensorUnpickler(_PlainUnpickler):
     """Loads tensors and plain values, and builds nothing else."""
 
+    _ATTRIBUTED = {  # of tensors that have attributes of a framework, which are left out
+        ("torch._utils", "_rebuild_parameter_with_state"): _Rebuild(_rebuild_data),
+        ("torch._tensor", "_rebuild_from_type_v2"): _Rebuild(_rebuild_typed),
+        ("torch", "Tensor"): _TENSOR,
+    }
+
     def find(self, module: str, name: str) -> Any:
+        if (module, name) in self._ATTRIBUTED:
+            return self._ATTRIBUTED[module, name]
         try:
             return super().find(module, name)
         except NotPlain:
@@ -451,9 +470,12 @@ def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, 
         raise NotPlain(str(failure)) from failure
 
 
-def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
-    """Returns the tensors and plain values of a file, on the CPU. It looks up no class and runs no code of the file. Raises NotPlain."""
-    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
+def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = True) -> Any:
+    """Returns the tensors and plain values of a file, on the CPU. It looks up no class and runs no code of the file. Raises NotPlain.
+
+    is_whole: all bytes are there. Otherwise all tensors lie in ``storage``.
+    """
+    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=is_whole)
 
 
 def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:

@@ -1,0 +1,80 @@
+"""Writes a Hugging Face directory to an object store: one file at a time on this machine, then as an object. config.json comes last."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+
+from .. import _nebula
+from .._session import config
+from ..elastic.store_cells import StoreProcess
+from ..errors import NebulaCorrupt, NebulaError
+from .directory import Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from .tensors import Tensor
+
+__all__ = ["write"]
+
+LIMIT_S = 7 * 86400.0  # of one file: the drivers give up long before, if the store does not answer
+
+
+class _Store:
+    def __init__(self, url: str) -> None:
+        self._process, self._url = StoreProcess(config.clean_path(url) or "", LIMIT_S), url
+
+    def names(self) -> set[str]:
+        """Returns the names of the objects that are files of this directory."""
+        return {entry["key"] for entry in self._process.ask(do="list", prefix="")["entries"] if "/" not in entry["key"]}
+
+    def remove(self, names: list[str]) -> None:
+        if names:
+            self._process.ask(do="remove", keys=names)
+
+    def take(self, folder: str, name: str) -> None:
+        """Moves a file there, and compares what the store has with it."""
+        path = os.path.join(folder, name)
+        size = os.path.getsize(path)
+        [wanted] = _nebula.read_sums(path, [(0, size)])
+        self._process.ask(do="upload", key=name, file=path)
+        os.unlink(path)
+        found = self._process.ask(do="sum", key=name)
+        if (found["size"], found["crc64"]) != (size, f"{wanted:016x}"):
+            what = f"the checksum is {found['crc64']}, it should be {wanted:016x}"
+            raise NebulaCorrupt(f"{name} in {config.shown(self._url)} is not as it was sent: {what}")
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool) -> None:
+    """The last object makes the directory count: without it, the others are what an export has left that was killed.
+
+    Raises NebulaError. Then that object is not there, and the others are removed as far as the store lets it.
+    """
+    names = [*(shard.name for shard in shards), *(name for name, _ in small)]
+    store = _Store(target)
+    try:
+        there = store.names()
+        if names[-1] in there and not replace:
+            raise refusal(config.shown(target))
+        ours = [name for name in there if name in names or name.endswith((".safetensors", ".safetensors.index.json"))]
+        store.remove([name for name in names[:-2:-1] if name in there])  # first the one that a reader looks for
+        store.remove(sorted(set(ours) - {names[-1]}))
+        try:
+            _write(store, shards, tensors, tied, small)
+        except NebulaError:
+            store.remove(sorted(set(names) & store.names()))
+            raise
+    finally:
+        store.close()
+
+
+def _write(store: _Store, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small) -> None:
+    sums: dict[str, int] = {}
+    with Scratch(tempfile.gettempdir()) as folder:
+        for shard in shards:
+            write_shard(folder, shard, tensors, tied, sums)
+            store.take(folder, shard.name)
+        for name, content in small:
+            write_file(folder, name, content)
+            store.take(folder, name)

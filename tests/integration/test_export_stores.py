@@ -1,0 +1,97 @@
+"""Hugging Face directories in object stores whose servers run on this machine: whole with config.json, or unfinished without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("nebulaml")
+
+from nebulaml._session import locate
+from nebulaml.elastic.store_cells import StoreProcess
+from nebulaml.errors import NebulaConfigError, NebulaError
+from nebulaml.export import export_hf, upload
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+STATE = {"a": torch.arange(300.0), "b": torch.arange(7), "c": torch.ones(40, 5)}
+
+
+@pytest.fixture(params=["s3", "gs", "azure", "adls"])
+def url(servers, request, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEBULA_AGENT_PATH", os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path())
+    for name, value in servers.variables(request.param).items():
+        monkeypatch.setenv(name, value)
+    torch.save(STATE, tmp_path / "model.pt")
+    return servers.new_path(request.param)
+
+
+def names(url: str) -> list[str]:
+    process = StoreProcess(url)
+    try:
+        return sorted(entry["key"] for entry in process.ask(do="list", prefix="")["entries"])
+    finally:
+        process.close()
+
+
+def test_a_directory_in_a_store_is_written_verified_and_replaced_only_if_asked(url, tmp_path, monkeypatch):
+    order = []
+    take = upload._Store.take
+
+    def noted(self, folder, name):
+        order.append(name)
+        with open(os.path.join(folder, name), "rb") as file:
+            (tmp_path / f"sent-{name}").write_bytes(file.read())
+        take(self, folder, name)
+
+    monkeypatch.setattr(upload._Store, "take", noted)
+    export_hf(str(tmp_path / "model.pt"), url, config={"model_type": "mine"}, max_shard_size=1300)
+    shards = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
+    assert order == [*shards, "model.safetensors.index.json", "config.json"] and names(url) == sorted(order)
+    assert json.loads((tmp_path / "sent-config.json").read_text())["model_type"] == "mine"
+    loaded = {name: value for shard in shards for name, value in safetensors.load_file(tmp_path / f"sent-{shard}").items()}
+    assert loaded.keys() == STATE.keys() and all(torch.equal(loaded[name], value) for name, value in STATE.items())
+    with pytest.raises(NebulaConfigError, match="exists already"):
+        export_hf(str(tmp_path / "model.pt"), url, config={"model_type": "mine"})
+    export_hf(str(tmp_path / "model.pt"), url, config={"model_type": "mine"}, replace=True)
+    assert names(url) == ["config.json", "model.safetensors"]
+
+
+def test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place(url, tmp_path):
+    code = """
+import os, signal, sys
+from nebulaml.export import export_hf, upload
+take, left = upload._Store.take, [2]
+def dying(self, folder, name):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    take(self, folder, name)
+upload._Store.take = dying
+export_hf(sys.argv[1], sys.argv[2], config={"a": 1}, max_shard_size=1300)
+"""
+    model = str(tmp_path / "model.pt")
+    done = subprocess.run([sys.executable, "-c", code, model, url], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert names(url) == ["model-00001-of-00002.safetensors"]
+    export_hf(model, url, config={"a": 1})
+    assert names(url) == ["config.json", "model.safetensors"]
+
+
+def test_what_a_store_holds_is_compared_and_a_difference_leaves_nothing(url, tmp_path, monkeypatch):
+    ask = StoreProcess.ask
+
+    def damaged(self, **request):
+        answer = ask(self, **request)
+        return {**answer, "crc64": "0" * 16} if request["do"] == "sum" else answer
+
+    monkeypatch.setattr(StoreProcess, "ask", damaged)
+    with pytest.raises(NebulaError, match="is not as it was sent"):
+        export_hf(str(tmp_path / "model.pt"), url, config={"a": 1})
+    assert names(url) == []

@@ -1,0 +1,136 @@
+"""Hugging Face directories of a job's checkpoints in the background: each durable version once, no save waits, no failure ends training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from nebulaml.errors import NebulaConfigError
+from nebulaml.export import background
+from waiting import until
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def step_in(path: Path) -> float:
+    return float(safetensors.load_file(path / "model.safetensors")["w"][0])
+
+
+def processes_of(trainer: int) -> list[int]:
+    """Returns the processes of exports that a trainer has started."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"nebulaml.export.background" in words and str(trainer).encode() in words:
+            found.append(int(entry))
+    return found
+
+
+def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, place, tmp_path):
+    export = nm.HFExport(str(tmp_path / "out" / "step{step}"), every=2, dtype="bf16", config={"model_type": "mine"}, key=None)
+    events = []
+    with nm.Manager(place.storage, export=export) as manager:
+        manager.on_event(events.append)
+        for step in (1, 2, 3):
+            manager.save(step, {"model": {"w": torch.full((5,), float(step))}}, force=True)
+        until((tmp_path / "out" / "step2").exists, 120)
+        [process] = processes_of(os.getpid())
+        assert os.getpriority(os.PRIO_PROCESS, process) > os.getpriority(os.PRIO_PROCESS, 0)
+        manager.save(6, {"model": {"w": torch.full((5,), 6.0)}}, force=True)
+    assert nm.wait_for_exports(120)
+    assert sorted(os.listdir(tmp_path / "out")) == ["step2", "step6"]
+    assert step_in(tmp_path / "out" / "step6") == 6
+    assert json.loads((tmp_path / "out" / "step6" / "config.json").read_text()) == {"model_type": "mine", "torch_dtype": "bfloat16"}
+    exported = [event for event in events if event.kind == "exported"]
+    assert [event.step for event in exported] == [2, 6] and exported[0].text == str(tmp_path / "out" / "step2")
+
+
+def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):
+    export = nm.HFExport(str(tmp_path / "newest"), replace=True)
+    with nm.Manager(place.storage, export=export) as manager:
+        manager.save(1, {"model": {"w": torch.full((5,), 1.0)}}, force=True)
+        until(lambda: processes_of(os.getpid()), 60)
+        [process] = processes_of(os.getpid())
+        os.kill(process, signal.SIGSTOP)  # a save that waited for it would wait for ever
+        for step in (2, 3, 4):
+            manager.save(step, {"model": {"w": torch.full((5,), float(step))}}, force=True)
+        manager.wait(4)
+        os.kill(process, signal.SIGCONT)
+    assert nm.wait_for_exports(120)
+    assert step_in(tmp_path / "newest") == 4
+
+
+def test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on(nm, place, tmp_path, caplog):
+    events = []
+    with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "{step}"), key="ema")) as manager:
+        manager.on_event(events.append)
+        manager.save(1, {"model": {"w": torch.ones(2)}}, force=True)
+        until(lambda: any(event.kind == "export-failed" for event in events), 120)
+        assert manager.save(2, {"model": {"w": torch.ones(2)}}, force=True) is not None
+    assert not nm.wait_for_exports(120)
+    failed = next(event for event in events if event.kind == "export-failed")
+    assert failed.step == 1 and "no flat dict of tensors under 'ema'" in failed.text
+    assert any("global_step1 is not exported" in line for line in caplog.messages)
+    assert [one for one in os.listdir(tmp_path) if "export" in one or one in "12"] == []
+
+
+def test_a_process_of_exports_that_is_killed_is_an_event_and_the_next_save_starts_another(nm, place, tmp_path):
+    events = []
+    with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
+        manager.on_event(events.append)
+        manager.save(1, {"model": {"w": torch.full((5,), 1.0)}}, force=True)
+        until((tmp_path / "out" / "1").exists, 120)
+        [process] = processes_of(os.getpid())
+        os.kill(process, signal.SIGKILL)
+        until(lambda: any("ended with -9" in event.text for event in events), 60)
+        manager.save(2, {"model": {"w": torch.full((5,), 2.0)}}, force=True)
+        until((tmp_path / "out" / "2").exists, 120)
+    nm.wait_for_exports(120)
+    assert step_in(tmp_path / "out" / "2") == 2
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_path, how):
+    trainer = place.trainer(
+        """
+        manager = nm.Manager(sys.argv[1], export=nm.HFExport(sys.argv[2] + "/{tag}"))
+        manager.save(5, {"model": {"w": torch.full((5,), 5.0)}}, force=True)
+        say("saved")
+        if sys.argv[3] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        place.storage, tmp_path / "out", how,
+    )  # fmt: skip
+    assert trainer.wait(60) == (-signal.SIGKILL if how == "kill" else 0)
+    until((tmp_path / "out" / "global_step5").exists, 120)
+    assert step_in(tmp_path / "out" / "global_step5") == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"directory": "/x/{step}", "dtype": "int3"}, "dtype='int3'"),
+        ({"directory": "/x/all"}, "neither {step} nor {tag}: each export needs replace=True"),
+        ({"directory": "/x/{what}"}, "only {step} and {tag} can be in it"),
+        ({"directory": "/x/{step}", "every": 0}, "every=0"),
+        ({"directory": "/x/{step}", "mapping": {"*": lambda parts: parts[0]}}, "must be plain values, not functions"),
+    ],
+)
+def test_a_description_that_cannot_work_is_refused_before_training(nm, options, message):
+    with pytest.raises(NebulaConfigError) as failure:
+        nm.HFExport(**options)
+    assert message in str(failure.value)
+
+
+def test_steps_are_read_from_the_tags_of_all_adapters():
+    tags = ["global_step500", "checkpoint-7", "epoch=1-step=20.ckpt", "checkpoint-9~2", "best"]
+    assert [background.step_of(tag) for tag in tags] == [500, 7, 20, 9, None]
+
+
