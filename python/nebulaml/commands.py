@@ -13,7 +13,9 @@ from .errors import NebulaError
 __all__ = ["MODULES", "is_here", "run"]
 
 # Each module has `main(arguments) -> exit code`, and is imported when its command runs.
-MODULES = {"plan": "nebulaml.plan.command", "restore": "nebulaml.export.command", "studio": "nebulaml.studio.command"}
+MODULES = {
+    "plan": "nebulaml.plan.command", "restore": "nebulaml.export.command", "run": "nebulaml.elastic.run", "studio": "nebulaml.studio.command",
+}  # fmt: skip
 
 _EXIT = {"corrupt": 1, "invalid": 2, "not-found": 3, "busy": 5}  # of docs/cli.md; any other failure: 4
 

@@ -122,6 +122,12 @@ const struct cli_command cli_commands[] = {
           "with --measure from those of this machine. `nebula plan --options` lists all options.\n\n"
           "  nebula plan --params 70B --gpus 8 --nodes 32 --gpu-memory 80G\n",
           command_python },
+        { "run", "nebula run [--warm auto|off|MODULES] [OPTIONS] SCRIPT [ARGUMENTS]", "torchrun, with workers that start warm",
+          "Part of the Python package. All options are those of torchrun. The workers are\n"
+          "forked from a process that has their imports done. --warm says which: by default\n"
+          "those of the last worker of this script.\n\n"
+          "  nebula run --nproc-per-node 8 --max-restarts 100 train.py\n",
+          command_python },
         { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
           "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
           "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"

@@ -1,421 +1,398 @@
-"""Published weights: a trainer publishes, and followers have exactly what it had, whoever dies."""
+"""Checkpoints at paths that a framework chose: complete, durable, in order, also after the trainer and the agent have died."""
 
-from __future__ import annotations
-
+import json
 import os
-import random
-import resource
 import shutil
 import signal
-from pathlib import Path
+import subprocess
+import tempfile
+import zipfile
 
-import nebulaml as nm
+import nebulaml
 import pytest
 import torch
-from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
-from nebulaml.weights.publication import About, Layout, number_of, tag_of
-from safetensors.torch import load_file
+from nebulaml._session import locate
 from waiting import until
 
 
-def weights(elements: int = 200_000, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(elements)
-    return {
-        "layer.weight": torch.randn(elements // 100, 100, generator=generator).to(dtype),
-        "layer.bias": torch.randn(37, generator=generator).to(dtype),
-        "steps": torch.tensor(0),
-        "none": torch.empty(0, 4, dtype=dtype),
-    }
-
-
-def train(state: dict[str, torch.Tensor], step: int, share: float = 0.01) -> None:
-    generator = torch.Generator().manual_seed(step)
-    changed = torch.rand(state["layer.weight"].shape, generator=generator) < share
-    state["layer.weight"].add_(changed.to(state["layer.weight"].dtype) * 0.25)
-    state["steps"].fill_(step)
-
-
-def copy_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
-
-
 @pytest.fixture
-def follower(place, tmp_path):
-    with nm.Subscriber(place.storage, tmp_path / "engine", poll=0.2) as subscriber:
-        yield subscriber
+def out(place):
+    return place.root / "out"
 
 
-def test_a_follower_has_each_publication_exactly_and_reads_only_what_changed(place, follower):
-    state = weights()
-    size = sum(tensor.nbytes for tensor in state.values())
-    with nm.Publisher(state, place.storage, files={"config.json": b'{"a": 1}'}) as publisher:
-        for step in range(1, 6):
-            train(state, step)
-            assert publisher.publish(step)
-            wanted = copy_of(state)
-            for tensor in state.values():
-                tensor.fill_(9)  # the values were fixed
-            version = follower.prepare(60)
-            assert version.step == step and same(version.tensors(), wanted)
-            assert follower.current.exists() == (step > 1)
-            version.commit()
-            assert same(load_file(follower.current / "model.safetensors"), wanted)
-            assert (follower.current / "config.json").read_bytes() == b'{"a": 1}'
-            assert version.bytes_read > size if step == 1 else version.bytes_read < size * 0.03
-            for name, tensor in state.items():
-                tensor.copy_(wanted[name])
+def save(nm, tag, value, name="checkpoint", count=1):
+    checkpoint = nm.Checkpoint(tag, count)
+    checkpoint.save(name, {"w": torch.full((1000,), float(value))})
+    return checkpoint
 
 
-def test_weights_of_a_module_are_cast_and_tied_ones_stay_one(place, follower):
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = torch.nn.Embedding(50, 8)
-            self.head = torch.nn.Linear(8, 50, bias=False)
-            self.head.weight = self.embed.weight
-            self.register_buffer("scale", torch.arange(8))
-
-    net = Net()
-    with nm.Publisher(net, place.storage, dtype=torch.bfloat16, name="weights.safetensors") as publisher:
-        for step in (1, 2):
-            with torch.no_grad():
-                net.embed.weight.add_(0.5)
-            assert publisher.publish(step)
-            version = follower.prepare(60)
-            found = version.tensors()
-            assert set(found) == {"embed.weight", "scale"} and found["scale"].dtype == torch.int64
-            assert torch.equal(found["embed.weight"], net.embed.weight.detach().to(torch.bfloat16))
-            assert [path.name for path in version.directory.iterdir()] == ["weights.safetensors"]
+def value_at(path):
+    return torch.load(path)["w"][0].item()
 
 
-def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goes_back(place, follower, tmp_path):
-    state = weights()
-    seen = []
-    with nm.Publisher(state, place.storage, full_every=4) as publisher:
-        for step in range(1, 12):
-            train(state, step)
-            publisher.publish(step)
-            publisher.wait(60)
-            if step in (1, 2, 7, 11):
-                version = follower.prepare(60)
-                assert version.step == step and same(version.tensors(), state)
-                version.commit()
-                seen.append(version.number)
-        with nm.Subscriber(place.storage, tmp_path / "late", poll=0.2) as late:
-            assert same(late.prepare(60).tensors(), state)
-        assert follower.prepare(0.1) is None
-        assert seen == sorted(seen) and seen[-1] - seen[0] == 10
-        wholes = [path.name for path in place.storage.glob("publication-*/weights")]
-        until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
+def test_a_file_appears_when_durable(nm, place, out):
+    checkpoint = save(nm, "global_step1", 1, count=None)  # whole only when it is committed
+    assert checkpoint.publish("checkpoint", out / "a" / "epoch=0.ckpt")
+    assert not (out / "a" / "epoch=0.ckpt").exists()
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert value_at(out / "a" / "epoch=0.ckpt") == 1
+    assert sorted(os.listdir(out / "a")) == ["epoch=0.ckpt"]
 
 
-def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):
-    state = weights()
-    with nm.Publisher(state, place.storage) as publisher:
-        for step, share in ((1, 0.0), (2, 1.0)):
-            state["layer.weight"].copy_(torch.randn(state["layer.weight"].shape) if share else state["layer.weight"])
-            publisher.publish(step)
-            version = follower.prepare(60)
-            assert same(version.tensors(), state) and version.bytes_read > 400_000
-            version.commit()
-        state["layer.weight"] = torch.zeros(3, 5)  # another shape
-        publisher.publish(3)
-        assert same(follower.prepare(60).tensors(), state)
+def test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_version_whole(nm, place, out):
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "1.ckpt")
+    staging = out / "staging"
+    staging.mkdir(parents=True)
+    checkpoint.publish_directory(staging, out / "whole")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    for path in (out / "1.ckpt", out / "whole" / "checkpoint"):
+        torch.save({"w": torch.full((1000,), 2.0)}, path)
+        assert value_at(path) == 2
+    assert value_at(place.storage / "global_step1" / "checkpoint") == 1
+    done = subprocess.run([locate.agent_path() or "nebula", "verify", "--path", place.storage], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+    assert nm.get_latest_checkpoint().load("checkpoint")["w"][0] == 1
 
 
-def test_steps_that_follow_faster_than_the_maker_are_skipped(place, follower):
-    state = weights(5_000_000)
-    numbers = []
-    with nm.Publisher(state, place.storage) as publisher:
-        for step in range(1, 31):
-            train(state, step)
-            assert publisher.publish(step)
-        wanted = copy_of(state)
-        for version in follower.follow(timeout=60):
-            numbers.append(version.number)
-            if version.step == 30:
-                break
-        assert same(version.tensors(), wanted) and numbers == sorted(set(numbers))
-        publisher.wait(60)
+def test_a_link_is_made_on_request(place, out, monkeypatch):
+    monkeypatch.setenv("NEBULA_PUBLISH", "link")
+    nebulaml.init(str(place.storage), 0)
+    checkpoint = save(nebulaml, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "1.ckpt")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert os.path.samefile(out / "1.ckpt", place.storage / "global_step1" / "checkpoint")
 
 
-TRAINER = """
-    state = {"w": torch.zeros(300_000, dtype=torch.bfloat16), "step": torch.tensor(0)}
-    publisher = nm.Publisher(state, sys.argv[1])
-    for line in sys.stdin:
-        step = int(line)
-        state["w"][step % 1000 :: 1000] += 1
-        state["step"].fill_(step)
-        assert publisher.publish(step)
-        say(step, publisher._maker.pid)
+def test_another_file_system_gets_a_verified_copy(nm, place):
+    elsewhere = tempfile.mkdtemp(prefix="nebula-publish-", dir="/dev/shm")
+    try:
+        if os.stat(elsewhere).st_dev == os.stat(place.root).st_dev:
+            pytest.skip("there is only one file system")
+        checkpoint = save(nm, "global_step1", 1)
+        checkpoint.publish("checkpoint", elsewhere + "/x.ckpt")
+        checkpoint.commit()
+        checkpoint.wait("durable")
+        assert value_at(elsewhere + "/x.ckpt") == 1
+        assert os.listdir(elsewhere) == ["x.ckpt"]
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_a_path_is_found_before_it_is_there_and_while_it_is_there_but_not_when_replaced(nm, out):
+    path = out / "last.ckpt"
+    assert nm.find_published(path) is None
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", path)
+    checkpoint.commit()
+    found, name = nm.find_published(path)
+    assert (found.tag, name) == ("global_step1", "checkpoint")
+    assert found.load(name)["w"][0] == 1
+    checkpoint.wait("durable")
+    assert nm.find_published(path)[0].tag == "global_step1"
+    torch.save({"w": torch.zeros(3)}, str(path) + ".new")
+    os.rename(str(path) + ".new", path)
+    assert nm.find_published(path) is None
+
+
+def test_a_path_published_again_holds_the_later_one(nm, out):
+    for step in range(1, 6):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / "last.ckpt")
+        checkpoint.commit()
+    assert nm.flush_persistence()
+    assert value_at(out / "last.ckpt") == 5
+    assert nm.find_published(out / "last.ckpt")[0].tag == "global_step5"
+
+
+def test_top_k_removals_follow_the_saves_they_came_after(nm, out):
+    for step in range(1, 8):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / f"{step}.ckpt")
+        checkpoint.commit()
+        if step > 2:
+            nm.unpublish(out / f"{step - 2}.ckpt")
+    nm.flush_persistence()
+    assert sorted(os.listdir(out)) == ["6.ckpt", "7.ckpt"]
+    assert nm.find_published(out / "3.ckpt") is None
+
+
+def test_nothing_is_removed_while_what_came_before_cannot_be_stored(nm, place, out):
+    first = save(nm, "global_step1", 1)
+    first.publish("checkpoint", out / "1.ckpt")
+    first.commit()
+    first.wait("durable")
+    os.rename(place.storage, str(place.storage) + ".away")
+    place.storage.write_text("in the way")
+    second = save(nm, "global_step2", 2)
+    second.publish("checkpoint", out / "2.ckpt")
+    second.commit()
+    nm.unpublish(out / "1.ckpt")
+    with pytest.raises(nm.NebulaTimeout):
+        second.wait("durable", timeout=1.5)
+    assert value_at(out / "1.ckpt") == 1
+    assert not (out / "2.ckpt").exists()
+    os.unlink(place.storage)
+    os.rename(str(place.storage) + ".away", place.storage)
+    nm.flush_persistence()
+    assert os.listdir(out) == ["2.ckpt"]
+
+
+def test_a_save_that_is_cancelled_never_appears(nm, place, out):
+    place.storage.write_text("in the way")
+    for step in (1, 2):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / f"{step}.ckpt")
+        checkpoint.commit()
+    nm.unpublish(out / "1.ckpt")
+    assert nm.find_published(out / "1.ckpt") is None
+    os.unlink(place.storage)
+    nm.flush_persistence()
+    assert os.listdir(out) == ["2.ckpt"]
+
+
+def whole(nm, out, tag="checkpoint-1", value=1):
+    staging, target = out / ".staging" / tag, out / tag
+    (staging / "sub").mkdir(parents=True)
+    (staging / "config.json").write_text(json.dumps({"value": value}))
+    (staging / "sub" / "vocabulary.txt").write_text("words")
+    checkpoint = nm.Checkpoint(tag, 3)
+    checkpoint.save("optimizer.pt", {"w": torch.full((10,), float(value))})
+    checkpoint.save("sub/rng.pt", {"w": torch.full((10,), float(value))})
+    checkpoint.save_bytes(".metadata", [b"hidden"])
+    checkpoint.publish_directory(staging, target)
+    return checkpoint, target
+
+
+NAMES = [".metadata", ".nebula.json", "config.json", "optimizer.pt", "sub/rng.pt", "sub/vocabulary.txt"]
+
+
+def names_below(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkpoint(nm, place, out):
+    checkpoint, target = whole(nm, out)
+    assert not target.exists()
+    checkpoint.commit()
+    assert nm.find_published(target / "sub" / "rng.pt")[1] == "sub/rng.pt"
+    assert nm.find_published(target)[1] == ""
+    checkpoint.wait("durable")
+    assert names_below(target) == NAMES
+    assert value_at(target / "sub" / "rng.pt") == 1
+    assert (target / ".metadata").read_bytes() == b"hidden"
+    assert not (out / ".staging" / "checkpoint-1").exists()
+    second, _ = whole(nm, out, "checkpoint-2", 2)
+    second.commit()
+    nm.unpublish(target)
+    nm.flush_persistence()
+    assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-2"]
+    until(lambda: not (place.storage / "checkpoint-1").exists())
+    assert nm.get_checkpoint("checkpoint-1") is None
+    assert nm.get_latest_checkpoint().tag == "checkpoint-2"
+    assert nm.flush_persistence(timeout=20)
+
+
+def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage_or_staging(nm, place, out):
+    place.storage.write_text("in the way")
+    for step in range(1, 5):
+        checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
+        checkpoint.commit()
+        if step > 2:
+            nm.unpublish(out / f"checkpoint-{step - 2}")
+    os.unlink(place.storage)
+    nm.flush_persistence()
+    assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-3", "checkpoint-4"]
+    assert os.listdir(out / ".staging") == []
+    until(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
+
+
+def test_a_path_that_nothing_can_be_published_as_is_refused_and_never_taken_for_another(nm, out):
+    save(nm, "global_step1", 1).publish("checkpoint", out / "x.ckpt")
+    nm.flush_persistence()
+    for end in ("\0", "\0more", "\udc80"):
+        with pytest.raises(nm.NebulaConfigError):
+            nm.unpublish(str(out / "x.ckpt") + end)
+        assert nm.find_published(str(out / "x.ckpt") + end) is None
+    nm.flush_persistence()
+    assert value_at(out / "x.ckpt") == 1
+
+
+def test_directories_that_the_program_needs_or_that_were_not_published_are_never_removed(nm, place, out, monkeypatch):
+    work = out / "work"
+    (work / "sub").mkdir(parents=True)
+    (work / "train.py").write_text("precious")
+    (out / "link").symlink_to(out)
+    save(nm, "global_step1", 1).wait("durable")
+    monkeypatch.chdir(work)
+    above = [place.root, place.storage, place.storage / ".." / "storage", "/"]
+    for path in ("", ".", "..", work, out, out / "link" / "work", work / "sub", *above):
+        with pytest.raises(nm.NebulaConfigError, match=r"empty|stays"):
+            nm.unpublish(path)
+    _, on_its_way = whole(nm, out)
+    monkeypatch.chdir(place.root)
+    with pytest.raises(nm.NebulaConfigError, match="was not published"):
+        nm.unpublish("out/work")
+    nm.unpublish(out / "link")  # of which only the link goes
+    nm.unpublish(on_its_way)
+    nm.flush_persistence()
+    until(lambda: not (out / "link").is_symlink())
+    assert (work / "train.py").read_text() == "precious" and (work / "sub").exists()
+    assert nm.get_latest_checkpoint().tag == "global_step1"
+
+
+def test_an_adapter_removes_what_its_framework_wrote_without_nebula_and_not_what_is_needed(nm, place, out, monkeypatch):
+    from nebulaml import api
+
+    (out / "checkpoint-1" / "sub").mkdir(parents=True)
+    (out / "checkpoint-1" / "sub" / "model.bin").write_text("an earlier run's")
+    monkeypatch.chdir(out / "checkpoint-1")
+    with pytest.raises(nm.NebulaConfigError, match="stays"):
+        api._remove(out / "checkpoint-1")
+    monkeypatch.chdir(place.root)
+    api._remove(out / "checkpoint-1")
+    until(lambda: not (out / "checkpoint-1").exists())
+
+
+def test_a_file_goes_also_from_a_working_directory_that_is_gone(nm, place, out, monkeypatch):
+    save(nm, "global_step1", 1).publish("checkpoint", out / "x.ckpt")
+    nm.flush_persistence()
+    (place.root / "gone").mkdir()
+    monkeypatch.chdir(place.root / "gone")
+    (place.root / "gone").rmdir()
+    nm.unpublish(out / "x.ckpt")
+    until(lambda: not (out / "x.ckpt").exists())
+    with pytest.raises(nm.NebulaConfigError, match="working directory is gone"):
+        nm.unpublish("x.ckpt")
+
+
+def test_nothing_is_published_as_an_empty_path(nm, out):
+    checkpoint = save(nm, "global_step1", 1)
+    for attempt in (lambda: checkpoint.publish("checkpoint", ""), lambda: checkpoint.publish_directory("", out)):
+        with pytest.raises(nm.NebulaConfigError, match="empty"):
+            attempt()
+    assert nm.find_published("") is None
+
+
+def test_files_join_a_directory_that_is_there_already(nm, out):
+    checkpoint, target = whole(nm, out)
+    target.mkdir()
+    (target / "incomplete.txt").write_text("an earlier attempt")
+    (target / "config.json").write_text("old")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert names_below(target) == sorted([*NAMES, "incomplete.txt"])
+    assert json.loads((target / "config.json").read_text()) == {"value": 1}
+
+
+def test_a_directory_of_an_earlier_agent_takes_its_version_along(nm, place, out):
+    for step in (1, 2):
+        checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
+        checkpoint.commit()
+        checkpoint.wait("durable")
+    place.kill_agent()
+    for path in place.memory.iterdir():
+        path.unlink()
+    nm.unpublish(out / "checkpoint-1")
+    nm.flush_persistence()
+    until(lambda: not (place.storage / "checkpoint-1").exists())
+    assert (place.storage / "checkpoint-2").exists()
+
+
+def test_a_name_never_leads_out_of_its_directory(nm, out):
+    staging = out / ".staging"
+    checkpoint = nm.Checkpoint("checkpoint-1", 1)
+    checkpoint.save("../../escaped.pt", {"w": torch.ones(1)})
+    checkpoint.publish_directory(staging, out / "checkpoint-1")
+    checkpoint.commit()
+    with pytest.raises(nm.NebulaError, match="leads out"):
+        checkpoint.wait("durable")
+    assert not (out / "checkpoint-1").exists()
+    assert not list(out.parent.rglob("escaped.pt"))
+
+
+def test_a_checkpoint_that_cannot_appear_is_reported_and_training_continues(nm, place, out):
+    out.mkdir()
+    (out / "file").write_text("no directory")
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "file" / "x.ckpt")
+    checkpoint.commit()
+    with pytest.raises(nm.NebulaError, match=r"x\.ckpt"):
+        checkpoint.wait("durable")
+    assert value_at(place.storage / "global_step1" / "checkpoint") == 1
+    with pytest.raises(nm.NebulaNotFound):
+        checkpoint.publish("no such file", out / "y.ckpt")
+
+
+KILLED = """
+nm.init(sys.argv[1], 0, 2)
+if sys.argv[3:]:
+    open(sys.argv[1], "w").write(sys.argv[3])
+for step in range(1, 5):
+    c = nm.Checkpoint(f"global_step{step}", 1)
+    c.save("checkpoint", {"w": torch.full((200000,), float(step))})
+    c.publish("checkpoint", f"{sys.argv[2]}/{step}.ckpt")
+    c.commit()
+    if step > 1:
+        nm.unpublish(f"{sys.argv[2]}/{step - 1}.ckpt")
+say("saved")
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-class Trainer:
-    """Publishes for each step that it is given. `expected` has the same values."""
-
-    def __init__(self, place) -> None:
-        self.process = place.trainer(TRAINER, place.storage, stdin=True)
-        self.w = torch.zeros(300_000, dtype=torch.bfloat16)
-        self.maker = 0
-
-    def publish(self, step: int) -> torch.Tensor:
-        self.process.stdin.write(f"{step}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline().split()
-        assert answer[:1] == [str(step)], answer
-        self.maker = int(answer[1])
-        self.w[step % 1000 :: 1000] += 1
-        return self.w.clone()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+def test_publishing_survives_the_trainer(place, out):
+    place.run(KILLED, place.storage, out, returncode=-signal.SIGKILL)
+    until(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    assert value_at(out / "4.ckpt") == 4
 
 
-def is_right(version: nm.Published, known: dict[int, list[torch.Tensor]]) -> bool:
-    found = version.tensors()
-    return any(torch.equal(found["w"], values) for values in known[version.step]) and int(found["step"]) == version.step
+def test_publishing_survives_trainer_and_agent(nm, place, out):
+    nm._shutdown()
+    place.run(KILLED, place.storage, out, "in the way", returncode=-signal.SIGKILL)
+    place.kill_agent()
+    os.unlink(place.storage)
+    assert not out.exists()
+    nm.init(str(place.storage), 0, 2, on_error="raise")
+    found, name = nm.find_published(out / "4.ckpt")
+    assert found.load(name)["w"][0] == 4
+    nm.flush_persistence()
+    until(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    assert value_at(out / "4.ckpt") == 4
 
 
-def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_goes_on_after_it(place, follower):
-    trainer = Trainer(place)
-    values = trainer.publish(100)
-    trainer.kill()
-    version = follower.prepare(60)
-    assert version.step == 100 and torch.equal(version.tensors()["w"], values)
-    version.commit()
-    trainer = Trainer(place)  # from an older step
-    values = trainer.publish(90)
-    again = follower.prepare(60)
-    assert again.step == 90 and again.number > version.number and torch.equal(again.tensors()["w"], values)
-    trainer.kill()
+def test_bytes_and_tensors_are_saved_one_behind_the_other_and_read_back(nm):
+    tensor = torch.arange(5, dtype=torch.int32)
+    checkpoint = nm.Checkpoint("global_step1", 1)
+    checkpoint.save_bytes("x.bin", [b"head", tensor, memoryview(b"tail"), b"", bytearray(b"!")])
+    expected = b"head" + tensor.numpy().tobytes() + b"tail!"
+    tensor.zero_()
+    checkpoint.commit()
+    assert checkpoint.read_bytes("x.bin") == expected
+    with checkpoint.view("x.bin") as data:
+        assert data.readonly and data[4:8] == b"\0\0\0\0"
+    with pytest.raises(nm.NebulaConfigError):
+        checkpoint.save_bytes("y.bin", [torch.zeros(4, 4).t()[1:]])
 
 
-def test_a_maker_that_dies_costs_one_publication(place, follower):
-    state = weights()
-    with nm.Publisher(state, place.storage) as publisher:
-        publisher.publish(1)
-        publisher.wait(60)
-        follower.prepare(60).commit()
-        os.kill(publisher._maker.pid, signal.SIGKILL)
-        publisher._maker.wait()
-        train(state, 2)
-        publisher.publish(2)
-        version = follower.prepare(60)
-        assert version.step == 2 and same(version.tensors(), state)
-        os.kill(publisher._maker.pid, signal.SIGSTOP)
-        train(state, 3)
-        publisher.publish(3)
-        os.kill(publisher._maker.pid, signal.SIGKILL)
-        with pytest.raises(NebulaError, match="background process has ended"):
-            publisher.wait(60)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
+    from nebulaml.tensors import pickling
+
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    parts, size = pickling.file_parts(torch.empty(shape, dtype=dtype), tensor)
+    whole = b"".join(part if isinstance(part, bytes) else bytes_of(part) for part in parts)
+    assert len(whole) == size
+    (tmp_path / "x.pt").write_bytes(whole)
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert loaded.dtype == dtype and torch.equal(loaded, tensor)
+    assert "archive/data/0" in zipfile.ZipFile(tmp_path / "x.pt").namelist() or tensor.numel() == 0
 
 
-def test_a_follower_with_an_agent_of_its_own_reads_storage(place, tmp_path):
-    """As on another machine."""
-    follow = """
-        os.environ["NEBULA_MEMORY_DIR"] = sys.argv[3]
-        with nm.Subscriber(sys.argv[1], sys.argv[2], poll=0.2) as subscriber:
-            for version in subscriber.follow(timeout=60):
-                say(version.step, int(version.tensors()["w"].float().sum()), version.bytes_read)
-                if version.step == 3:
-                    break
-    """
-    trainer = Trainer(place)
-    values = trainer.publish(1)
-    process = place.trainer(follow, place.storage, tmp_path / "engine", place.memory / "other", stdin=True)
-    try:
-        for step in (1, 2, 3):
-            answer = process.stdout.readline().split()
-            assert answer[:2] == [str(step), str(int(values.float().sum()))] and (step == 1) == (int(answer[2]) > 100_000)
-            values = trainer.publish(step + 1)
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
-    finally:
-        trainer.kill()
-        process.stdout.close()
-
-
-@pytest.mark.parametrize("how", ["cut", "gone", "other"])
-def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_is_followed(place, follower, how, caplog):
-    state = weights()
-    with nm.Publisher(state, place.storage, full_every=3) as publisher:
-        publisher.publish(1)
-        first = follower.prepare(60)
-        first.commit()
-        publisher.publish(2)
-        publisher.wait(60)
-        second = place.storage / tag_of(first.number + 1) / "delta"
-        if how == "cut":
-            os.truncate(second, 20)
-        elif how == "gone":
-            shutil.rmtree(second.parent)
-        else:
-            second.write_bytes(bytes(reversed(second.read_bytes())))
-        place.kill_agent()
-        for image in place.memory.glob("*.img"):
-            image.unlink()
-        assert follower.prepare(1) is None and same(first.tensors(), weights())
-        for step in (3, 4):
-            train(state, step)
-            publisher.publish(step)
-            publisher.wait(60)
-        version = follower.prepare(60)
-        assert version.step == 4 and same(version.tensors(), state)
-
-
-def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_path):
-    """Trainer, maker, agent and follower die at random moments. NEBULA_TEST_KILLS: how many."""
-    rounds = int(os.environ.get("NEBULA_TEST_KILLS", "12"))
-    seed = int(os.environ.get("NEBULA_TEST_SEED", "1"))
-    chance = random.Random(seed)
-    trainer, step, known, newest = Trainer(place), 0, {}, 0
-    subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
-    for turn in range(rounds):
-        for _ in range(chance.randrange(1, 4)):
-            step += 1
-            known.setdefault(step, []).append(trainer.publish(step))
-        victim = chance.choice(["trainer", "maker", "agent", "follower"])
-        if chance.random() < 0.5 and (version := subscriber.prepare(chance.random() * 0.3)) is not None:
-            assert is_right(version, known) and version.number > newest, (seed, turn, version)
-            version.commit()
-            newest = version.number
-        if victim == "trainer":
-            trainer.kill()
-            trainer, step = Trainer(place), step - chance.randrange(step)
-        elif victim == "maker":
-            os.kill(trainer.maker, signal.SIGKILL)
-        elif victim == "agent":
-            place.kill_agent()
-        else:
-            subscriber._reader.close()  # as its death: only the directory is left
-            subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
-    step += 1
-    known.setdefault(step, []).append(trainer.publish(step))
-    for version in subscriber.follow(timeout=60):
-        assert is_right(version, known) and version.number > newest, (seed, version)
-        newest = version.number
-        if version.step == step and torch.equal(version.tensors()["w"], trainer.w):
-            break
-    else:
-        pytest.fail(f"seed {seed}: the last publication did not come")
-    subscriber.close()
-    trainer.kill()
-
-
-def test_what_cannot_be_published_or_followed_is_refused_with_a_sentence(place, tmp_path):
-    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}):
-        with pytest.raises(NebulaConfigError):
-            nm.Publisher(weights(), place.storage, **options)
-    for value in ("", 5):
-        with pytest.raises((NebulaConfigError, TypeError)):
-            nm.Publisher(weights(), value)
-    with pytest.raises(NebulaConfigError, match="give a module"):
-        nm.Publisher(5, place.storage)
-    with nm.Publisher(weights(), place.storage) as publisher:
-        for step in (-1, 1.5, True):
-            with pytest.raises(NebulaConfigError, match="a step is"):
-                publisher.publish(step)
-    with pytest.raises(NebulaConfigError):
-        nm.Subscriber(place.storage, tmp_path / "x", poll=0)
-    with nm.Subscriber(place.storage, tmp_path / "x", poll=0.1) as subscriber, nm.Publisher(weights(), place.storage) as publisher:
-        publisher.publish(1)
-        first = subscriber.prepare(60)
-        publisher.publish(2)
-        subscriber.prepare(60)
-        with pytest.raises(NebulaConfigError, match="not staged any more"):
-            first.commit()
-
-
-def test_publish_keeps_one_publisher_for_a_model(place, follower):
-    net = torch.nn.Linear(4, 4)
-    for step in (1, 2):
-        with torch.no_grad():
-            net.weight.add_(1)
-        assert nm.publish(net, place.storage, step)
-        version = follower.prepare(60)
-        assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
-
-
-def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):
-    state = weights()
-    with nm.Publisher(state, place.storage) as publisher:
-        publisher.publish(1)
-        publisher.wait(60)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-        try:
-            assert follower.prepare(1) is None
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert "cannot be staged yet" in caplog.text and "File too large" in caplog.text
-        assert same(follower.prepare(60).tensors(), state)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}"[:9], b"\x04\0\0\0\0\0\0\0[1] ",
-        b'\x3b\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0,9]}}',
-    ],
-)  # fmt: skip
-def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
-    with pytest.raises(NebulaCorrupt):
-        Layout.of(memoryview(text))
-
-
-def test_tags_and_metadata_of_other_checkpoints_are_not_taken_for_publications():
-    assert number_of(tag_of(12)) == 12 and number_of("publication-x") is None and number_of("global_step7") is None
-    about = About(5, 7, 3, 2**63, "model.safetensors")
-    assert About.read(about.stored()) == about
-    for wrong in ({}, {"number": 1}, {**about.stored(), "name": "../x"}, {**about.stored(), "first": 9}, {**about.stored(), "total": "x"}):
-        assert About.read(wrong) is None
-
-
-def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_path, follower):
-    source = tmp_path / "model"
-    source.mkdir()
-    (source / "config.json").write_text("{}")
-    (source / "model.safetensors").write_bytes(b"old")
-    (source / "deep").mkdir()
-    with nm.Publisher(weights(), place.storage, files=source) as publisher:
-        publisher.publish(1)
-        version = follower.prepare(60)
-        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.safetensors"]
-
-
-def pull(local: Path, source: Path, target: int) -> None:
-    """The published rules of slime's receiver for a whole version (sglang's /pull_weights, sgl-project/sglang pull request 30366).
-
-    A version is a directory weight_v<at least six digits>. It is whole if it has no index, or its index names no delta_encoding. Then each of its
-    plain files is copied, and other files of the local directory go.
-    """
-    version = source / f"weight_v{target:06d}"
-    assert version.is_dir() and not (version / "model.safetensors.index.json").exists()
-    local.mkdir(exist_ok=True)
-    for entry in os.scandir(version):
-        assert entry.is_file()
-        shutil.copy2(entry.path, local / entry.name)
-
-
-def test_receivers_of_slimes_directories_find_each_version_whole(place, tmp_path):
-    state, root = weights(), tmp_path / "engine"
-    with nm.Subscriber(place.storage, root, poll=0.2, versions=True) as follower, nm.Publisher(state, place.storage, files={"a.json": b"{}"}) as publisher:
-        for step in range(1, 5):
-            train(state, step)
-            publisher.publish(step)
-            version = follower.prepare(60)
-            version.commit()
-            assert (root / "latest").read_text() == f"weight_v{version.number:06d}"
-            pull(tmp_path / "local", root, version.number)
-            assert same(load_file(tmp_path / "local" / "model.safetensors"), state) and (tmp_path / "local" / "a.json").exists()
-            assert len(list(root.glob("weight_v*"))) == min(step, 2)
-    with nm.Subscriber(place.storage, root):
-        assert not list(root.glob("weight_v*")) and not (root / "latest").exists()
+def bytes_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

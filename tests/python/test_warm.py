@@ -219,6 +219,7 @@ def test_a_module_that_leaves_a_thread_or_a_connection_is_named_once_and_left_to
     for _ in range(2):
         assert launcher.run(path) == (0, "['decimal']\n", "")
     said = capfd.readouterr().err
+    assert "--warm: is_broken cannot be imported: ImportError('not here')" in said
     assert said.count("leaves_a_thread starts a thread") == 1 and said.count("leaves_a_socket opens a connection") == 1
     code, said, errors = launcher.run(launcher.script("import leaves_a_thread, leaves_a_socket; print('whole')", "both.py"))
     assert (code, said, errors) == (0, "whole\n", "")

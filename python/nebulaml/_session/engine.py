@@ -255,7 +255,7 @@ class Engine:
             log.warning("nebula: checkpoints are in memory only, because no storage path was given: nebulaml.init(persistent_storage_path=...)")
 
     def record_imports(self) -> None:
-        """Once, at the first commit: leaves the names of the modules for `--warm auto` (elastic/warm.py), if the launcher has asked for them."""
+        """At the first commit, leaves the names of the modules for `--warm auto` (elastic/warm.py), if the launcher has asked for them."""
         path = os.environ.pop(RECORD, "")
         if path:
             from ..elastic import warm

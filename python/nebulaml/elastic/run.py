@@ -1,10 +1,12 @@
-"""``python -m nebulaml.elastic.run``: torchrun for elastic jobs. It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
+"""``nebula run``, or ``python -m nebulaml.elastic.run``: torchrun for elastic jobs.
 
+It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
 All options are torchrun's, and ``--warm``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
 ``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
 
 ``--warm auto`` (the default): workers are forked from a process that has imported what the last worker of this script had imported when it
-committed its first checkpoint, and else torch. ``--warm torch,transformers`` names the modules. ``--warm off``: each worker is a new interpreter.
+committed its first checkpoint, and else torch. ``--warm torch,transformers`` names the modules. ``--warm off``: each worker is a new
+interpreter.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     return options
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a job. Returns 0; a job that fails ends this process with torchrun's exit code."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
@@ -79,6 +82,7 @@ def main(words: Sequence[str] | None = None) -> None:
             _LOGGER.warning("the job %s has ended: this node has nothing to do", options.rdzv_id)
 
     launch()
+    return 0
 
 
 def _job_id(environment: MutableMapping[str, str]) -> str:
@@ -147,7 +151,7 @@ def _warm(options: Namespace) -> None:
     if _workers_of(options.nproc_per_node) != "1":  # libraries read it when they are imported
         environment.setdefault("OMP_NUM_THREADS", "1")
     try:
-        os.environ[WARM] = warm.start(warm.usual(names), environment)
+        os.environ[WARM] = warm.start(warm.usual(names), environment, tells=options.warm != "auto")
     except OSError as failure:
         _LOGGER.warning("workers start cold, because no template could be started: %s", failure)
 

@@ -1,10 +1,11 @@
 """Warm workers: a process that has imported what a script imports, and forks for each start of a worker.
 
-``nebula run --warm`` starts this template before the rendezvous. worker.py asks it for a worker, with the worker's command, environment, directory,
+``nebula run`` starts this template before the rendezvous. worker.py asks it for a worker, with the worker's command, environment, directory,
 limits and streams, and passes signals and the end on to torchrun. The forked process runs the script as ``__main__`` of its interpreter.
 
-The template imports one module after the other. If a module starts a thread, opens a socket or initialises CUDA when it is imported, the template
-begins anew without it, and the worker imports it. If anything is in doubt, the answer is "cold", and worker.py starts an interpreter.
+The template imports one module after the other. If a module starts a thread, opens a socket or initialises CUDA when it is imported, the
+template begins anew without it, and the worker imports it. If anything is in doubt, the answer is "cold", and worker.py starts an
+interpreter.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 GONE_S = 10.0  # a killed worker has ended after this time, or the next one starts cold
 
 
-def start(modules: list[str], environment: dict[str, str]) -> str:
-    """Starts a template that ends with this process. Returns its address for workers, as the variable NEBULA_WARM has it."""
+def start(modules: list[str], environment: dict[str, str], tells: bool = True) -> str:
+    """Starts a template that ends with this process. Returns its address for workers, as the variable NEBULA_WARM has it.
+
+    tells: also of modules that cannot be imported.
+    """
     import subprocess
 
     address = f"nebula-warm-{os.getpid()}-{os.urandom(8).hex()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
     listener.listen(128)
-    program = PROGRAM.format(fd=listener.fileno(), parent=os.getpid(), modules=modules, bad=[])
+    program = PROGRAM.format(fd=listener.fileno(), parent=os.getpid(), modules=modules, bad=[], tells=tells)
     subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()],
         start_new_session=True,
@@ -64,7 +68,8 @@ def imported(script_directory: str) -> list[str]:
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         origin = getattr(spec, "origin", None) or ""
-        is_library = "site-packages" in origin or "dist-packages" in origin or origin in ("built-in", "frozen") or origin.startswith(sys.base_prefix)
+        is_installed = "site-packages" in origin or "dist-packages" in origin
+        is_library = is_installed or origin in ("built-in", "frozen") or origin.startswith(sys.base_prefix)
         if spec is not None and spec.name == name and is_library and not origin.startswith(script_directory + os.sep):
             names.append(name)
     return names
@@ -99,16 +104,17 @@ def _cuda_is_used() -> bool:
 
 def _import_all(modules: list[str], bad: list[str]) -> None:
     """Imports the modules. Begins anew, in the same process, without the first one that leaves more than modules behind."""
-    try:
+    with contextlib.suppress(ImportError):
         importlib.import_module("numpy")  # its threads end at a fork, and begin again in the child
-    except ImportError:
-        pass
     before = (_threads(), _sockets(), False)
     for name in modules:
         if name in bad or name == "__main__":
             continue
-        with contextlib.suppress(BaseException):  # the worker sees the failure, if it imports the module
+        try:
             importlib.import_module(name)
+        except BaseException as failure:  # the worker sees it too, if it imports the module
+            if _given["tells"]:
+                print(f"nebula: --warm: {name} cannot be imported: {failure!r:.200}", file=sys.stderr, flush=True)
         after = (_threads(), _sockets(), _cuda_is_used())
         if after == before:
             continue
@@ -143,7 +149,8 @@ def _stamps() -> dict[str, tuple[int, int]]:
 
 def _relevant(environment: dict[str, str]) -> dict[str, str]:
     """The variables that a library may have read at its import."""
-    return {name: value for name, value in environment.items() if name not in ENVIRONMENT_OF_RANK and not name.startswith(("TORCHELASTIC_", "NEBULA_"))}
+    ours = ("TORCHELASTIC_", "NEBULA_")
+    return {name: value for name, value in environment.items() if name not in ENVIRONMENT_OF_RANK and not name.startswith(ours)}
 
 
 class Worker:
@@ -168,9 +175,9 @@ class Worker:
         os.close(self.stub_end)
 
 
-def serve(fd: int, parent: int, modules: list[str], bad: list[str]) -> object:
+def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool) -> object:
     """The template: imports, and forks for each request. Returns in the workers alone, each with its program."""
-    _given.update(fd=fd, parent=parent, modules=modules)
+    _given.update(fd=fd, parent=parent, modules=modules, tells=tells)
     if not end_with(parent):
         os._exit(0)
     begun = dict(os.environ)
@@ -283,7 +290,10 @@ def _become(request: dict[str, Any], streams: list[int]) -> object:
 
 def _without_own_frame(kind: Any, failure: Any, trace: Any) -> None:
     """The traceback of a script begins in the script."""
-    sys.__excepthook__(kind, failure, trace.tb_next if trace is not None and trace.tb_next is not None else trace)
+    if trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+        failure.__traceback__ = trace
+    sys.__excepthook__(kind, failure, trace)
 
 
 def _seed() -> None:

@@ -14,7 +14,7 @@ __all__ = ["TORCHRUN", "end_with", "join"]
 WARM = "NEBULA_WARM"  # the address of the template
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
 PROGRAM = (
-    "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}))"  # the program of a template
+    "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}, {tells!r}))"  # of a template
 )
 MESSAGE_MOST = 1 << 20  # bytes of a request to the template
 WAIT_S = 120.0  # a template that imports for longer is not waited for
@@ -104,6 +104,7 @@ def _oom_score() -> str:
 
 
 def _pass_on(template, worker: int, woken, waker) -> None:  # noqa: ANN001
+    import contextlib
     import json
     import select
 
@@ -113,10 +114,8 @@ def _pass_on(template, worker: int, woken, waker) -> None:  # noqa: ANN001
     while True:
         ready = select.select([template, woken], [], [])[0]
         for number in woken.recv(4096) if woken in ready else b"":
-            try:
+            with contextlib.suppress(OSError):
                 os.killpg(worker, number)
-            except OSError:  # noqa: SIM105 - contextlib is not imported
-                pass
         if template in ready:
             said = template.recv(4096)
             status = json.loads(said)["status"] if said else signal.SIGKILL  # the template has died, and its workers with it

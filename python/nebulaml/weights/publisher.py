@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import json
@@ -198,10 +199,9 @@ class Publisher:
 
     def _parts(self) -> list[Any]:
         """Returns the parts of the safetensors file of the present values."""
-        from ..integrations.export import without_ties
         from ..integrations.redirect import safetensors_parts
 
-        state, left_out = without_ties(self._as_published(self._weights()))
+        state, left_out = _without_ties(self._as_published(self._weights()))
         return safetensors_parts(state, {"format": "pt", **left_out})
 
     def _as_published(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -270,3 +270,25 @@ def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> d
         if not name or "/" in name or name.startswith("."):
             raise NebulaConfigError(f"Publisher(files=...): {name!r} is not the plain name of a file")
     return found
+
+
+def _without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the tensors that are written, and {left out: kept}. Of several names for one tensor the first by the alphabet stays.
+
+    Other views of one storage, for example a transposed one, are copied as tensors of their own.
+    """
+    kept, left_out = dict(state), {}
+    first: dict[Any, str] = {}
+    for name in sorted(name for name, tensor in state.items() if tensor.numel()):
+        tensor = state[name]
+        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view in first:
+            left_out[name] = first[view]
+            del kept[name]
+        else:
+            first[view] = name
+    views_of = collections.Counter(storage for storage, *_ in first)
+    for (storage, *_), name in first.items():
+        if views_of[storage] > 1:
+            kept[name] = state[name].clone()
+    return {name: tensor.contiguous() for name, tensor in kept.items()}, left_out

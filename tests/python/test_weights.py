@@ -1,0 +1,421 @@
+"""Published weights: a trainer publishes, and followers have exactly what it had, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import nebulaml as nm
+import pytest
+import torch
+from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
+from nebulaml.weights.publication import About, Layout, number_of, tag_of
+from safetensors.torch import load_file
+from waiting import until
+
+
+def weights(elements: int = 200_000, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(elements)
+    return {
+        "layer.weight": torch.randn(elements // 100, 100, generator=generator).to(dtype),
+        "layer.bias": torch.randn(37, generator=generator).to(dtype),
+        "steps": torch.tensor(0),
+        "none": torch.empty(0, 4, dtype=dtype),
+    }
+
+
+def train(state: dict[str, torch.Tensor], step: int, share: float = 0.01) -> None:
+    generator = torch.Generator().manual_seed(step)
+    changed = torch.rand(state["layer.weight"].shape, generator=generator) < share
+    state["layer.weight"].add_(changed.to(state["layer.weight"].dtype) * 0.25)
+    state["steps"].fill_(step)
+
+
+def copy_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+@pytest.fixture
+def follower(place, tmp_path):
+    with nm.Subscriber(place.storage, tmp_path / "engine", poll=0.2) as subscriber:
+        yield subscriber
+
+
+def test_a_follower_has_each_publication_exactly_and_reads_only_what_changed(place, follower):
+    state = weights()
+    size = sum(tensor.nbytes for tensor in state.values())
+    with nm.Publisher(state, place.storage, files={"config.json": b'{"a": 1}'}) as publisher:
+        for step in range(1, 6):
+            train(state, step)
+            assert publisher.publish(step)
+            wanted = copy_of(state)
+            for tensor in state.values():
+                tensor.fill_(9)  # the values were fixed
+            version = follower.prepare(60)
+            assert version.step == step and same(version.tensors(), wanted)
+            assert follower.current.exists() == (step > 1)
+            version.commit()
+            assert same(load_file(follower.current / "model.safetensors"), wanted)
+            assert (follower.current / "config.json").read_bytes() == b'{"a": 1}'
+            assert version.bytes_read > size if step == 1 else version.bytes_read < size * 0.03
+            for name, tensor in state.items():
+                tensor.copy_(wanted[name])
+
+
+def test_weights_of_a_module_are_cast_and_tied_ones_stay_one(place, follower):
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 8)
+            self.head = torch.nn.Linear(8, 50, bias=False)
+            self.head.weight = self.embed.weight
+            self.register_buffer("scale", torch.arange(8))
+
+    net = Net()
+    with nm.Publisher(net, place.storage, dtype=torch.bfloat16, name="weights.safetensors") as publisher:
+        for step in (1, 2):
+            with torch.no_grad():
+                net.embed.weight.add_(0.5)
+            assert publisher.publish(step)
+            version = follower.prepare(60)
+            found = version.tensors()
+            assert set(found) == {"embed.weight", "scale"} and found["scale"].dtype == torch.int64
+            assert torch.equal(found["embed.weight"], net.embed.weight.detach().to(torch.bfloat16))
+            assert [path.name for path in version.directory.iterdir()] == ["weights.safetensors"]
+
+
+def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goes_back(place, follower, tmp_path):
+    state = weights()
+    seen = []
+    with nm.Publisher(state, place.storage, full_every=4) as publisher:
+        for step in range(1, 12):
+            train(state, step)
+            publisher.publish(step)
+            publisher.wait(60)
+            if step in (1, 2, 7, 11):
+                version = follower.prepare(60)
+                assert version.step == step and same(version.tensors(), state)
+                version.commit()
+                seen.append(version.number)
+        with nm.Subscriber(place.storage, tmp_path / "late", poll=0.2) as late:
+            assert same(late.prepare(60).tensors(), state)
+        assert follower.prepare(0.1) is None
+        assert seen == sorted(seen) and seen[-1] - seen[0] == 10
+        wholes = [path.name for path in place.storage.glob("publication-*/weights")]
+        until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
+
+
+def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        for step, share in ((1, 0.0), (2, 1.0)):
+            state["layer.weight"].copy_(torch.randn(state["layer.weight"].shape) if share else state["layer.weight"])
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert same(version.tensors(), state) and version.bytes_read > 400_000
+            version.commit()
+        state["layer.weight"] = torch.zeros(3, 5)  # another shape
+        publisher.publish(3)
+        assert same(follower.prepare(60).tensors(), state)
+
+
+def test_steps_that_follow_faster_than_the_maker_are_skipped(place, follower):
+    state = weights(5_000_000)
+    numbers = []
+    with nm.Publisher(state, place.storage) as publisher:
+        for step in range(1, 31):
+            train(state, step)
+            assert publisher.publish(step)
+        wanted = copy_of(state)
+        for version in follower.follow(timeout=60):
+            numbers.append(version.number)
+            if version.step == 30:
+                break
+        assert same(version.tensors(), wanted) and numbers == sorted(set(numbers))
+        publisher.wait(60)
+
+
+TRAINER = """
+    state = {"w": torch.zeros(300_000, dtype=torch.bfloat16), "step": torch.tensor(0)}
+    publisher = nm.Publisher(state, sys.argv[1])
+    for line in sys.stdin:
+        step = int(line)
+        state["w"][step % 1000 :: 1000] += 1
+        state["step"].fill_(step)
+        assert publisher.publish(step)
+        say(step, publisher._maker.pid)
+"""
+
+
+class Trainer:
+    """Publishes for each step that it is given. `expected` has the same values."""
+
+    def __init__(self, place) -> None:
+        self.process = place.trainer(TRAINER, place.storage, stdin=True)
+        self.w = torch.zeros(300_000, dtype=torch.bfloat16)
+        self.maker = 0
+
+    def publish(self, step: int) -> torch.Tensor:
+        self.process.stdin.write(f"{step}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        assert answer[:1] == [str(step)], answer
+        self.maker = int(answer[1])
+        self.w[step % 1000 :: 1000] += 1
+        return self.w.clone()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def is_right(version: nm.Published, known: dict[int, list[torch.Tensor]]) -> bool:
+    found = version.tensors()
+    return any(torch.equal(found["w"], values) for values in known[version.step]) and int(found["step"]) == version.step
+
+
+def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_goes_on_after_it(place, follower):
+    trainer = Trainer(place)
+    values = trainer.publish(100)
+    trainer.kill()
+    version = follower.prepare(60)
+    assert version.step == 100 and torch.equal(version.tensors()["w"], values)
+    version.commit()
+    trainer = Trainer(place)  # from an older step
+    values = trainer.publish(90)
+    again = follower.prepare(60)
+    assert again.step == 90 and again.number > version.number and torch.equal(again.tensors()["w"], values)
+    trainer.kill()
+
+
+def test_a_maker_that_dies_costs_one_publication(place, follower):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        follower.prepare(60).commit()
+        os.kill(publisher._maker.pid, signal.SIGKILL)
+        publisher._maker.wait()
+        train(state, 2)
+        publisher.publish(2)
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
+        os.kill(publisher._maker.pid, signal.SIGSTOP)
+        train(state, 3)
+        publisher.publish(3)
+        os.kill(publisher._maker.pid, signal.SIGKILL)
+        with pytest.raises(NebulaError, match="background process has ended"):
+            publisher.wait(60)
+
+
+def test_a_follower_with_an_agent_of_its_own_reads_storage(place, tmp_path):
+    """As on another machine."""
+    follow = """
+        os.environ["NEBULA_MEMORY_DIR"] = sys.argv[3]
+        with nm.Subscriber(sys.argv[1], sys.argv[2], poll=0.2) as subscriber:
+            for version in subscriber.follow(timeout=60):
+                say(version.step, int(version.tensors()["w"].float().sum()), version.bytes_read)
+                if version.step == 3:
+                    break
+    """
+    trainer = Trainer(place)
+    values = trainer.publish(1)
+    process = place.trainer(follow, place.storage, tmp_path / "engine", place.memory / "other", stdin=True)
+    try:
+        for step in (1, 2, 3):
+            answer = process.stdout.readline().split()
+            assert answer[:2] == [str(step), str(int(values.float().sum()))] and (step == 1) == (int(answer[2]) > 100_000)
+            values = trainer.publish(step + 1)
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    finally:
+        trainer.kill()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "other"])
+def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_is_followed(place, follower, how, caplog):
+    state = weights()
+    with nm.Publisher(state, place.storage, full_every=3) as publisher:
+        publisher.publish(1)
+        first = follower.prepare(60)
+        first.commit()
+        publisher.publish(2)
+        publisher.wait(60)
+        second = place.storage / tag_of(first.number + 1) / "delta"
+        if how == "cut":
+            os.truncate(second, 20)
+        elif how == "gone":
+            shutil.rmtree(second.parent)
+        else:
+            second.write_bytes(bytes(reversed(second.read_bytes())))
+        place.kill_agent()
+        for image in place.memory.glob("*.img"):
+            image.unlink()
+        assert follower.prepare(1) is None and same(first.tensors(), weights())
+        for step in (3, 4):
+            train(state, step)
+            publisher.publish(step)
+            publisher.wait(60)
+        version = follower.prepare(60)
+        assert version.step == 4 and same(version.tensors(), state)
+
+
+def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_path):
+    """Trainer, maker, agent and follower die at random moments. NEBULA_TEST_KILLS: how many."""
+    rounds = int(os.environ.get("NEBULA_TEST_KILLS", "12"))
+    seed = int(os.environ.get("NEBULA_TEST_SEED", "1"))
+    chance = random.Random(seed)
+    trainer, step, known, newest = Trainer(place), 0, {}, 0
+    subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
+    for turn in range(rounds):
+        for _ in range(chance.randrange(1, 4)):
+            step += 1
+            known.setdefault(step, []).append(trainer.publish(step))
+        victim = chance.choice(["trainer", "maker", "agent", "follower"])
+        if chance.random() < 0.5 and (version := subscriber.prepare(chance.random() * 0.3)) is not None:
+            assert is_right(version, known) and version.number > newest, (seed, turn, version)
+            version.commit()
+            newest = version.number
+        if victim == "trainer":
+            trainer.kill()
+            trainer, step = Trainer(place), step - chance.randrange(step)
+        elif victim == "maker":
+            os.kill(trainer.maker, signal.SIGKILL)
+        elif victim == "agent":
+            place.kill_agent()
+        else:
+            subscriber._reader.close()  # as its death: only the directory is left
+            subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
+    step += 1
+    known.setdefault(step, []).append(trainer.publish(step))
+    for version in subscriber.follow(timeout=60):
+        assert is_right(version, known) and version.number > newest, (seed, version)
+        newest = version.number
+        if version.step == step and torch.equal(version.tensors()["w"], trainer.w):
+            break
+    else:
+        pytest.fail(f"seed {seed}: the last publication did not come")
+    subscriber.close()
+    trainer.kill()
+
+
+def test_what_cannot_be_published_or_followed_is_refused_with_a_sentence(place, tmp_path):
+    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}):
+        with pytest.raises(NebulaConfigError):
+            nm.Publisher(weights(), place.storage, **options)
+    for value in ("", 5):
+        with pytest.raises((NebulaConfigError, TypeError)):
+            nm.Publisher(weights(), value)
+    with pytest.raises(NebulaConfigError, match="give a module"):
+        nm.Publisher(5, place.storage)
+    with nm.Publisher(weights(), place.storage) as publisher:
+        for step in (-1, 1.5, True):
+            with pytest.raises(NebulaConfigError, match="a step is"):
+                publisher.publish(step)
+    with pytest.raises(NebulaConfigError):
+        nm.Subscriber(place.storage, tmp_path / "x", poll=0)
+    with nm.Subscriber(place.storage, tmp_path / "x", poll=0.1) as subscriber, nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        first = subscriber.prepare(60)
+        publisher.publish(2)
+        subscriber.prepare(60)
+        with pytest.raises(NebulaConfigError, match="not staged any more"):
+            first.commit()
+
+
+def test_publish_keeps_one_publisher_for_a_model(place, follower):
+    net = torch.nn.Linear(4, 4)
+    for step in (1, 2):
+        with torch.no_grad():
+            net.weight.add_(1)
+        assert nm.publish(net, place.storage, step)
+        version = follower.prepare(60)
+        assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
+
+
+def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            assert follower.prepare(1) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "cannot be staged yet" in caplog.text and "File too large" in caplog.text
+        assert same(follower.prepare(60).tensors(), state)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}"[:9], b"\x04\0\0\0\0\0\0\0[1] ",
+        b'\x3b\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0,9]}}',
+    ],
+)  # fmt: skip
+def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
+    with pytest.raises(NebulaCorrupt):
+        Layout.of(memoryview(text))
+
+
+def test_tags_and_metadata_of_other_checkpoints_are_not_taken_for_publications():
+    assert number_of(tag_of(12)) == 12 and number_of("publication-x") is None and number_of("global_step7") is None
+    about = About(5, 7, 3, 2**63, "model.safetensors")
+    assert About.read(about.stored()) == about
+    for wrong in ({}, {"number": 1}, {**about.stored(), "name": "../x"}, {**about.stored(), "first": 9}, {**about.stored(), "total": "x"}):
+        assert About.read(wrong) is None
+
+
+def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_path, follower):
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / "model.safetensors").write_bytes(b"old")
+    (source / "deep").mkdir()
+    with nm.Publisher(weights(), place.storage, files=source) as publisher:
+        publisher.publish(1)
+        version = follower.prepare(60)
+        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.safetensors"]
+
+
+def pull(local: Path, source: Path, target: int) -> None:
+    """The published rules of slime's receiver for a whole version (sglang's /pull_weights, sgl-project/sglang pull request 30366).
+
+    A version is a directory weight_v<at least six digits>. It is whole if it has no index, or its index names no delta_encoding. Then each of its
+    plain files is copied, and other files of the local directory go.
+    """
+    version = source / f"weight_v{target:06d}"
+    assert version.is_dir() and not (version / "model.safetensors.index.json").exists()
+    local.mkdir(exist_ok=True)
+    for entry in os.scandir(version):
+        assert entry.is_file()
+        shutil.copy2(entry.path, local / entry.name)
+
+
+def test_receivers_of_slimes_directories_find_each_version_whole(place, tmp_path):
+    state, root = weights(), tmp_path / "engine"
+    with nm.Subscriber(place.storage, root, poll=0.2, versions=True) as follower, nm.Publisher(state, place.storage, files={"a.json": b"{}"}) as publisher:
+        for step in range(1, 5):
+            train(state, step)
+            publisher.publish(step)
+            version = follower.prepare(60)
+            version.commit()
+            assert (root / "latest").read_text() == f"weight_v{version.number:06d}"
+            pull(tmp_path / "local", root, version.number)
+            assert same(load_file(tmp_path / "local" / "model.safetensors"), state) and (tmp_path / "local" / "a.json").exists()
+            assert len(list(root.glob("weight_v*"))) == min(step, 2)
+    with nm.Subscriber(place.storage, root):
+        assert not list(root.glob("weight_v*")) and not (root / "latest").exists()
