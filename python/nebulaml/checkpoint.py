@@ -261,6 +261,9 @@ class Checkpoint:
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         ranges, overlap = taken
         lost = functools.partial(self._lost, name, self._newest[name])
+        if "torch" not in sys.modules:  # nothing lies on a device that torch knows, and no memory is pinned
+            self._open_for_save().save_ranges(name, ranges, lost)
+            return
         filler = engine.part("device").plan(ranges, overlap)
         self._open_for_save().save_ranges(name, ranges, lost, engine.part("pickling").unprotectable(ranges), filler)
 
@@ -287,7 +290,7 @@ class Checkpoint:
         """
         config.check_text("a file name", name)
         try:
-            ranges = engine.part("pickling").ranges(parts, name)
+            ranges = engine.part("pickling" if "torch" in sys.modules else "buffers").ranges(parts, name)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise

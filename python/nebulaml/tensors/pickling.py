@@ -31,7 +31,6 @@ UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once in any case (s
 
 MANY = 500  # tensors, from which on the way that is taken matters
 
-_SAVE_OBJECTS = "save it with Checkpoint.save()"
 
 _slow_said = False
 
@@ -162,40 +161,19 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
 
     The owner may be a copy of the part. The address is None if device.plan finds the tensor on a device.
     """
-    if isinstance(parts, torch.Tensor) or _is_buffer(parts):
-        parts = [parts]
-    elif isinstance(parts, str) or not isinstance(parts, Iterable):
-        advice = "encode() the text" if isinstance(parts, str) else "give bytes-like objects and tensors"
-        raise NebulaConfigError(f"{name!r} is to hold bytes, not a {_type_name(parts)}: {advice}")
     found = _nebula.Ranges()
-    for index, part in enumerate(parts):
-        if isinstance(part, torch.Tensor):
-            part = dense.settled(part, f"part {index} of {name!r} is a")
-            if not part.is_contiguous():
-                raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
-            if part.device.type != "cpu" and not device.covers(part.untyped_storage()):
-                part = part.cpu()
-            found.append(part.data_ptr(), part.numel() * part.element_size(), part)
-        else:
-            try:
-                data = memoryview(part)  # the owner: while it lives, the bytes cannot move or be resized
-            except (TypeError, ValueError, BufferError) as failure:
-                raise NebulaConfigError(f"part {index} of {name!r} is a {_type_name(part)}, which has no bytes to save: {failure}") from failure
-            if not data.c_contiguous:
-                raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
-            if "O" in data.format:  # its bytes are addresses of this process
-                raise NebulaConfigError(f"part {index} of {name!r} is a {_type_name(part)} of Python objects: {_SAVE_OBJECTS}")
-            found.append(_nebula.address_of(data), data.nbytes, data)
+    for index, part in enumerate([parts] if isinstance(parts, torch.Tensor) else buffers.listed(parts, name)):
+        if not isinstance(part, torch.Tensor):
+            buffers.append(found, index, part, name)
+            continue
+        tensor = dense.settled(part, f"part {index} of {name!r} is a")
+        if not tensor.is_contiguous():
+            raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
+        if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):
+            tensor = tensor.cpu()
+        found.append(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
     device.find(found)
     return found
-
-
-def _is_buffer(obj: Any) -> bool:
-    try:
-        memoryview(obj).release()
-    except (TypeError, ValueError, BufferError):
-        return False
-    return True
 
 
 def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any], int]:

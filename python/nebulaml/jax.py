@@ -1,0 +1,288 @@
+"""Checkpoints of JAX programs: pytrees of sharded arrays, without torch.
+
+    import nebulaml as nm, nebulaml.jax as nj
+
+    nj.init("/scratch/run7")                             # as nm.init(), with the ranks of jax.distributed
+    with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+        nj.save(checkpoint, "state", state)              # each shard is written once in the whole job
+    latest = nm.get_latest_checkpoint()
+    state = nj.load(latest, "state", template)           # onto the shardings of the template
+
+Each process writes the shards that it has with replica number 0, as one file, and an index of them. A load reads the ranges that its own shards
+need, from the files of all processes, so the number of processes and devices and the mesh may differ. docs/jax.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import api
+from .checkpoint import Checkpoint
+from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+
+__all__ = ["init", "load", "save"]
+
+ALIGNMENT = 64  # bytes; of each shard in its file
+_MOST_SHOWN = 10
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def init(persistent_storage_path: str | os.PathLike[str] | None = None, *arguments: Any, **settings: Any) -> None:
+    """Does nm.init() with the ranks of jax.distributed, unless a launcher has named others. Call it after jax.distributed.initialize()."""
+    if jax.process_count() > 1 and "RANK" not in os.environ:
+        local = os.environ.get("LOCAL_WORLD_SIZE", str(jax.process_count() if _is_one_machine() else 1))
+        os.environ.update(RANK=str(jax.process_index()), WORLD_SIZE=str(jax.process_count()), LOCAL_WORLD_SIZE=local)
+        os.environ.setdefault("LOCAL_RANK", str(jax.process_index() % int(local)))
+    api.init(persistent_storage_path, *arguments, **settings)
+
+
+def _is_one_machine() -> bool:
+    address = str(getattr(jax._src.distributed.global_state, "coordinator_address", "") or "")
+    return address.rpartition(":")[0] in ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
+    """Saves a pytree as ``name``. When it returns, the values are fixed: the program may donate or delete every array.
+
+    Leaves: jax.Array of any dtype and sharding, typed PRNG keys, NumPy arrays, Python numbers, text, bytes and None. NumPy arrays and plain values
+    are those of process 0. Every process must call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf
+    of another type.
+    """
+    process, found = jax.process_index(), list(_leaves(tree))
+    refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
+    if refused:
+        raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
+    for _, leaf in found:  # all copies begin before the first is awaited
+        if isinstance(leaf, jax.Array) and not _is_key(leaf):
+            leaf.copy_to_host_async()
+    parts: list[Any] = []
+    entries: dict[str, Any] = {}
+    at = 0
+    for path, leaf in found:
+        about, pieces = _described(leaf, process)
+        for piece, index in pieces:
+            at += _add(parts, b"\0" * (-at % ALIGNMENT))
+            about["shards"].append([at, index])
+            at += _add(parts, piece)
+        entries[json.dumps(path)] = about
+    text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
+    if not checkpoint.save_bytes(_file(name, process, "json"), text.encode()):
+        return False
+    return checkpoint.save_bytes(_file(name, process, "data"), parts)
+
+
+def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False) -> Any:
+    """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
+
+    template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the saved
+    tree. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not fit, with their
+    paths, and NebulaNotFound for leaves or files that do not exist.
+    """
+    saved = _Saved(checkpoint, name)
+    paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
+    wanted = [(_path(keys), leaf) for keys, leaf in paths]
+    missing = [_shown(path) for path, _ in wanted if json.dumps(path) not in saved.leaves]
+    if missing:
+        raise NebulaNotFound(f"{name!r} of {checkpoint.tag!r} has no {', '.join(missing[:_MOST_SHOWN])}; it has {len(saved.leaves)} leaves")
+    wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[json.dumps(path)], leaf, cast))]
+    if wrong:
+        raise NebulaConfigError(f"{name!r} of {checkpoint.tag!r} does not fit: {'; '.join(wrong[:_MOST_SHOWN])}")
+    return jax.tree_util.tree_unflatten(structure, [saved.leaf(json.dumps(path), leaf) for path, leaf in wanted])
+
+
+# -- leaves
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _leaves(tree: Any) -> Iterator[tuple[list[Any], Any]]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]:
+        yield _path(keys), leaf
+
+
+def _path(keys: Any) -> list[Any]:
+    """Returns the path of a leaf as JSON has it: each step with its kind, so that 1 and "1" differ."""
+    tree = jax.tree_util
+    steps: list[Any] = []
+    for key in keys:
+        if isinstance(key, tree.SequenceKey):
+            steps.append(["index", key.idx])
+        elif isinstance(key, tree.GetAttrKey):
+            steps.append(["name", key.name])
+        elif isinstance(key, tree.DictKey | tree.FlattenedIndexKey):
+            plain = key.key if isinstance(key.key, str | int) and not isinstance(key.key, bool) else [type(key.key).__name__, repr(key.key)]
+            steps.append(["key", plain])
+        else:
+            steps.append([type(key).__name__, str(key)])
+    return steps
+
+
+def _shown(path: list[Any]) -> str:
+    return "".join(f".{value}" if kind == "name" else f"[{value!r}]" for kind, value in path) or "the tree"
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _is_known(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | _PLAIN) and not (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
+
+
+def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:
+    """Returns the index entry of a leaf, and what this process writes of it: (array, index)."""
+    if isinstance(leaf, jax.Array):
+        extra = {}
+        if _is_key(leaf):
+            extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
+        about = {"kind": "key" if extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
+        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
+        return about, [(np.asarray(shard.data), _box(shard.index, leaf.shape)) for shard in shards]
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = np.ascontiguousarray(leaf)
+        about = {"kind": "numpy", "dtype": str(array.dtype), "shape": list(np.shape(leaf)), "shards": []}
+        return about, [(array, [[0, size] for size in np.shape(leaf)])] if process == 0 else []
+    return {"kind": "plain", "value": _plain(leaf), "shards": []}, []
+
+
+def _plain(leaf: Any) -> list[Any]:
+    """Returns a plain value with its type, exact in JSON."""
+    kind = next(kind for kind in _PLAIN if isinstance(leaf, kind))
+    texts = {float: float.hex, int: str, complex: lambda value: [value.real.hex(), value.imag.hex()], bytes: bytes.hex}
+    return [kind.__name__, texts[kind](leaf) if kind in texts else leaf]
+
+
+def _value(kind: str, text: Any) -> Any:
+    if kind == "complex":
+        return complex(float.fromhex(text[0]), float.fromhex(text[1]))
+    return {"float": float.fromhex, "int": int, "bytes": bytes.fromhex}[kind](text) if kind in ("float", "int", "bytes") else text
+
+
+def _box(index: Any, shape: Any) -> list[list[int]]:
+    """Returns (start, stop) for each dimension of a shard."""
+    return [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
+
+
+def _add(parts: list[Any], data: Any) -> int:
+    """Adds the bytes of an array."""
+    view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if view.nbytes:
+        parts.append(view)
+    return int(view.nbytes)
+
+
+def _file(name: str, process: int, ending: str) -> str:
+    return f"{name}.{process:05d}.{ending}"
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(jax.numpy.dtype(name))
+
+
+def _mismatch(path: list[Any], about: dict[str, Any], leaf: Any, cast: bool) -> str:
+    """Returns why a leaf of the template cannot take the saved one; "": it can."""
+    has_shape = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+    if about["kind"] == "plain":
+        kind = about["value"][0]
+        is_number = kind in ("bool", "int", "float", "complex")
+        return f"{_shown(path)} is a Python {kind}" if has_shape and not (is_number and tuple(leaf.shape) == ()) else ""
+    shape = tuple(about["shape"])
+    if not has_shape:
+        is_fine = shape == () and isinstance(leaf, bool | int | float | complex)
+        return "" if is_fine else f"{_shown(path)} has the shape {shape}, and the template a {type(leaf).__name__}"
+    if about["kind"] == "key" or _is_key(leaf):
+        return "" if about["kind"] == "key" and _is_key(leaf) else f"{_shown(path)} is a PRNG key on one side alone"
+    if shape != tuple(leaf.shape):
+        return f"{_shown(path)} has the shape {shape}, and the template {tuple(leaf.shape)}"
+    if not cast and str(leaf.dtype) != about["dtype"]:
+        return f"{_shown(path)} is {about['dtype']}, and the template {leaf.dtype}: cast=True converts"
+    return ""
+
+
+class _Saved:
+    """The files of a tree: what all processes have written."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self._checkpoint, self._name = checkpoint, name
+        self._maps: dict[int, Any] = {}
+        self.leaves: dict[str, Any] = {}
+        files = checkpoint._all_files()
+        first = _file(name, 0, "json")
+        if first not in files:
+            raise NebulaNotFound(f"{checkpoint.tag!r} has no tree {name!r}; its files: {', '.join(sorted(files)) or 'none'}")
+        count = self._index(0)["processes"]
+        missing = [_file(name, process, "json") for process in range(count) if _file(name, process, "json") not in files]
+        if missing:
+            raise NebulaCorrupt(f"{checkpoint.tag!r} lacks {', '.join(missing[:_MOST_SHOWN])} of the tree {name!r}")
+        for process in range(count):
+            for path, about in self._index(process)["leaves"].items():
+                known = self.leaves.setdefault(path, {**about, "shards": []})
+                known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
+
+    def _index(self, process: int) -> dict[str, Any]:
+        return json.loads(self._checkpoint.read_bytes(_file(self._name, process, "json")))
+
+    def leaf(self, path: str, target: Any) -> Any:
+        """Returns the value of a leaf, in the place that the template's leaf names."""
+        about = self.leaves[path]
+        if about["kind"] == "plain":
+            value = _value(*about["value"])
+            return self._placed(np.asarray(value, target.dtype), target) if hasattr(target, "dtype") else value
+        shape = tuple(about["shape"])
+        if about["kind"] == "key":
+            data = self._whole(about, shape)
+            key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=about["impl"])
+            sharding = getattr(target, "sharding", None)
+            return key if sharding is None else jax.device_put(key, sharding)
+        if isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
+            def part(index: Any) -> np.ndarray[Any, Any]:
+                return self._part(about, _box(index, shape)).astype(target.dtype, copy=False)
+
+            return jax.make_array_from_callback(shape, target.sharding, part)
+        found = self._whole(about, shape)
+        if isinstance(target, np.ndarray | np.generic):
+            return found.astype(target.dtype, copy=False)
+        return jax.numpy.asarray(found, dtype=getattr(target, "dtype", None))
+
+    def _placed(self, value: np.ndarray[Any, Any], target: Any) -> Any:
+        if isinstance(target, np.ndarray | np.generic):
+            return value
+        return jax.device_put(value, target.sharding) if target.sharding is not None else jax.numpy.asarray(value)
+
+    def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return self._part(about, [[0, size] for size in shape])
+
+    def _part(self, about: dict[str, Any], box: list[list[int]]) -> np.ndarray[Any, Any]:
+        """Returns the elements of a box, put together from the shards that have some of them."""
+        dtype = _dtype(about["dtype"])
+        result = np.empty([stop - start for start, stop in box], dtype)
+        missing = result.size
+        for process, offset, shard in about["shards"]:
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, shard, strict=True)]
+            if any(start >= stop for start, stop in common):
+                continue
+            sizes = [stop - start for start, stop in shard]
+            found = self._read(process, offset, int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize).view(dtype).reshape(sizes)
+            inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, shard, strict=True))
+            into = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, box, strict=True))
+            result[into] = found[inside]
+            missing -= int(np.prod([stop - start for start, stop in common], dtype=np.int64))
+        if missing:
+            raise NebulaCorrupt(f"{missing} elements of a leaf of {self._name!r} are in no file")
+        return result
+
+    def _read(self, process: int, offset: int, size: int) -> np.ndarray[Any, Any]:
+        """Returns verified bytes of a process's file, without a copy."""
+        if process not in self._maps:
+            self._maps[process] = self._checkpoint._map(_file(self._name, process, "data"), lazily=True)
+        mapped = self._maps[process]
+        mapped.fetch(offset, size)
+        return np.frombuffer(mapped, np.uint8, size, offset)
