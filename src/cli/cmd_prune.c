@@ -10,7 +10,9 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
+#include "store/manifest_remove.h"
 #include "store/pins.h"
+#include "store/scan.h"
 
 struct prune {
         uint64_t keep_last, keep_every; /* 0: not given */

@@ -21,8 +21,11 @@
 #include "os/os.h"
 #include "store/counts.h"
 #include "store/line_document.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
 #include "store/order.h"
 #include "store/pins.h"
+#include "store/scan.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {

@@ -13,7 +13,10 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
 #include "store/pins.h"
+#include "store/scan.h"
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */

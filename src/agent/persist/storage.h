@@ -30,11 +30,6 @@ void storage_close(struct job *job);
 uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
-/* Writes one version in the order of docs/formats.md. `version` is pinned. On success the job's list of stored versions has it, and
- * `version` carries the generation and sequence that were written; the caller sets its state. After NEBULA_INVALID and NEBULA_CORRUPT
- * another attempt is of no use. Worker only. */
-enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
-                                   struct nebula_error *error);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */

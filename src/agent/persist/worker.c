@@ -11,6 +11,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/persist/due.h"
+#include "agent/persist/persist.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"

@@ -7,6 +7,7 @@
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
 
 static bool has_file(struct version *version, const char *name)
 {

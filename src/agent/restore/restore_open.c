@@ -15,6 +15,9 @@
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 
 #define SECOND_NS INT64_C(1000000000)
 /* So long a reader waits for another one that reads the file: this, and the time that the file takes at a slow rate. */
