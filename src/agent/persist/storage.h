@@ -4,9 +4,6 @@
  *      storage_open     the job's store, opened at first use; stays open. Other variables (storage_take_variables) make another store
  *      storage_scan     lists the complete versions, completes half-done settings in place, and removes old
  *                       temporary files of this user's agents. Worker only.
- *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
- *      storage_retain   removes the versions that no rule of the job keeps. Worker only.
- *      storage_remove_tag   removes one version on a client's request. Worker only.
  *
  * Call none of these with the lock held; they take it for what they read and change.
  */
