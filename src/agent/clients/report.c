@@ -228,7 +228,7 @@ static bool in_scope(const struct job *job, const struct session *session, const
 static bool is_in_another_row(const struct version *version)
 {
         for (const struct version *other = version->is_remote ? version->job->versions : NULL; other; other = other->next)
-                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence))
+                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->sequence))
                         return true;
         return false;
 }

@@ -35,7 +35,7 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, manifest->tag) &&
-                    ((version->stored && version_is(version, manifest->generation, manifest->sequence) && (version->pins || version->leases)) ||
+                    ((version->stored && version_is(version, manifest->sequence) && (version->pins || version->leases)) ||
                      (version->generation > manifest->generation && is_to_follow(version))))
                         return true;
         return false;
@@ -44,7 +44,7 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
 static void mark_removed(struct job *job, const struct manifest *manifest)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence))
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->sequence))
                         version->stored = false;
 }
 
