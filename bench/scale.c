@@ -17,6 +17,8 @@
 #include "store/announce.h"
 #include "store/document.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/record.h"
 
 #define RUN "elastic-0123456789abcdef/3"
 

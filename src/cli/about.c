@@ -1,4 +1,6 @@
 #include "cli/about.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,6 +10,10 @@
 #include "cli/sparse.h"
 #include "cli/term.h"
 #include "cli/zipcheck.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
+#include "store/scan.h"
 #include "store/tag_log.h"
 #include "store/verify.h"
 

@@ -12,6 +12,8 @@
 #include "os/os.h"
 #include "store/index.h"
 #include "store/latest.h"
+#include "store/manifest_load.h"
+#include "store/scan.h"
 #include "store/transfer.h"
 
 #define LINE_NS 1000000000 /* pause between two progress lines with --json */

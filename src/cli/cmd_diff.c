@@ -12,6 +12,8 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "image/torch_pickle.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 
 struct side {
         struct store *store;

@@ -15,7 +15,10 @@
 #include "cli/target.h"
 #include "image/torch_pickle.h"
 #include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/pins.h"
+#include "store/record.h"
 
 /* The number of records of a zip image; -1 if it is no zip or cannot be read. */
 static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file,

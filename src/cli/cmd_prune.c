@@ -12,7 +12,9 @@
 #include "cli/target.h"
 #include "os/os.h"
 #include "store/leases.h"
+#include "store/manifest_remove.h"
 #include "store/pins.h"
+#include "store/scan.h"
 #include "store/thin.h"
 
 struct prune {

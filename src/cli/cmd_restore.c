@@ -14,6 +14,9 @@
 #include "os/lock.h"
 #include "os/os.h"
 #include "os/process.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 #include "store/verify.h"
 
 #define PIECE_BYTES (8u << 20)

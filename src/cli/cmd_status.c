@@ -19,6 +19,7 @@
 #include "cli/target.h"
 #include "cli/versions.h"
 #include "os/os.h"
+#include "store/scan.h"
 
 #define NEWEST_SHOWN 8
 #define REDRAW_MS 1000

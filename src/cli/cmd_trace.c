@@ -12,9 +12,11 @@
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/term.h"
 #include "cli/target.h"
+#include "cli/term.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 
 #define VERSION_PID 0 /* nodes count from 1 */
 

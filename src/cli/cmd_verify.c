@@ -10,7 +10,9 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
 #include "store/place.h"
+#include "store/scan.h"
 #include "store/tag_log.h"
 
 #define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */

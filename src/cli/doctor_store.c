@@ -11,6 +11,7 @@
 #include "cli/human.h"
 #include "os/os.h"
 #include "store/manifest.h"
+#include "store/scan.h"
 #include "store/several/several.h"
 
 #define SPEED_BYTES (16u << 20)

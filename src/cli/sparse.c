@@ -9,6 +9,9 @@
 #include "cli/mapped.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 #include "store/verify.h"
 #include "sum/sum.h"
 

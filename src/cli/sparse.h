@@ -16,6 +16,7 @@
 
 #include "image/image.h"
 #include "store/manifest.h"
+#include "store/record.h"
 
 struct sparse {
         uint8_t *data; /* NULL if the file is empty */

@@ -8,7 +8,9 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
 #include "store/place.h"
+#include "store/scan.h"
 
 /* Removes "", "." and ".." from the text of the path without looking at links, as Python's abspath does: that is the
  * name under which the agent knows the path. */

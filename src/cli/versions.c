@@ -6,13 +6,15 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "cli/cli_agent.h"
 #include "cli/about.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "os/os.h"
 #include "store/line_document.h"
+#include "store/manifest_load.h"
 #include "store/order.h"
+#include "store/scan.h"
 #include "sum/sum.h"
 
 static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)

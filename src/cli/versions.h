@@ -10,6 +10,7 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "store/pins.h"
+#include "store/scan.h"
 
 struct version {
         char tag[256], job[256];

@@ -8,6 +8,7 @@
 #include "store/document.h"
 #include "store/line_document.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
 #include "sum/sum.h"
 
 bool announce_same(const struct announce_of *a, const struct announce_of *b)

@@ -1,4 +1,5 @@
 #include "store/index.h"
+#include "store/manifest_load.h"
 
 #include <inttypes.h>
 #include <stdio.h>

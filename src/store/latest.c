@@ -1,4 +1,5 @@
 #include "store/latest.h"
+#include "store/manifest_load.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/manifest_check.h"
+#include "store/manifest_keys.h"
 #include "store/manifest_private.h"
 #include "store/tag_log.h"
 

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "store/announce.h"
 #include "store/document.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/store.h"
 #include "sum/sum.h"

@@ -4,7 +4,10 @@
 
 #include "base/error.h"
 #include "store/document.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/record.h"
 #include "store/tag_log.h"
 #include "sum/sum.h"
 

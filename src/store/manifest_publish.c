@@ -4,7 +4,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/manifest_publish.h"
 #include "store/tag_log.h"
 
 #define LOOKS_MAX 20 /* if each time the log has a new entry before its views are made */

@@ -4,7 +4,11 @@
 
 #include "base/error.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 
 static atomic_ullong read_bytes;
 

@@ -6,7 +6,10 @@
 
 #include "base/error.h"
 #include "store/index.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/manifest_remove.h"
 #include "store/tag_log.h"
 
 #define IN_PROGRESS_NS (INT64_C(60) * 1000000000) /* a younger temporary object may belong to a running write; a sweep removes it later */

@@ -1,4 +1,7 @@
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
 #include "store/metrics.h"
+#include "store/record.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,6 +6,7 @@
 #include "store/document.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
+#include "store/record.h"
 
 static json_t *format_file(const struct record_file *file)
 {

@@ -9,6 +9,7 @@
 #include "os/os.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
+#include "store/scan.h"
 #include "store/scan_private.h"
 
 #define SCAN_ROUNDS 20 /* if versions come and go faster than a scan reads them */

@@ -5,7 +5,9 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/scan.h"
 #include "store/scan_private.h"
 
 #define LOADS_AT_ONCE 64

@@ -18,6 +18,7 @@
 
 #include <stdatomic.h>
 
+#include "store/scan.h"
 #include "store/tag_log.h"
 
 enum load_state { LOAD_WAITS, LOAD_HAS_MANIFEST, LOAD_FAILED };

@@ -15,6 +15,7 @@
 #include "os/os.h"
 #include "store/index.h"
 #include "store/manifest_private.h"
+#include "store/sweep.h"
 #include "store/tag_log.h"
 
 #define UPLOAD_REST_NS (7 * 86400 * INT64_C(1000000000)) /* of one that another program may have begun */

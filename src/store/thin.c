@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/manifest_publish.h"
 #include "store/writer.h"
 
 static enum nebula_status wrong(const char *part, size_t length, struct nebula_error *error)

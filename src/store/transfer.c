@@ -1,3 +1,8 @@
+#include "store/manifest_check.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
+#include "store/record.h"
 #include "store/transfer.h"
 
 #include <inttypes.h>

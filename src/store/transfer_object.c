@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"
+#include "store/record.h"
 #include "store/transfer_private.h"
 
 #define PACE_BYTES (64u << 20)

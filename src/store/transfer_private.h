@@ -2,6 +2,7 @@
 #ifndef NB_STORE_TRANSFER_PRIVATE_H
 #define NB_STORE_TRANSFER_PRIVATE_H
 
+#include "store/record.h"
 #include "store/transfer.h"
 
 /* Called between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */

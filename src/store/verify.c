@@ -1,3 +1,6 @@
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 #include "store/verify.h"
 
 #include <inttypes.h>

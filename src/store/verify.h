@@ -9,7 +9,7 @@
 #ifndef NB_STORE_VERIFY_H
 #define NB_STORE_VERIFY_H
 
-#include "store/manifest.h"
+#include "store/record.h"
 
 struct verify_watch {
         void *argument;
@@ -28,5 +28,11 @@ enum nebula_status verify_chunk(struct store *store, const char *key, void *data
  * lowest offset. */
 enum nebula_status verify_file(struct store *store, const char *key, const struct record_file *file,
                                const struct verify_watch *watch, struct nebula_error *error);
+/* Reads and checks files without keeping their bytes; calls `report` per file. `wanted`: by index in manifest->files; NULL: all. Goes on after a
+ * bad file; returns the first failure. */
+enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest, const bool *wanted,
+                                   void (*report)(void *argument, const struct manifest_file *file, enum nebula_status status,
+                                                  const struct nebula_error *error),
+                                   void *argument, struct nebula_error *error);
 
 #endif

@@ -4,7 +4,10 @@
 
 #include "base/error.h"
 #include "store/document.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/record.h"
 
 enum nebula_status victims_add(struct victims *victims, const struct store_entry *entry, struct nebula_error *error)
 {

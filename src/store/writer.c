@@ -1,3 +1,9 @@
+#include "store/manifest_check.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_publish.h"
+#include "store/manifest_remove.h"
+#include "store/record.h"
 #include "store/writer.h"
 
 #include <inttypes.h>

@@ -17,6 +17,7 @@
 #ifndef NB_STORE_WRITER_H
 #define NB_STORE_WRITER_H
 
+#include "store/record.h"
 #include "store/tag_log.h"
 
 struct writer;

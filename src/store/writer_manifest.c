@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "store/document.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/record.h"
 #include "store/writer_private.h"
 #include "sum/sum.h"
 

@@ -25,16 +25,19 @@
 #include <errno.h>
 #include <limits.h>
 
-#include "agent/persist/due.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
+#include "agent/persist/due.h"
 #include "agent/persist/worker.h"
 #include "agent/restore/restore.h"
 #include "store/manifest.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
 #include "store/pins.h"
+#include "store/scan.h"
 
 #define NODES 4
 #define PATHS 2

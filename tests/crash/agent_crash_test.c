@@ -9,6 +9,7 @@
 #include "agent/restore/restore.h"
 #include "os/os_crash.h"
 #include "os/os_fault.h"
+#include "store/manifest_load.h"
 #include "tap.h"
 
 static char root[64], other[96], storage[96];

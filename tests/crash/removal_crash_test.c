@@ -6,6 +6,9 @@
 #include "agent/restore/restore.h"
 #include "base/error.h"
 #include "os/os_crash.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
+#include "store/sweep.h"
 #include "tap.h"
 
 #define SEEDS 8

@@ -6,6 +6,10 @@
 
 #include "agent/agent_catalogue.h"
 #include "os/os_fault.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
+#include "store/scan.h"
 #include "tap.h"
 
 static const int errors[] = { EIO, ENOSPC, ENOMEM, EINTR, OS_FAULT_SHORT };

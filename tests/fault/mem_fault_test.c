@@ -5,7 +5,9 @@
  */
 #include "agent/agent_catalogue.h"
 #include "agent/restore/restore.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/scan.h"
 #include "store/store_mem.h"
 #include "store/tag_log.h"
 #include "tap.h"

@@ -5,6 +5,7 @@
  */
 #include "agent/agent_catalogue.h"
 #include "agent/commit/world.h"
+#include "store/manifest_load.h"
 #include "store/store_mem.h"
 #include "store/tag_log.h"
 #include "tap.h"

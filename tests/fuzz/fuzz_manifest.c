@@ -8,7 +8,10 @@
 #include <string.h>
 
 #include "store/announce.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
+#include "store/record.h"
 #include "store/tag_log.h"
 #include "sum/sum.h"
 

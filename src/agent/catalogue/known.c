@@ -1,4 +1,5 @@
 #include "agent/catalogue/known.h"
+#include "store/scan.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,6 +11,7 @@
 #define NB_AGENT_CATALOGUE_KNOWN_H
 
 #include "store/manifest.h"
+#include "store/scan.h"
 
 struct known_versions {
         struct manifest **list;   /* by sequence, oldest first */

@@ -199,9 +199,9 @@ struct part *version_part_get(struct version *version, uint32_t rank)
         return part;
 }
 
-bool version_is(const struct version *version, uint64_t generation, uint64_t sequence)
+bool version_is(const struct version *version, uint64_t sequence)
 {
-        return version->generation == generation && version->sequence == sequence;
+        return version->sequence == sequence;
 }
 
 bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence)
@@ -273,7 +273,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         struct version *version;
 
         for (version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence) &&
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->sequence) &&
                     version->life.state == NEBULA_STATE_DURABLE)
                         return version;
         version = version_new(catalogue, job, manifest->tag, NULL);

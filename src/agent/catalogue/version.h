@@ -119,9 +119,9 @@ void version_replaced(struct catalogue *catalogue, struct version *version);
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* NULL: there is none */
 struct part *version_part_get(struct version *version, uint32_t rank); /* makes it if needed; NULL: an allocation failed */
-/* Whether the version is this writing of its tag. The generation alone is not enough: a tag that was removed may be
- * written again with the same generation. */
-bool version_is(const struct version *version, uint64_t generation, uint64_t sequence);
+/* Whether the version, once committed, is this writing of its tag. The generation does not say that: a tag that was removed may be written again
+ * with the same one, and the agent may raise it later. */
+bool version_is(const struct version *version, uint64_t sequence);
 /* Whether a version with these numbers is the one that FIND asks for. */
 bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence);
 /* Whether it is complete and holds every file's image. */

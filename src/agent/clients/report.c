@@ -21,8 +21,11 @@
 #include "os/os.h"
 #include "store/counts.h"
 #include "store/line_document.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
 #include "store/order.h"
 #include "store/pins.h"
+#include "store/scan.h"
 
 static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
 {
@@ -225,7 +228,7 @@ static bool in_scope(const struct job *job, const struct session *session, const
 static bool is_in_another_row(const struct version *version)
 {
         for (const struct version *other = version->is_remote ? version->job->versions : NULL; other; other = other->next)
-                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence))
+                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->sequence))
                         return true;
         return false;
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "store/document.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
 
 #define CLOCK_SLACK_NS UINT64_C(10000000000) /* the largest accepted difference between the clocks of two nodes */
 

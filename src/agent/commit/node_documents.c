@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "store/manifest_load.h"
 
 static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {

@@ -8,6 +8,7 @@
 #include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
 #include "os/os.h"
+#include "store/sweep.h"
 
 #define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */
 #define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)

@@ -77,7 +77,7 @@ struct place {
 };
 
 /* All known places that hold the file. */
-static struct place *find_places(struct replica *replica, struct job *job, bool is_again, const char *tag, uint64_t generation,
+static struct place *find_places(struct replica *replica, struct job *job, bool is_again, const char *tag,
                                  uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
 {
         struct peer_copies *peers;
@@ -91,7 +91,7 @@ static struct place *find_places(struct replica *replica, struct job *job, bool 
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {
                         const struct peer_copy *copy = &peers->members[i].listing.copies[j];
 
-                        for (size_t k = 0; copy_is_of(copy, tag, generation, sequence) && k < copy->file_count; k++) {
+                        for (size_t k = 0; copy_is_of(copy, tag, sequence) && k < copy->file_count; k++) {
                                 if (!copy->files[k].held || copy->files[k].size != size || strcmp(copy->files[k].name, name))
                                         continue;
                                 grown = realloc(places, (count + 1) * sizeof *places);
@@ -107,7 +107,7 @@ done:
         return places;
 }
 
-enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
+enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error)
 {
         struct replica *replica = catalogue->replica;
@@ -119,7 +119,7 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
         /* A copy may have moved since the listing: then all members are asked once more. */
         for (int round = 0; round < 2 && status; round++) {
                 size_t count = 0;
-                struct place *places = find_places(replica, job, round > 0, tag, generation, sequence, name, size, &count);
+                struct place *places = find_places(replica, job, round > 0, tag, sequence, name, size, &count);
 
                 for (size_t i = 0; status && i < count; i++) {
                         status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);

@@ -233,9 +233,9 @@ bool replica_serves(const struct session *session, const struct version *version
         return false;
 }
 
-bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
+bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t sequence)
 {
-        return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
+        return copy->sequence == sequence && !strcmp(copy->tag, tag);
 }
 
 /* Whether the copies of all members, of the version that `one` is a share of, serve the session. */
@@ -247,7 +247,7 @@ static bool copies_serve(const struct peer_copies *peers, const struct peer_copy
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {
                         const struct peer_copy *copy = &peers->members[i].listing.copies[j];
 
-                        for (size_t k = 0; copy_is_of(copy, one->tag, one->generation, one->sequence) && k < copy->file_count; k++)
+                        for (size_t k = 0; copy_is_of(copy, one->tag, one->sequence) && k < copy->file_count; k++)
                                 if (is_of(share, copy->files[k].rank))
                                         return true;
                 }
@@ -278,11 +278,11 @@ static const struct peer_copy *newest_copy(const struct peer_copies *peers, cons
 }
 
 /* A copy of it that any member has; NULL: none. */
-static const struct peer_copy *any_copy(const struct peer_copies *peers, const char *tag, uint64_t generation, uint64_t sequence)
+static const struct peer_copy *any_copy(const struct peer_copies *peers, const char *tag, uint64_t sequence)
 {
         for (size_t i = 0; i < peers->count; i++)
                 for (size_t j = 0; j < peers->members[i].listing.count; j++)
-                        if (copy_is_of(&peers->members[i].listing.copies[j], tag, generation, sequence))
+                        if (copy_is_of(&peers->members[i].listing.copies[j], tag, sequence))
                                 return &peers->members[i].listing.copies[j];
         return NULL;
 }
@@ -292,7 +292,7 @@ static struct version *own_share(const struct job *job, const struct peer_copy *
 {
         struct version *own = job->versions;
 
-        while (own && (own->is_remote || !(copy_is_of(copy, own->tag, own->generation, own->sequence) ||
+        while (own && (own->is_remote || !(copy_is_of(copy, own->tag, own->sequence) ||
                                         (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
                 own = own->next;
         return own;
@@ -338,7 +338,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
 {
         struct version *version = job->versions, *own;
 
-        while (version && !(version->is_remote && copy_is_of(best, version->tag, version->generation, version->sequence)))
+        while (version && !(version->is_remote && copy_is_of(best, version->tag, version->sequence)))
                 version = version->next;
         if (!version) {
                 version = version_new(catalogue, job, best->tag, error);
@@ -361,7 +361,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 for (size_t j = 0; j < peers->members[i].listing.count; j++) {
                         const struct peer_copy *copy = &peers->members[i].listing.copies[j];
 
-                        for (size_t k = 0; copy_is_of(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
+                        for (size_t k = 0; copy_is_of(copy, best->tag, best->sequence) && k < copy->file_count; k++)
                                 learn_file(version, &copy->files[k]);
                 }
         if (version->copies->world_heard < peers->count)
@@ -474,7 +474,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         if (peer_copies_get(replica, version->job, PEER_LISTING_NS, &peers, &error))
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
         else
-                one = any_copy(peers, version->tag, version->generation, version->sequence);
+                one = any_copy(peers, version->tag, version->sequence);
         catalogue_lock(catalogue);
         if (one)
                 remote_version(catalogue, version->job, peers, one, NULL);
@@ -490,7 +490,7 @@ static const struct peer_file *held_file(const struct peer_listing *listing, con
         for (size_t i = 0; i < listing->count; i++) {
                 const struct peer_copy *copy = &listing->copies[i];
 
-                for (size_t k = 0; copy_is_of(copy, version->tag, version->generation, version->sequence) && k < copy->file_count; k++)
+                for (size_t k = 0; copy_is_of(copy, version->tag, version->sequence) && k < copy->file_count; k++)
                         if (copy->files[k].held && !strcmp(copy->files[k].name, name))
                                 return &copy->files[k];
         }
@@ -531,7 +531,7 @@ const struct version *replica_rest(const struct version *version)
         const struct version *other = version->sequence ? version->job->versions : NULL;
 
         while (other && !(other->is_remote != version->is_remote && (other->is_remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
-                          version_is(other, version->generation, version->sequence)))
+                          version_is(other, version->sequence)))
                 other = other->next;
         return other;
 }

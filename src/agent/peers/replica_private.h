@@ -78,7 +78,7 @@ struct peer_copies {
 /* Asks the members again if their answers are older than oldest_ns (INT64_MAX: never). peer_copies_lock held. */
 enum nebula_status peer_copies_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct peer_copies **ret_peers, struct nebula_error *error);
 /* Whether the copy is of that version. */
-bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence);
+bool copy_is_of(const struct peer_copy *copy, const char *tag, uint64_t sequence);
 /* Forgets what peers hold of the job; NULL: of all. */
 void replica_forget(struct replica *replica, const struct job *job);
 

@@ -1,5 +1,6 @@
 /* Brings one version to storage. store/writer.c has the steps; this node's memory is the source. */
 #include "agent/log.h"
+#include "agent/persist/persist.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 

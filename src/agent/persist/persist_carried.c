@@ -6,6 +6,7 @@
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
+#include "store/verify.h"
 
 struct check {
         struct plan *plan;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/announce.h"
+#include "store/manifest_keys.h"
 
 #define SECOND_NS INT64_C(1000000000)
 

@@ -10,6 +10,8 @@
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 
 void plan_done(struct plan *plan)
 {

@@ -6,6 +6,8 @@
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "store/document.h"
+#include "store/manifest_keys.h"
+#include "store/record.h"
 
 static int by_rank(const void *a, const void *b)
 {

@@ -9,6 +9,9 @@
 #include "agent/persist/persist_private.h"
 #include "agent/persist/slots_private.h"
 #include "image/image.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
 
 #define SOURCE_MIN (2 * IMAGE_CHUNK_BYTES) /* files below it are sent: asking costs as much */
 #define RECORDS_MAX 16  /* to load; of a job whose ranks stay where they are, it is one */

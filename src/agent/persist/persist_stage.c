@@ -11,6 +11,7 @@
 #include "image/image.h"
 #include "os/os.h"
 #include "os/thread.h"
+#include "store/manifest_keys.h"
 
 _Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 

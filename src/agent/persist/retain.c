@@ -14,6 +14,10 @@
 #include "image/image.h"
 #include "os/os.h"
 #include "store/leases.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
+#include "store/pins.h"
+#include "store/scan.h"
 #include "store/tag_log.h"
 
 #define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
@@ -30,7 +34,7 @@ bool retain_in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, manifest->tag) &&
-                    ((version->stored && version_is(version, manifest->generation, manifest->sequence) && (version->pins || version->leases)) ||
+                    ((version->stored && version_is(version, manifest->sequence) && (version->pins || version->leases)) ||
                      (version->generation > manifest->generation && is_to_follow(version))))
                         return true;
         return false;
@@ -39,7 +43,7 @@ bool retain_in_use(const struct job *job, const struct manifest *manifest)
 static void mark_removed(struct job *job, const struct manifest *manifest)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence))
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->sequence))
                         version->stored = false;
 }
 

@@ -13,6 +13,9 @@
 #include "image/image.h"
 #include "os/os.h"
 #include "store/counts.h"
+#include "store/manifest_load.h"
+#include "store/scan.h"
+#include "store/sweep.h"
 
 /* Lock held. NULL: it must be opened. */
 static struct store *open_store(const struct job *job)

@@ -4,9 +4,6 @@
  *      storage_open     the job's store, opened at first use; stays open. Other variables (storage_take_variables) make another store
  *      storage_scan     lists the complete versions, completes half-done settings in place, and removes old
  *                       temporary files of this user's agents. Worker only.
- *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
- *      storage_retain   removes the versions that no rule of the job keeps. Worker only.
- *      storage_remove_tag   removes one version on a client's request. Worker only.
  *
  * Call none of these with the lock held; they take it for what they read and change.
  */
@@ -30,11 +27,6 @@ void storage_close(struct job *job);
 uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
-/* Writes one version in the order of docs/formats.md. `version` is pinned. On success the job's list of stored versions has it, and
- * `version` carries the generation and sequence that were written; the caller sets its state. After NEBULA_INVALID and NEBULA_CORRUPT
- * another attempt is of no use. Worker only. */
-enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
-                                   struct nebula_error *error);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */

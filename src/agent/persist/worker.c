@@ -12,6 +12,7 @@
 #include "agent/memory/memory.h"
 #include "agent/persist/due.h"
 #include "agent/persist/lease.h"
+#include "agent/persist/persist.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"

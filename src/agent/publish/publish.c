@@ -7,6 +7,7 @@
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
 
 static bool has_file(struct version *version, const char *name)
 {
@@ -174,7 +175,7 @@ static struct version *loadable_version_of(struct catalogue *catalogue, struct v
         if (version_whole_in_memory(version))
                 return version;
         manifest = version->stored ? job_stored(version->job, version->tag) : NULL;
-        if (!manifest || version_is(version, manifest->generation, manifest->sequence))
+        if (!manifest || version_is(version, manifest->sequence))
                 return manifest ? version : NULL;
         carried = *name ? manifest_find_file(manifest, name) : NULL;
         /* Another run may have used the same generation. */

@@ -16,6 +16,10 @@
 #include "base/error.h"
 #include "os/bulk.h"
 #include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 #include "sum/sum.h"
 
 #define DIRECT_MIN (1u << 20)     /* for smaller files O_DIRECT costs more than it saves */

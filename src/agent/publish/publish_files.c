@@ -7,6 +7,7 @@
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
 
 /* Puts one file of the version at `to`, by one rename. It is durable except for its directory's entry. */
 static enum nebula_status put(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,

@@ -9,6 +9,8 @@
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
 
 #define SECOND_NS INT64_C(1000000000)
 #define RETRY_FIRST_NS (SECOND_NS / 4)

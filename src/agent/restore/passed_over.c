@@ -4,6 +4,7 @@
 #include "agent/log.h"
 #include "agent/restore/passed_over.h"
 #include "image/image.h"
+#include "store/scan.h"
 
 void passed_add(struct passed *passed, const char *tag, const char *reason)
 {

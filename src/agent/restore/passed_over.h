@@ -7,6 +7,7 @@
 
 #include "ipc/ipc.h"
 #include "store/manifest.h"
+#include "store/scan.h"
 
 #define PASSED_UNSEEN "the newest in storage" /* in place of a tag: storage could not be read */
 

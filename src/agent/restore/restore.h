@@ -20,6 +20,7 @@
 #define NB_AGENT_RESTORE_RESTORE_H
 
 #include "agent/catalogue/catalogue.h"
+#include "store/scan.h"
 
 /* Checks that every file of a stored version is in its place and has its size. NEBULA_BUSY: the version was removed meanwhile; search
  * again. */

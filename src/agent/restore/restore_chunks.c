@@ -17,6 +17,8 @@
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 
 #define RANGES_MAX 64 /* of one request to the store */
 

@@ -15,6 +15,9 @@
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 
 #define SECOND_NS INT64_C(1000000000)
 /* So long a reader waits for another one that reads the file: this, and the time that the file takes at a slow rate. */
@@ -165,7 +168,7 @@ static enum nebula_status read_remote(struct catalogue *catalogue, struct job *j
 
         if (status)
                 return status;
-        status = replica_fetch(catalogue, job, version->tag, version->generation, version->sequence, name, data, size, error);
+        status = replica_fetch(catalogue, job, version->tag, version->sequence, name, data, size, error);
         end_image(catalogue, image, status, true, ret_image);
         return status;
 }
@@ -320,7 +323,7 @@ static struct version *complete_one(struct version *version, const char *name)
                 return version;
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
-                    (version->sequence ? version_is(other, version->generation, version->sequence) : !other->superseded) &&
+                    (version->sequence ? version_is(other, version->sequence) : !other->superseded) &&
                     (version_whole_in_memory(other) || other->stored || other->is_remote) && (!best || other->generation > best->generation))
                         best = other;
         return best;

@@ -11,6 +11,7 @@
 
 #include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
+#include "store/record.h"
 
 /* The scope of a search in storage. */
 struct search_scope {

@@ -10,6 +10,9 @@
 #include "os/os.h"
 #include "os/thread.h"
 #include "store/index.h"
+#include "store/manifest_check.h"
+#include "store/manifest_load.h"
+#include "store/scan.h"
 
 #define LOOKS_MAX 20 /* attempts, if each version that is found is removed before it can be checked */
 #define TRIES 4      /* of a search that fails, if memory has an answer */

@@ -9,21 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/publish/publish_list.h"
 #include "agent/catalogue/catalogue.h"
 #include "agent/catalogue/memory_policy.h"
 #include "agent/commit/commit.h"
-#include "agent/memory/image_loan.h"
 #include "agent/commit/slots_private.h"
+#include "agent/memory/image_loan.h"
 #include "agent/memory/memory.h"
 #include "agent/memory/slots_private.h"
 #include "agent/memory/survival_log.h"
 #include "agent/peers/slots_private.h"
+#include "agent/persist/persist.h"
 #include "agent/persist/slots_private.h"
-#include "agent/publish/publish.h"
 #include "agent/persist/storage.h"
+#include "agent/publish/publish.h"
+#include "agent/publish/publish_list.h"
 #include "agent/rooms.h"
 #include "os/os.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
 
 #define BENCH_FILE_BYTES 20011u
 

@@ -22,6 +22,10 @@
 #include "store/cloud.h"
 #include "store/index.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_publish.h"
+#include "store/record.h"
 #include "store/tag_log.h"
 #include "sum/sum.h"
 

@@ -2,6 +2,7 @@
 #include "kinds.h"
 #include "store/manifest.h"
 #include "store/s3/s3_private.h"
+#include "store/sweep.h"
 
 #define EACH(name, promise) static void name(void) { each(promise); }
 #define HOUR_NS (INT64_C(3600) * 1000000000)

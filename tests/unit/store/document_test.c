@@ -2,6 +2,8 @@
 #include "base/error.h"
 #include "golden.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
 #include "store/tag_log.h"
 
 

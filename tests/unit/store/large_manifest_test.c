@@ -7,6 +7,11 @@
 #include "kinds.h"
 #include "store/document.h"
 #include "store/manifest.h"
+#include "store/manifest_check.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/record.h"
+#include "store/verify.h"
 #include "sum/sum.h"
 
 #define FILES 300000u

@@ -1,6 +1,7 @@
 #include "store/announce.h"
 #include "store/line_document.h"
 #include "store/manifest.h"
+#include "store/scan.h"
 #include "tap.h"
 
 static struct line forked(const struct line *from, uint64_t began, int64_t after)

@@ -1,5 +1,6 @@
 /* The keys of a version's objects, and the kind of an object by its key: both follow from names alone. */
 #include "store/document.h"
+#include "store/manifest_keys.h"
 #include "store/manifest_private.h"
 #include "store/tag_log.h"
 #include "tap.h"

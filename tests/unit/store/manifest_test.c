@@ -1,4 +1,10 @@
 /* A version in storage: loads its manifest and records, reads and checks its files, and reports the place of damage. */
+#include "store/manifest_check.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_read.h"
+#include "store/record.h"
+#include "store/verify.h"
 #include "versions.h"
 #include "watched.h"
 

@@ -1,6 +1,8 @@
 /* The record of a node as a text: a written text can be read, an inconsistent one is refused. */
 #include "golden.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/record.h"
 
 #define CHUNK 4096u
 

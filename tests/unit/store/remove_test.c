@@ -2,6 +2,9 @@
  * A removal makes an entry of the log first, and then removes only the objects that were there before it. A later call completes an
  * interrupted one.
  */
+#include "store/manifest_keys.h"
+#include "store/manifest_remove.h"
+#include "store/sweep.h"
 #include "versions.h"
 #include "watched.h"
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "store/manifest_private.h"
+#include "store/scan.h"
 #include "versions.h"
 #include "watched.h"
 

@@ -4,6 +4,10 @@
  * tag again. tests/model/storage_model.py explores a model of this; this test runs the functions themselves.
  */
 #include "sleepers.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
+#include "store/sweep.h"
+#include "store/verify.h"
 #include "versions.h"
 
 #define PROGRAMS_MAX 3

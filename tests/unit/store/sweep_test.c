@@ -2,6 +2,9 @@
  * A sweep removes the debris of interrupted writings once all of it is old. Objects that a log entry names stay, and so do other
  * programs' objects.
  */
+#include "store/manifest_keys.h"
+#include "store/manifest_remove.h"
+#include "store/sweep.h"
 #include "versions.h"
 #include "watched.h"
 

@@ -1,5 +1,7 @@
 /* The log of one tag: entries are created and never replaced, the largest number decides, and numbers continue after a removal. */
 #include "golden.h"
+#include "store/manifest_load.h"
+#include "store/sweep.h"
 #include "versions.h"
 #include "watched.h"
 

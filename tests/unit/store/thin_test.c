@@ -1,6 +1,7 @@
 /* Versions that lose some of their files, and stay the versions that they were. */
 #include <errno.h>
 
+#include "store/scan.h"
 #include "store/thin.h"
 #include "versions.h"
 

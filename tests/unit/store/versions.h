@@ -14,7 +14,12 @@
 #include "base/error.h"
 #include "kinds.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
+#include "store/record.h"
 #include "store/tag_log.h"
+#include "store/verify.h"
 #include "store/writer_private.h"
 #include "sum/sum.h"
 

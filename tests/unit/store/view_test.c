@@ -1,5 +1,7 @@
 /* manifest_publish after a commit: <tag>/<name> gets the committed bytes, and objects that only the version before had are removed. */
 #include "store/announce.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_publish.h"
 #include "versions.h"
 #include "watched.h"
 

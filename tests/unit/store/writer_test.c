@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "store/index.h"
+#include "store/manifest_keys.h"
+#include "store/record.h"
 #include "store/store_mem.h"
 #include "store/writer.h"
 #include "tap.h"

@@ -5,6 +5,9 @@
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "base/log.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/scan.h"
 #include "tap.h"
 
 #define STORED_COUNT 32768u

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "agent/catalogue/known.h"
+#include "store/scan.h"
 #include "tap.h"
 
 static struct manifest manifest(const char *tag, const char *job, uint64_t sequence)

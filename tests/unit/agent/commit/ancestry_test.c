@@ -3,6 +3,7 @@
 
 #include "agent/agent_client.h"
 #include "store/manifest.h"
+#include "store/manifest_load.h"
 #include "tap.h"
 
 #define AT_MOST_MS 30000 /* longer than every wait of this test */

@@ -2,16 +2,17 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "agent/commit/commit_end.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
 #include "agent/clients/events.h"
-#include "agent/commit/ancestry.h"
 #include "agent/clients/report.h"
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit_end.h"
 #include "agent/commit/world.h"
 #include "agent/persist/worker.h"
 #include "base/error.h"
 #include "store/announce.h"
+#include "store/manifest_load.h"
 #include "store/tag_log.h"
 #include "tap.h"
 #include "test_dir.h"

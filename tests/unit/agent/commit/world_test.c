@@ -3,6 +3,8 @@
 #include "store/announce.h"
 #include "store/document.h"
 #include "store/manifest.h"
+#include "store/manifest_keys.h"
+#include "store/record.h"
 #include "tap.h"
 
 #define AT_MOST_MS 20000 /* longer than every wait of this test, so that an endless wait is noticed */

@@ -362,7 +362,7 @@ static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(
 
 static enum nebula_status fetch(struct bench *bench, struct job *job, const struct version *of, const char *name, unsigned char *data)
 {
-        return replica_fetch(&bench->catalogue, job, of->tag, of->generation, of->sequence, name, data, BENCH_FILE_BYTES, &bench->error);
+        return replica_fetch(&bench->catalogue, job, of->tag, of->sequence, name, data, BENCH_FILE_BYTES, &bench->error);
 }
 
 static void a_reader_of_the_same_job_reads_this_node_s_versions_in_place(void)

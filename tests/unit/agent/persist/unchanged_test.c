@@ -4,6 +4,8 @@
 #include "agent/agent_client.h"
 #include "image/image.h"
 #include "store/manifest.h"
+#include "store/manifest_load.h"
+#include "store/verify.h"
 #include "tap.h"
 
 #define CHUNK ((size_t)IMAGE_CHUNK_BYTES)

@@ -1,13 +1,15 @@
 /* A trainer needs parts of a file that lies in an object store: the agent reads these and no others, once for all trainers. */
 #include <pthread.h>
 
-#include "agent/catalogue/memory_policy.h"
 #include "agent/agent_catalogue.h"
 #include "agent/agent_storage.h"
+#include "agent/catalogue/memory_policy.h"
 #include "agent/memory/page_maker.h"
 #include "agent/restore/restore.h"
 #include "image/image.h"
 #include "store/counts.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
 #include "tap.h"
 
 #define CHUNKS 5u

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/agent_storage.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/lineage.h"
-#include "agent/agent_storage.h"
 #include "agent/log.h"
 #include "agent/restore/restore.h"
+#include "store/manifest_load.h"
+#include "store/manifest_remove.h"
 #include "store/tag_log.h"
 #include "tap.h"
 

@@ -4,6 +4,7 @@
 #include "os/os.h"
 #include "store/adls/adls_private.h"
 #include "store/manifest.h"
+#include "store/sweep.h"
 #include "tap.h"
 
 #define SECOND_NS INT64_C(1000000000)
