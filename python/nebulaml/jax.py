@@ -50,9 +50,9 @@ def _is_one_machine() -> bool:
 def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     """Saves a pytree as ``name``. When it returns, the values are fixed: the program may donate or delete every array.
 
-    Leaves: jax.Array of any dtype and sharding, typed PRNG keys, NumPy arrays, Python numbers, text, bytes and None. NumPy arrays and plain values
-    are those of process 0. Every process must call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf
-    of another type.
+    Leaves: jax.Array of any dtype and sharding, typed PRNG keys, NumPy arrays, Python numbers, text, bytes and None. NumPy arrays and plain
+    values are those of process 0. Every process must call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError
+    for a leaf of another type.
     """
     process, found = jax.process_index(), list(_leaves(tree))
     refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
@@ -80,9 +80,9 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
 def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False) -> Any:
     """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
 
-    template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the saved
-    tree. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not fit, with their
-    paths, and NebulaNotFound for leaves or files that do not exist.
+    template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the
+    saved tree. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not fit,
+    with their paths, and NebulaNotFound for leaves or files that do not exist.
     """
     saved = _Saved(checkpoint, name)
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
@@ -134,7 +134,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _is_known(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | _PLAIN) and not (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_PLAIN)) and not (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
 
 
 def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:

@@ -11,14 +11,14 @@ import io
 import logging
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaPicklingError
-from . import dense, device
+from . import buffers, dense, device
 
 __all__ = ["Capture", "capture", "file_parts", "outline", "ranges", "unprotectable"]
 
