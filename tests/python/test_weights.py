@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from waiting import until
 
 
+KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "12")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
+
+
 def weights(elements: int = 200_000, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(elements)
     return {
@@ -273,9 +276,7 @@ def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_i
 
 def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_path):
     """Trainer, maker, agent and follower die at random moments. NEBULA_TEST_KILLS: how many."""
-    rounds = int(os.environ.get("NEBULA_TEST_KILLS", "12"))
-    seed = int(os.environ.get("NEBULA_TEST_SEED", "1"))
-    chance = random.Random(seed)
+    rounds, seed, chance = KILLS, SEED, random.Random(SEED)
     trainer, step, known, newest = Trainer(place), 0, {}, 0
     subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
     for turn in range(rounds):
