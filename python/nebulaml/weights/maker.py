@@ -126,7 +126,7 @@ class Maker:
                     self._session._engine.session().remove(tag_of(number))
                 self._kept.remove(number)
             except NebulaError as failure:
-                log.warning("nebula: the publication %d is not removed yet: %s", number, failure)
+                log.info("nebula: the publication %d is not removed yet: %s", number, failure)  # mostly: a follower reads it
 
 
 def _requests(pipe: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], bool]]:

@@ -128,9 +128,16 @@ class Publisher:
     # -- the maker
 
     def _ask(self, request: dict[str, Any]) -> None:
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            self._send(line)
+        except BrokenPipeError:  # it has died since the last look
+            self._forget_maker()
+            self._send(line)
+
+    def _send(self, line: bytes) -> None:
         maker = self._started()
         assert maker.stdin is not None
-        line = json.dumps(request).encode() + b"\n"
         if os.write(maker.stdin.fileno(), line) != len(line):
             raise OSError("the background process takes no more requests")
 
