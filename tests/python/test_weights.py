@@ -18,7 +18,6 @@ from nebulaml.weights.publication import About, Layout, number_of, tag_of
 from safetensors.torch import load_file
 from waiting import until
 
-
 KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "12")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
 
 
