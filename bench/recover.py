@@ -3,7 +3,8 @@
     python -m bench.recover [--rounds 5] [--mib 64] [--imports torch,torch._dynamo]
 
 Each round kills the worker of each way by SIGKILL, one way after the other. The time goes from the kill to the end of the first step after it.
-`nebula run` restores from memory, and its template imports what the job imports, as it would from the second run on. torchrun's job saves by torch.save into a directory in memory, and loads from there.
+`nebula run` restores from memory, and its template imports what the job imports, as it would from the second run on. torchrun's job saves by
+torch.save into a directory in memory, and loads from there.
 """
 
 from __future__ import annotations

@@ -150,6 +150,9 @@ TRAINER = """
     state = {"w": torch.zeros(300_000, dtype=torch.bfloat16), "step": torch.tensor(0)}
     publisher = nm.Publisher(state, sys.argv[1])
     for line in sys.stdin:
+        if line == "wait\\n":
+            publisher.wait(60)
+            continue
         step = int(line)
         state["w"][step % 1000 :: 1000] += 1
         state["step"].fill_(step)
@@ -201,7 +204,7 @@ def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_go
     trainer.kill()
 
 
-def test_a_maker_that_dies_costs_one_publication(place, follower):
+def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
         publisher.publish(1)
@@ -216,6 +219,14 @@ def test_a_maker_that_dies_costs_one_publication(place, follower):
         os.kill(publisher._maker.pid, signal.SIGSTOP)
         train(state, 3)
         publisher.publish(3)
+        os.kill(publisher._maker.pid, signal.SIGKILL)
+        publisher.wait(60)  # another one has made it
+        version = follower.prepare(60)
+        assert version.step == 3 and same(version.tensors(), state)
+        os.kill(publisher._maker.pid, signal.SIGSTOP)
+        publisher.publish(4)
+        os.kill(publisher._maker.pid, signal.SIGKILL)
+        publisher._hear(60)
         os.kill(publisher._maker.pid, signal.SIGKILL)
         with pytest.raises(NebulaError, match="background process has ended"):
             publisher.wait(60)
@@ -303,6 +314,8 @@ def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_pat
             newest -= 1  # a new one shows the newest again
     step += 1
     known.setdefault(step, []).append(trainer.publish(step))
+    trainer.process.stdin.write("wait\n")  # so it sees the death of the maker
+    trainer.process.stdin.flush()
     for version in subscriber.follow(timeout=60):
         assert is_right(version, known) and version.number > newest, (seed, version)
         newest = version.number

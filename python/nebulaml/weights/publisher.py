@@ -71,6 +71,7 @@ class Publisher:
         self._asked = self._answered = 0
         self._failure: str | None = None  # of the newest publication that was answered
         self._rest = b""
+        self._line = b""  # the newest request, if no second maker has had it
         self._lock = threading.Lock()
 
     def __enter__(self) -> Publisher:
@@ -134,6 +135,7 @@ class Publisher:
         except BrokenPipeError:  # it has died since the last look
             self._forget_maker()
             self._send(line)
+        self._line = line
 
     def _send(self, line: bytes) -> None:
         maker = self._started()
@@ -167,7 +169,7 @@ class Publisher:
         maker = self._maker
         if maker is None or maker.stdout is None:
             if self._answered < self._asked:
-                self._answered, self._failure = self._asked, "its background process has ended"
+                self._ask_again()
             return
         deadline = time.monotonic() + timeout
         while True:
@@ -180,13 +182,26 @@ class Publisher:
                 continue
             if not got:
                 self._forget_maker()
-                self._answered, self._failure = self._asked, "its background process has ended"
+                self._ask_again()
                 return
             *lines, self._rest = (self._rest + got).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
             if lines:
                 return
+
+    def _ask_again(self) -> None:
+        """Gives the newest request to another maker, once. Its snapshot is still in memory."""
+        line, self._line = self._line, b""
+        if self._answered == self._asked:
+            return
+        try:
+            if line:
+                self._send(line)
+                return
+        except OSError as failure:
+            log.error("nebula: no background process can be started: %s", failure)
+        self._answered, self._failure = self._asked, "its background process has ended"
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._answered, self._failure = answer["id"], answer.get("error")
