@@ -30,7 +30,9 @@ void verdict_print(const json_t *verdict, const char *name, const char *rest)
         }
         term_print(styles[number], "%s", text_of(verdict, "state"));
         if (number) {
-                term_print(styles[number], " for %s: %s\n", human_duration(for_s >= 1 ? (double)(int64_t)for_s : 0, duration), text_of(verdict, "reason"));
+                if (for_s >= 1)
+                        term_print(styles[number], " for %s", human_duration((double)(int64_t)for_s, duration));
+                term_print(styles[number], ": %s\n", text_of(verdict, "reason"));
                 term_print(STYLE_PLAIN, "         do: %s\n", text_of(verdict, "cure"));
                 if (*rest)
                         term_print(STYLE_PLAIN, "         %s\n", rest);

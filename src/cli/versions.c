@@ -337,8 +337,8 @@ void versions_print_newest(const struct versions *versions)
                 term_print(STYLE_PLAIN, "%s, %s, in %s\n", newest->tag, newest->state, where_of(newest));
         }
         if (problem)
-                term_print(STYLE_BAD, "         %zu%s cannot be loaded: %s %s %s\n", newer, newest ? " newer" : "", problem->tag,
-                           strcmp(problem->state, nebula_state_name(NEBULA_STATE_FAILED)) ? "" : "failed:", problem->error);
+                term_print(STYLE_BAD, "         %zu%s cannot be loaded: %s %s%s\n", newer, newest ? " newer" : "", problem->tag,
+                           strcmp(problem->state, nebula_state_name(NEBULA_STATE_FAILED)) ? "" : "failed: ", problem->error);
 }
 
 void versions_print_head(const struct versions *versions)

@@ -41,7 +41,7 @@ def told_first(place, state, reason):
     """The first line on the job, in each command."""
     for command in ("status", "list"):
         lines = [line for line in asked(place, command).splitlines() if not line.startswith("agent ")]
-        assert re.match(f"job      {state} for .*: {reason}", lines[0]), lines
+        assert re.match(f"job      {state}( for [^:]+)?: {reason}", lines[0]), lines
         assert lines[1].startswith("         do: "), lines
     number = {"at risk": 1, "broken": 2}[state]
     assert f'nebula_job_verdict{{job="",path="{place.storage}"}} {number}\n' in asked(place, "metrics")
