@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "agent/catalogue/memory_policy.h"
+#include "agent/clients/verdict.h"
 #include "agent/clock.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/commit_end.h"
@@ -133,6 +134,7 @@ void *clock_main(void *argument)
                 due = earlier(due, release_idle(catalogue, now));
                 due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, worker_start(catalogue, now));
+                due = earlier(due, verdict_look(catalogue, now));
                 due = earlier(due, check_linger(catalogue, now));
                 now = os->now_ns();
                 if (!catalogue->stopping && due > now)

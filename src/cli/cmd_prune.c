@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
@@ -17,8 +18,11 @@
 #include "store/scan.h"
 #include "store/thin.h"
 
+#define REASONS_MAX 160
+
 struct prune {
-        uint64_t keep_last, keep_every; /* 0: not given */
+        uint64_t keep_last, keep_every, hourly, daily, weekly; /* 0: not given */
+        double within_s;
         const char *tag, *job, *thin;   /* NULL: not given */
         uint64_t entry;                 /* number of the version's entry in the tag's log; 0: any */
         bool abandoned, yes;
@@ -51,22 +55,33 @@ static enum nebula_status take_away(const struct prune *prune, struct store *sto
         return status == NEBULA_INVALID ? NEBULA_BUSY : status; /* all its files match: it stays */
 }
 
-/* Sets drop[i] by the rules for the versions of one job; versions of other jobs do not count. */
-static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop,
+static bool has_rule(const struct prune *prune)
+{
+        return prune->keep_last || prune->keep_every || prune->hourly || prune->daily || prune->weekly || prune->within_s > 0;
+}
+
+/* Sets drop[i] and why[i] (store/order.h) by the rules for the versions of one job; versions of other jobs do not count. */
+static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop, unsigned *why,
                                    struct nebula_error *error)
 {
-        /* With --keep-every alone, the multiples and the newest version stay. */
-        struct order_rule rule = { .last = (uint32_t)(prune->keep_last ? prune->keep_last : 1), .every = prune->keep_every };
+        /* Without --keep-last, the newest version stays all the same. */
+        struct order_rule rule = { .last = (uint32_t)(prune->keep_last ? prune->keep_last : 1), .every = prune->keep_every,
+                                   .hourly = (uint32_t)prune->hourly, .daily = (uint32_t)prune->daily, .weekly = (uint32_t)prune->weekly,
+                                   .within_s = prune->within_s };
         struct order_entry *entries = manifest_scan_entries(scan);
         bool *stay = calloc(scan->count + 1, sizeof *stay), is_done;
+        unsigned *reasons = calloc(scan->count + 1, sizeof *reasons);
 
         for (size_t i = 0; entries && i < scan->count; i++)
                 entries[i].counts = !strcmp(entries[i].job, job);
-        is_done = entries && stay && order_stay(entries, scan->count, &rule, prune->keep_last || prune->keep_every, stay);
-        for (size_t i = 0; is_done && i < scan->count; i++)
+        is_done = entries && stay && reasons && order_stay(entries, scan->count, &rule, has_rule(prune), stay, reasons);
+        for (size_t i = 0; is_done && i < scan->count; i++) {
+                why[i] |= reasons[i];
                 drop[i] = drop[i] || !stay[i] || (prune->abandoned && entries[i].counts && entries[i].is_abandoned);
+        }
         free(entries);
         free(stay);
+        free(reasons);
         return is_done ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan->count);
 }
 
@@ -100,7 +115,7 @@ static bool knows_job(const struct manifest_scan *scan, const char *job)
         return false;
 }
 
-static enum nebula_status plan(const struct prune *prune, const struct manifest_scan *scan, bool *drop,
+static enum nebula_status plan(const struct prune *prune, const struct manifest_scan *scan, bool *drop, unsigned *why,
                                struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
@@ -116,7 +131,7 @@ static enum nebula_status plan(const struct prune *prune, const struct manifest_
                 while (strcmp(scan->manifests[first].job, job))
                         first++;
                 if (first == i && (!prune->job || !strcmp(prune->job, job)))
-                        status = plan_job(prune, scan, job, drop, error);
+                        status = plan_job(prune, scan, job, drop, why, error);
         }
         return status;
 }
@@ -186,7 +201,37 @@ static enum nebula_status spare_pinned(struct store *store, const char *tag, con
         return status;
 }
 
-static void print_plan(const struct manifest_scan *scan, const bool *drop, const struct pins *pins, const char *verb)
+/* Adds a reason to the text, which begins empty. */
+static void add_reason(char text[REASONS_MAX], const char *reason)
+{
+        size_t used = strlen(text);
+
+        snprintf(text + used, REASONS_MAX - used, "%s%s", used ? ", " : "", reason);
+}
+
+/* Why a version stays, in the words of the options. Without rules the newest alone has a reason. */
+static void name_reasons(const struct prune *prune, unsigned why, const struct pin *pin, char text[REASONS_MAX])
+{
+        static const struct {
+                enum order_why why;
+                const char *name;
+        } names[] = { { ORDER_WHY_NEWEST, "newest" }, { ORDER_WHY_LAST, "last" }, { ORDER_WHY_HOURLY, "hourly" }, { ORDER_WHY_DAILY, "daily" },
+                      { ORDER_WHY_WEEKLY, "weekly" }, { ORDER_WHY_WITHIN, "within" }, { ORDER_WHY_ABANDONED, "abandoned not long ago" } };
+        char every[40];
+
+        *text = 0;
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+                if (why & names[i].why && (names[i].why != ORDER_WHY_LAST || prune->keep_last))
+                        add_reason(text, names[i].name);
+        snprintf(every, sizeof every, "every %" PRIu64, prune->keep_every);
+        if (why & ORDER_WHY_EVERY)
+                add_reason(text, every);
+        if (pin)
+                add_reason(text, pin->is_lease ? "read" : "pinned");
+}
+
+static void print_plan(const struct prune *prune, const struct manifest_scan *scan, const bool *drop, const unsigned *why, const struct pins *pins,
+                       const char *verb)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "SIZE", TABLE_RIGHT, false },
@@ -194,10 +239,12 @@ static void print_plan(const struct manifest_scan *scan, const bool *drop, const
         };
         struct table *table = table_new(columns, CLI_COUNT(columns));
         double now = (double)os->wall_ns() / 1e9;
-        char size[HUMAN_MAX], age[HUMAN_MAX];
+        char size[HUMAN_MAX], age[HUMAN_MAX], reasons[REASONS_MAX];
 
         for (size_t i = 0; i < scan->count; i++) {
                 const struct manifest *one = &scan->manifests[i];
+
+                name_reasons(prune, why[i], pins_find(pins, one->tag), reasons);
 
                 table_cell(table, STYLE_PLAIN, "%s", one->tag);
                 if (one->step < 0)
@@ -206,8 +253,8 @@ static void print_plan(const struct manifest_scan *scan, const bool *drop, const
                         table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
                 table_cell(table, STYLE_PLAIN, "%s", human_size(manifest_size(one), size));
                 table_cell(table, STYLE_PLAIN, "%s", human_age((double)one->sequence / 1e9, now, age));
-                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "",
-                           !pins_find(pins, one->tag) ? "" : pins_find(pins, one->tag)->is_lease ? ", read" : ", pinned");
+                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "",
+                           !drop[i] && *reasons ? ": " : "", drop[i] ? "" : reasons);
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
@@ -220,22 +267,26 @@ static bool is_pinned(const struct pins *pins, const char *tag)
         return pin && !pin->is_lease;
 }
 
-static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, const struct pins *pins, bool is_done, uint64_t bytes)
+static json_t *plan_json(const struct prune *prune, const struct manifest_scan *scan, const bool *drop, const unsigned *why, const struct pins *pins,
+                         uint64_t bytes)
 {
         json_t *removed = json_array(), *kept = json_array();
+        char reasons[REASONS_MAX];
 
-        for (size_t i = 0; i < scan->count; i++)
+        for (size_t i = 0; i < scan->count; i++) {
+                name_reasons(prune, why[i], pins_find(pins, scan->manifests[i].tag), reasons);
                 json_array_append_new(drop[i] ? removed : kept,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:b}", "tag", scan->manifests[i].tag, "job",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:b, s:s}", "tag", scan->manifests[i].tag, "job",
                                                 scan->manifests[i].job, "entry", (json_int_t)scan->manifests[i].number, "step", (json_int_t)scan->manifests[i].step, "size",
                                                 (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
-                                                scan->manifests[i].is_abandoned, "pinned", is_pinned(pins, scan->manifests[i].tag)));
-        return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
+                                                scan->manifests[i].is_abandoned, "pinned", is_pinned(pins, scan->manifests[i].tag), "stays", drop[i] ? "" : reasons));
+        }
+        return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !prune->yes, "bytes", (json_int_t)bytes, "removed", removed, "kept",
                          kept);
 }
 
 static int carry_out(const struct prune *prune, bool json, struct store *store, const struct manifest_scan *scan, const struct pins *pins,
-                     bool *drop)
+                     bool *drop, const unsigned *why)
 {
         struct nebula_error error = { 0 };
         char size[HUMAN_MAX];
@@ -259,9 +310,9 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
                 count++;
         }
         if (json)
-                return cli_print_json(plan_json(scan, drop, pins, prune->yes, bytes), CLI_OK);
+                return cli_print_json(plan_json(prune, scan, drop, why, pins, bytes), CLI_OK);
         if (scan->count)
-                print_plan(scan, drop, pins, prune->thin ? (prune->yes ? "thinned" : "would be thinned") : prune->yes ? "removed" : "would go");
+                print_plan(prune, scan, drop, why, pins, prune->thin ? (prune->yes ? "thinned" : "would be thinned") : prune->yes ? "removed" : "would go");
         if (!count)
                 printf("nothing to remove\n");
         else if (prune->yes)
@@ -276,10 +327,13 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
 int command_prune(int argc, char **argv)
 {
         struct cli_common common = { 0 };
+        const char *within = NULL;
         struct prune prune = { 0 };
         const struct args_option options[] = {
                 CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last, UINT32_MAX },
                 { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
+                { "keep-hourly", ARGS_NUMBER, &prune.hourly, UINT32_MAX }, { "keep-daily", ARGS_NUMBER, &prune.daily, UINT32_MAX },
+                { "keep-weekly", ARGS_NUMBER, &prune.weekly, UINT32_MAX }, { "keep-within", ARGS_TEXT, &within },
                 { "entry", ARGS_NUMBER, &prune.entry },
                 { "job", ARGS_TEXT, &prune.job },
                 { "thin", ARGS_TEXT, &prune.thin },
@@ -290,14 +344,17 @@ int command_prune(int argc, char **argv)
         struct nebula_error error;
         struct store *store = NULL;
         bool *drop = NULL;
+        unsigned *why = NULL;
         struct args args;
         int code;
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
-        if (!prune.tag == !(prune.keep_last || prune.keep_every || prune.abandoned))
-                return cli_usage_error("prune", "say which checkpoints to keep (--keep-last, --keep-every) or which to remove "
-                                                "(--abandoned, --tag)");
+        if (within && (conf_parse_duration("--keep-within", within, &prune.within_s, &error) || !(prune.within_s > 0)))
+                return cli_usage_error("prune", "--keep-within takes a time, such as 14d or 36h");
+        if (!prune.tag == !(has_rule(&prune) || prune.abandoned))
+                return cli_usage_error("prune", "say which checkpoints to keep (--keep-last, --keep-every, --keep-hourly, --keep-daily, --keep-weekly, "
+                                                "--keep-within) or which to remove (--abandoned, --tag)");
         if (prune.entry && !prune.tag)
                 return cli_usage_error("prune", "--entry is for --tag");
         if (prune.thin && !*prune.thin)
@@ -309,19 +366,21 @@ int command_prune(int argc, char **argv)
                 goto out;
         }
         drop = calloc(scan.count + 1, sizeof *drop);
-        if (!drop) {
+        why = calloc(scan.count + 1, sizeof *why);
+        if (!drop || !why) {
                 error_set(&error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan.count);
                 code = cli_fail(common.json, &error);
-        } else if (plan(&prune, &scan, drop, &error) || spare_followed(common.path, prune.tag, &scan, drop, &error) ||
+        } else if (plan(&prune, &scan, drop, why, &error) || spare_followed(common.path, prune.tag, &scan, drop, &error) ||
                    spare_pinned(store, prune.tag, &scan, drop, &pins, &error)) {
                 code = cli_fail(common.json, &error);
                 if (error.status == NEBULA_BUSY)
                         code = CLI_REFUSED;
         } else {
-                code = carry_out(&prune, common.json, store, &scan, &pins, drop);
+                code = carry_out(&prune, common.json, store, &scan, &pins, drop, why);
         }
 out:
         free(drop);
+        free(why);
         pins_done(&pins);
         manifest_scan_done(&scan);
         if (store)

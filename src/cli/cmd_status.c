@@ -17,6 +17,7 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "cli/target.h"
+#include "cli/verdict.h"
 #include "cli/versions.h"
 #include "os/os.h"
 #include "store/scan.h"
@@ -61,8 +62,7 @@ static void status_done(struct status *status)
 {
         json_decref(status->report);
         json_decref(status->history);
-        if (status->has_versions)
-                versions_done(&status->versions);
+        versions_done(&status->versions);
 }
 
 static void print_agent(const struct status *status)
@@ -92,19 +92,15 @@ static void print_jobs(const json_t *jobs)
         for (size_t i = 0; i < json_array_size(jobs); i++) {
                 const json_t *job = json_array_get(jobs, i);
                 const char *name = text_of(job, "job"), *path = text_of(job, "persist_path");
+                char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
                 /* The session of an earlier status command leaves an empty job in the report. */
                 if (!*path && number_of(job, "sessions") <= 0 && number_of(job, "versions_in_memory") <= 0)
                         continue;
-                term_print(STYLE_BOLD, "job      ");
-                term_print(STYLE_PLAIN, "%s%s%s, %.0f in memory", name, *name ? ", " : "", *path ? path : "memory only",
-                       number_of(job, "versions_in_memory"));
                 if (*path)
-                        printf(", %.0f in storage", number_of(job, "versions_in_storage"));
-                printf("\n");
-                if (*text_of(job, "storage_error"))
-                        term_print(STYLE_BAD, "         %s (tried %.0f times)\n", text_of(job, "storage_error"),
-                                   number_of(job, "storage_failures"));
+                        snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "versions_in_storage"));
+                snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "versions_in_memory"), stored);
+                verdict_print(json_object_get(job, "verdict"), name, rest);
         }
 }
 
@@ -130,7 +126,7 @@ static void print_queue(const json_t *queue)
                 term_print(STYLE_PLAIN, "%s, %s", text_of(one, "tag"), human_size((uint64_t)number_of(one, "size"), size));
                 printf(", %s", json_is_true(json_object_get(one, "writing")) ? "being written" : "waits");
                 if (*text_of(one, "error"))
-                        term_print(STYLE_BAD, ", %s", text_of(one, "error"));
+                        term_print(STYLE_BAD, ", has failed"); /* the verdict and the table say why */
                 printf("\n");
         }
 }
@@ -155,6 +151,7 @@ static void print_storage(const struct status *status)
                         return;
                 term_print(STYLE_BOLD, "storage  ");
                 term_print(STYLE_BAD, "%s\n", status->storage_error.message);
+                print_newest(&status->versions); /* those in memory */
                 return;
         }
         if (*status->versions.path) {

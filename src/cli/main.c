@@ -87,15 +87,18 @@ const struct cli_command cli_commands[] = {
           command_pin },
         { "unpin", "nebula unpin TAG [--path DIR] [--json]", "removes the pin of a checkpoint, so that the rules apply again",
           "\n  nebula unpin global_step500\n", command_unpin },
-        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG [--entry N]) [--thin PATTERN] [--yes] [--job NAME] [--path DIR] [--json]", "removes old checkpoints from storage",
+        { "prune", "nebula prune (--keep-last N | --keep-every K | --keep-hourly N | --keep-daily N | --keep-weekly N | --keep-within TIME | --abandoned | --tag TAG [--entry N]) [--thin PATTERN] [--yes] [--job NAME] [--path DIR] [--json]", "removes old checkpoints from storage",
           "Shows what would be removed; --yes removes it. A checkpoint that one of the rules\n"
           "keeps stays. The newest complete checkpoint always stays, and so does every file\n"
           "that Nebula did not write. --keep-every K keeps versions whose step is a multiple\n"
-          "of K. --abandoned removes checkpoints that the job left behind when it went back\n"
+          "of K, --keep-daily N the newest one of each of the newest N days that have one (UTC;\n"
+          "hours and weeks in the same way), --keep-within 14d all that were committed in the\n"
+          "14 days before the latest. --abandoned removes checkpoints that the job left behind when it went back\n"
           "to an earlier step. --entry N removes the version of TAG only if it is still that\n"
           "entry of its log, as `nebula prune --json` shows it. With --thin, checkpoints stay\n"
           "and lose only the files of that name.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n"
+          "  nebula prune --keep-last 3 --keep-daily 7 --keep-weekly 8\n"
           "  nebula prune --keep-last 2 --thin 'optimizer*' --yes\n",
           command_prune },
         { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "copies versions from one storage path to another, and verifies them",

@@ -12,6 +12,7 @@
 #include "cli/cli_agent.h"
 #include "cli/history.h"
 #include "cli/ledger.h"
+#include "cli/verdict.h"
 
 static void add(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -34,10 +35,12 @@ static void add_head(struct buf *buf, const char *name, const char *type, const 
 /* Writes 17 digits; for a value that is not finite, the format's own words. */
 static void add_value(struct buf *buf, const char *name, const char *labels, double value)
 {
+        buf_add_text(buf, name);
+        buf_add_text(buf, labels);
         if (isfinite(value))
-                add(buf, "%s%s %.17g\n", name, labels, value);
+                add(buf, " %.17g\n", value);
         else
-                add(buf, "%s%s %s\n", name, labels, isnan(value) ? "NaN" : value > 0 ? "+Inf" : "-Inf");
+                add(buf, " %s\n", isnan(value) ? "NaN" : value > 0 ? "+Inf" : "-Inf");
 }
 
 static void add_one(struct buf *buf, const char *name, const char *type, const char *help, double value)
@@ -178,20 +181,46 @@ static void add_history(struct buf *buf, const char *path, const char *given)
         history_done(&history);
 }
 
+#define LABEL_MAX 1024
+
+/* The value of a label. Prometheus reads UTF-8, so what is not printable becomes '?'. A very long text loses its beginning. */
+static const char *escape(const char *text, char escaped[LABEL_MAX])
+{
+        size_t length = strlen(text), used = 0;
+
+        text += length > LABEL_MAX / 2 - 1 ? length - (LABEL_MAX / 2 - 1) : 0;
+        while (((unsigned char)*text & 0xC0) == 0x80) /* the rest of a character */
+                text++;
+        for (; *text; text++) {
+                if (*text == '"' || *text == '\\')
+                        escaped[used++] = '\\';
+                escaped[used++] = (unsigned char)*text < ' ' || *text == 127 ? '?' : *text;
+        }
+        escaped[used] = 0;
+        return escaped;
+}
+
 /* Adds the jobs of the path; "": all jobs. */
 static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 {
         const char *spelled = text_of(status, "persist_path"); /* the path as the jobs spell it; "": the agent is an older one */
+        const char *const verdict = "nebula_job_verdict";
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
+        char labels[2 * LABEL_MAX + 32], name[LABEL_MAX], where[LABEL_MAX];
         double unsaved = 0, unsaved_bytes = 0, failures = 0, world = 0;
         size_t index;
 
+        add_head(buf, verdict, "gauge", "The agent's verdict on a job: 0 fine, 1 at risk, 2 broken.");
         json_array_foreach(jobs, index, one) {
                 if (*path && strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
                         continue;
                 unsaved += number_of(one, "unsaved");
                 unsaved_bytes += number_of(one, "unsaved_bytes");
                 failures += number_of(one, "storage_failures");
+                if (verdict_number(json_object_get(one, "verdict")) < 0 || !(*text_of(one, "persist_path") || number_of(one, "sessions") > 0))
+                        continue;
+                snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "persist_path"), where));
+                add_value(buf, verdict, labels, verdict_number(json_object_get(one, "verdict")));
         }
         json_array_foreach(sessions, index, one)
                 if (!*path || !strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))

@@ -1,8 +1,8 @@
 /*
  * metrics.h - metrics of this node's agent and of the history of one storage path, in Prometheus' format.
  *
- * No metric has a label whose values come from a user: no tag, step or path is one, so nothing has to be escaped and the number of series
- * does not grow. docs/operate.md lists the metrics; docs/grafana.json and docs/alerts.yml use their names, and a test compares all three.
+ * Only the verdict has labels whose values come from a user, the job and its path: no tag or step is one, so the number of series does not
+ * grow. docs/operate.md lists the metrics; docs/grafana.json and docs/alerts.yml use their names, and a test compares all three.
  *
  * Threads: no shared state.
  */

@@ -10,6 +10,7 @@
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
 #include "cli/human.h"
+#include "cli/verdict.h"
 #include "os/os.h"
 #include "store/line_document.h"
 #include "store/manifest_load.h"
@@ -173,6 +174,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
         json_t *report = NULL;
         enum nebula_status status = target_path(given_path, versions.path, error);
 
+        *ret_versions = (struct versions){ 0 };
         if (status)
                 return status;
         if (ask_agent && cli_agent_open_if_any(versions.path, &agent)) {
@@ -193,9 +195,13 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
         }
         if (!status)
                 status = merge(found, report, &versions, error);
-        json_decref(report);
-        if (!status)
+        else if (versions.has_agent)
+                merge(&nothing, report, &versions, NULL);
+        if (!status || versions.has_agent) {
+                versions.verdicts = json_incref(json_object_get(report, "verdicts"));
                 *ret_versions = versions;
+        }
+        json_decref(report);
         return status;
 }
 
@@ -231,6 +237,7 @@ void versions_done(struct versions *versions)
                 json_decref(versions->metrics[i]);
         free(versions->metrics);
         versions->metrics = NULL;
+        json_decref(versions->verdicts);
         pins_done(&versions->pins);
         free(versions->list);
         versions->list = NULL;
@@ -290,7 +297,7 @@ json_t *versions_json(const struct versions *versions)
                 }
                 json_array_append_new(list, row);
         }
-        return json_pack("{s:s, s:b, s:o, s:s?, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions", list, "newest",
+        return json_pack("{s:s, s:b, s:O?, s:o, s:s?, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "verdicts", versions->verdicts, "versions", list, "newest",
                          newest ? newest->tag : NULL, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
 }
 
@@ -332,8 +339,19 @@ void versions_print_newest(const struct versions *versions)
                 term_print(STYLE_PLAIN, "%s, %s, in %s\n", newest->tag, newest->state, where_of(newest));
         }
         if (problem)
-                term_print(STYLE_BAD, "         %zu%s cannot be loaded: %s %s %s\n", newer, newest ? " newer" : "", problem->tag,
-                           strcmp(problem->state, nebula_state_name(NEBULA_STATE_FAILED)) ? "" : "failed:", problem->error);
+                term_print(STYLE_BAD, "         %zu%s cannot be loaded: %s %s%s\n", newer, newest ? " newer" : "", problem->tag,
+                           strcmp(problem->state, nebula_state_name(NEBULA_STATE_FAILED)) ? "" : "failed: ", problem->error);
+}
+
+void versions_print_head(const struct versions *versions)
+{
+        bool is_stuck = versions->count && versions_newest(versions) != versions->list + versions->count - 1;
+
+        verdict_print_all(versions->verdicts);
+        if (is_stuck)
+                versions_print_newest(versions);
+        if (is_stuck || json_array_size(versions->verdicts))
+                printf("\n");
 }
 
 static bool any_problem(const struct versions *versions, size_t first)

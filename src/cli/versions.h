@@ -32,11 +32,12 @@ struct versions {
         size_t broken_count; /* unreadable manifests */
         char broken[512];    /* message about the first of them */
         bool has_agent;
+        json_t *verdicts;    /* the agent's, on the jobs of the path; NULL: none */
         struct pins pins;    /* of the storage path */
         json_t **metrics;    /* per version: its metrics, or NULL; NULL: not requested (versions_load_metrics) */
 };
 
-/* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
+/* If storage cannot be read, *ret_versions has what the agent holds in memory; versions_done is called in any case. A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
 enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error);
 /* Called about once a second while storage is read. `newest`: some thousand of the newest versions that are known so far, without pins.
  * `read` of `count` tags in storage were looked at. */
@@ -56,6 +57,8 @@ uint64_t versions_sum(const struct versions *versions);
 json_t *versions_json(const struct versions *versions);
 /* The newest version that a job would resume from; NULL: there is none. */
 const struct version *versions_newest(const struct versions *versions);
+/* Prints what people need first: the verdicts, and the newest version that can be loaded if it is not the last row. */
+void versions_print_head(const struct versions *versions);
 /* Prints a table for people, from versions->list[first] on. */
 void versions_print(const struct versions *versions, size_t first);
 /* Prints one line about the newest version that can be loaded, and one about newer ones that cannot. */

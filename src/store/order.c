@@ -6,6 +6,10 @@
 
 #include "image/image.h"
 
+#define SECOND_NS 1000000000
+#define HOUR_S 3600
+#define DAY_S UINT64_C(86400)
+
 struct order_entry order_entry(const char *tag, uint64_t sequence, const struct line *line)
 {
         return (struct order_entry){ .tag = tag, .step = name_step(tag), .follows_step = name_follows_step(tag), .sequence = sequence,
@@ -186,8 +190,8 @@ static int by_rank(const void *a, const void *b)
         return compare_numbers(x->place, y->place);
 }
 
-/* Sets stay[i] for the best ones. *ret_none: no version has the metric. */
-static bool keep_best(const struct order_rule *rule, const size_t *newest_first, size_t count, bool *stay, bool *ret_none)
+/* Names the best ones in why[i]. *ret_none: no version has the metric. */
+static bool keep_best(const struct order_rule *rule, const size_t *newest_first, size_t count, unsigned *why, bool *ret_none)
 {
         struct ranked *ranked = calloc(count + 1, sizeof *ranked);
         size_t used = 0;
@@ -202,7 +206,7 @@ static bool keep_best(const struct order_rule *rule, const size_t *newest_first,
         }
         sort(ranked, used, sizeof *ranked, by_rank);
         for (size_t i = 0; i < used && i < rule->best; i++)
-                stay[newest_first[ranked[i].place]] = true;
+                why[newest_first[ranked[i].place]] |= ORDER_WHY_BEST;
         free(ranked);
         *ret_none = !used;
         return true;
@@ -226,42 +230,76 @@ static size_t commits_of_current(const struct order_entry *entries, const size_t
         return used;
 }
 
+/* Names the newest version of each of the newest `most` periods that have one. */
+static void keep_periods(const struct order_entry *entries, const size_t *newest_first, size_t count, uint64_t seconds, uint64_t shift, uint32_t most,
+                         enum order_why reason, unsigned *why)
+{
+        uint64_t last = UINT64_MAX;
+
+        for (size_t place = 0; place < count && most; place++) {
+                const struct order_entry *entry = &entries[newest_first[place]];
+                uint64_t period = (entry->sequence / SECOND_NS + shift) / seconds;
+
+                if (entry->is_abandoned || period >= last) /* a later commit of an older step opens no period again */
+                        continue;
+                last = period;
+                why[newest_first[place]] |= reason;
+                most--;
+        }
+}
+
 static bool apply(const struct order_entry *entries, const struct order_rule *rule, const size_t *newest_first, size_t count,
-                  const uint64_t *commits, size_t commit_count, bool *stay)
+                  const uint64_t *commits, size_t commit_count, uint64_t latest, unsigned *why)
 {
         size_t last = rule->last ? rule->last : 1;
         bool is_none = false;
 
-        if (rule->best && !keep_best(rule, newest_first, count, stay, &is_none))
+        if (rule->best && !keep_best(rule, newest_first, count, why, &is_none))
                 return false;
+        keep_periods(entries, newest_first, count, HOUR_S, 0, rule->hourly, ORDER_WHY_HOURLY, why);
+        keep_periods(entries, newest_first, count, DAY_S, 0, rule->daily, ORDER_WHY_DAILY, why);
+        keep_periods(entries, newest_first, count, 7 * DAY_S, 3 * DAY_S, rule->weekly, ORDER_WHY_WEEKLY, why); /* 1970 began on a Thursday */
         for (size_t place = 0; place < count; place++) {
                 const struct order_entry *entry = &entries[newest_first[place]];
                 bool is_multiple = rule->every && entry->step >= 0 && (uint64_t)entry->step % rule->every == 0;
-                bool is_recent = entry->is_abandoned ? commit_count < last || commits[last - 1] <= entry->sequence : place < last || is_multiple;
+                unsigned *one = &why[newest_first[place]];
 
-                if (is_none || is_recent)
-                        stay[newest_first[place]] = true;
+                if (is_none)
+                        *one |= ORDER_WHY_BEST;
+                if (entry->is_abandoned && (commit_count < last || commits[last - 1] <= entry->sequence))
+                        *one |= ORDER_WHY_ABANDONED;
+                if (!entry->is_abandoned && place < last)
+                        *one |= ORDER_WHY_LAST;
+                if (!entry->is_abandoned && is_multiple)
+                        *one |= ORDER_WHY_EVERY;
+                if (rule->within_s > 0 && (double)(latest - entry->sequence) / SECOND_NS <= rule->within_s)
+                        *one |= ORDER_WHY_WITHIN;
         }
         return true;
 }
 
-bool order_stay(const struct order_entry *entries, size_t count, const struct order_rule *rules, size_t rule_count, bool *stay)
+bool order_stay(const struct order_entry *entries, size_t count, const struct order_rule *rules, size_t rule_count, bool *stay, unsigned *why)
 {
         size_t *newest_first = calloc(count + 1, sizeof *newest_first), used = 0, commit_count, latest = 0;
         uint64_t *commits = calloc(count + 1, sizeof *commits);
-        bool is_done = newest_first && commits && order_sort(entries, count, newest_first, &used);
+        unsigned *reasons = calloc(count + 1, sizeof *reasons);
+        bool is_done = newest_first && commits && reasons && order_sort(entries, count, newest_first, &used);
 
-        for (size_t i = 0; i < count; i++)
-                stay[i] = !entries[i].counts || !rule_count || !is_done;
         for (size_t place = 1; place < used; place++)
                 if (entries[newest_first[place]].sequence > entries[newest_first[latest]].sequence)
                         latest = place;
         if (used)
-                stay[newest_first[0]] = stay[newest_first[latest]] = true;
+                reasons[newest_first[0]] = reasons[newest_first[latest]] = ORDER_WHY_NEWEST;
         commit_count = is_done ? commits_of_current(entries, newest_first, used, commits) : 0;
-        for (size_t i = 0; i < rule_count && is_done; i++)
-                is_done = apply(entries, &rules[i], newest_first, used, commits, commit_count, stay);
+        for (size_t i = 0; i < rule_count && is_done && used; i++)
+                is_done = apply(entries, &rules[i], newest_first, used, commits, commit_count, entries[newest_first[latest]].sequence, reasons);
+        for (size_t i = 0; i < count; i++) {
+                stay[i] = !entries[i].counts || !rule_count || !is_done || reasons[i];
+                if (why)
+                        why[i] = is_done ? reasons[i] : 0;
+        }
         free(newest_first);
         free(commits);
+        free(reasons);
         return is_done;
 }

@@ -62,14 +62,24 @@ struct order_rule {
         uint32_t best;         /* so many with the best metric; 0: none */
         bool best_is_largest;  /* else the smallest is the best */
         const double *metrics; /* of each entry, if `best`; NaN: it has none */
+        /* The newest version of each of the newest so many hours, days and weeks that have one; 0: none. By the times of the commits, in UTC; a
+         * week begins on Monday. */
+        uint32_t hourly, daily, weekly;
+        double within_s; /* those committed no longer than this before the latest commit; 0: none */
+};
+/* Why a version stays. */
+enum order_why {
+        ORDER_WHY_NEWEST = 1, ORDER_WHY_LAST = 2, ORDER_WHY_EVERY = 4, ORDER_WHY_BEST = 8, ORDER_WHY_HOURLY = 16, ORDER_WHY_DAILY = 32,
+        ORDER_WHY_WEEKLY = 64, ORDER_WHY_WITHIN = 128, ORDER_WHY_ABANDONED = 256, /* abandoned, and not for long enough */
 };
 /*
  * Sets stay[i] for those that a rule names, and for those that do not count. Without rules all stay. These stay, too:
  * * the newest version, and the latest commit;
  * * an abandoned version, until `last` versions that are not abandoned were committed after it;
  * * all, if no version has the metric of a rule with `best`: then the rule cannot tell which is the best.
- * An abandoned version takes no other one's place among the newest, and `every` does not name it. Call order_mark before.
+ * An abandoned version takes no other one's place among the newest. Of the rules for steps, hours, days and weeks, none names it. Call order_mark
+ * before. `why`: of each entry, a sum of enum order_why; NULL: not asked.
  */
-bool order_stay(const struct order_entry *entries, size_t count, const struct order_rule *rules, size_t rule_count, bool *stay);
+bool order_stay(const struct order_entry *entries, size_t count, const struct order_rule *rules, size_t rule_count, bool *stay, unsigned *why);
 
 #endif

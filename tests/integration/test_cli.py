@@ -586,6 +586,29 @@ def test_prune_shows_first_and_removes_only_what_nebula_made(run, make):
     assert run("verify", "--all", "--path", store).returncode == 0
 
 
+def test_prune_keeps_by_days_weeks_and_time_and_says_why_each_one_stays(run, make):
+    hour, day = 3600, 24 * 3600
+    ages = {1: 40 * day, 2: 9 * day, 3: 2 * day + hour, 4: 2 * day, 5: 60, 6: 0}
+    for step, age in ages.items():
+        store = make(f"global_step{step}", "model.pt=100", "--age", age)
+
+    def stays(*words):
+        told = json.loads(run("prune", *words, "--json", "--path", store).stdout)
+        assert all(one["stays"] == "" for one in told["removed"])
+        return {int(one["tag"].removeprefix("global_step")): one["stays"] for one in told["kept"]}
+
+    assert stays("--keep-within", "3d") == {3: "within", 4: "within", 5: "within", 6: "newest, within"}
+    assert stays("--keep-daily", 100)[1] == stays("--keep-daily", 100)[4] == "daily"
+    assert stays("--keep-weekly", 100)[2] == "weekly" and stays("--keep-hourly", 1) == {6: "newest, hourly"}
+    assert stays("--keep-last", 2, "--keep-every", 4) == {4: "every 4", 5: "last", 6: "newest, last"}
+    assert run("prune", "--keep-within", "soon", "--path", store).returncode == 2
+    shown = run("prune", "--keep-last", 2, "--keep-within", "10d", "--path", store).stdout
+    assert re.search("global_step1 .* would go$", shown, re.M) and re.search("global_step6 .* stays: newest, last, within$", shown, re.M)
+    run("pin", "global_step1", "--path", store)
+    assert stays("--keep-last", 1) == {1: "pinned", 6: "newest, last"}
+    assert run("prune", "--keep-within", "3d", "--yes", "--path", store).returncode == 0 and steps(store) == [1, 3, 4, 5, 6]
+
+
 def test_prune_of_an_entry_keeps_a_version_that_was_written_again(run, make):
     store = make("global_step1", "model.pt=100")
     make("global_step2", "model.pt=100")

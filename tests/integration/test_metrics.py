@@ -120,6 +120,7 @@ def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_pa
 WELL = {
     "nebula_agent_up": "1x480",
     "nebula_world_size": "8x480",
+    'nebula_job_verdict{path="/scratch"}': "0x480",
     'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x480",
     'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x480",
     'nebula_checkpoints_total{tier="storage",result="success"}': "0+1x480",
@@ -138,6 +139,8 @@ WELL = {
     "nebula_goodput_ratio": "0.97x480",
 }
 FAULTS = {
+    "NebulaJobBroken": {'nebula_job_verdict{path="/scratch"}': "0x470 2x10"},
+    "NebulaJobAtRisk": {'nebula_job_verdict{path="/scratch"}': "0x460 1x20"},
     "NebulaNoDurableCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x400 24000x80"},
     "NebulaNoCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x400 24000x80"},
     "NebulaCheckpointsFail": {'nebula_checkpoints_total{tier="storage",result="failure"}': "0x470 1x10"},

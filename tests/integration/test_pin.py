@@ -29,7 +29,7 @@ def test_prune_keeps_what_is_pinned_until_it_is_unpinned(run, filled):
     assert refused.returncode == 5 and "it is pinned: figure 3" in refused.stderr
     plan = json.loads(run("prune", "--keep-last", "1", "--path", filled, "--json").stdout)
     assert {one["tag"] for one in plan["kept"] if one["pinned"]} == {"global_step1"}
-    assert "stays, pinned" in run("prune", "--keep-last", "1", "--path", filled).stdout
+    assert "stays: pinned" in run("prune", "--keep-last", "1", "--path", filled).stdout
     assert run("prune", "--keep-last", "1", "--yes", "--path", filled).returncode == 0
     assert set(listed(run, filled)) == {"global_step1", HOSTILE}
     assert run("unpin", "global_step1", "--path", filled).stdout.startswith("global_step1 is no longer pinned")

@@ -112,3 +112,18 @@ def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
     studio.until(lambda state: [one["tag"] for one in state["rows"].values() if not one["where"]] == ["global_step1"])
     other = studio.ask("GET", f"/api/state?epoch=another&since={told['revision']}")[2]
     assert other["all"] and len(other["rows"]) == 3, "a page of an earlier studio has to begin anew"
+
+
+def test_the_verdict_is_the_worst_of_the_jobs_of_the_path():
+    def job(name, state, path="/scratch"):
+        return {
+            "job": name, "persist_path": path, "verdict": {"state": state, "since": 1e9, "reason": "r", "cure": "c"}, "storage_error": "",
+            "persist_interval_s": 0.0, "retention_count": 2,
+        }  # fmt: skip
+
+    def verdict(*jobs):
+        status = {"running": True, "persist_path": "/scratch", "jobs": list(jobs), "storage": {"path": "/scratch", "versions": []}}
+        return snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["verdict"]
+
+    assert verdict(job("a", "fine"), job("b", "at risk"), job("c", "broken", "/other"))["job"] == "b"
+    assert verdict(job("a", "broken"), job("b", "at risk"))["state"] == "broken" and verdict() is None

@@ -575,3 +575,30 @@ def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place
     steps = [right - left for left, right in itertools.pairwise(places)]
     assert min(steps) > 10 and max(steps) == steps[19] < 6 * min(steps), steps
     expect(page.locator("svg text", has_text="8.0 h")).to_be_visible()
+
+
+def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, start, page, monkeypatch):
+    """Storage fails, and later works again."""
+    monkeypatch.setenv("NEBULA_TAKEOVER_S", "1")
+    trainer = place.trainer(TRAINS, place.storage, 1, 0)
+    assert trainer.stdout.readline()
+    studio = start(place.storage)
+    studio.until(lambda state: (state.get("verdict") or {}).get("state") == "fine" and state["now"]["newest"])
+    page.goto(studio.address)
+    expect(card(page, "Newest loadable checkpoint").locator(".big")).to_have_text(re.compile(r"global_step\d+"), timeout=20_000)
+    banner = page.locator("#verdict")
+    expect(banner).to_be_empty()
+    aside = place.storage.rename(place.root / "aside")
+    place.storage.write_text("a file in the place of the directory")
+    expect(banner).to_contain_text("broken since", timeout=30_000)
+    for name in TABS:
+        open_tab(page, name)
+        expect(banner).to_be_visible()
+        expect(banner).to_contain_text("storage fails, and ")
+        expect(banner).to_contain_text("What to do: move away")
+    assert banner.get_attribute("class") == "broken"
+    place.storage.unlink()
+    aside.rename(place.storage)
+    expect(banner).to_be_empty(timeout=60_000)
+    trainer.kill()
+    trainer.communicate()

@@ -15,6 +15,7 @@ from ..plan import interval
 __all__ = ["Watch", "build"]
 
 SHOWN_VERSIONS = 5000
+VERDICTS = ("fine", "at risk", "broken")
 ADVICE_MTBF_S = 12 * 3600.0
 LOADABLE = ("committed", "replicated", "durable")
 PATIENCE_S = 30.0  # ranks commit within that time of each other, or one of them does not come
@@ -177,6 +178,12 @@ def _stuck(rows: list[dict[str, Any]], now: float) -> dict[str, Any] | None:
     return {"count": len(newer), "tag": newer[0]["tag"], "state": newer[0]["state"], "error": newer[0]["error"]} if newer else None
 
 
+def _worst(jobs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the agent's worst verdict on these jobs, with the name of the job. None: no agent has one."""
+    verdicts = [{**one["verdict"], "job": one["job"]} for one in jobs if one.get("verdict")]
+    return max(verdicts, key=lambda one: VERDICTS.index(one["state"]), default=None)
+
+
 def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the values of a row that the page needs. `at`: if this version is lost, all training after this time is lost, too."""
     if row is None:
@@ -263,7 +270,6 @@ def build(
     ledger = _ledger(told)
     events = _mark(rows, ledger) + _restarts([*history, *status.get("history", [])])
     problems = [text for text in (status.get("error"), storage.get("error"), storage.get("first_broken")) if text]
-    problems += [one["storage_error"] for one in jobs if one["storage_error"]]
     waiting = sum(one["size"] for one in queue)
     oldest = [row["committed_at"] for row in rows if row["tag"] in {one["tag"] for one in queue} and row["committed_at"]]
     return {
@@ -272,6 +278,7 @@ def build(
         "agent": {name: value for name, value in (status.get("agent") or {}).items() if name != "uptime_s"} or None,
         "running": bool(status.get("running")),
         "problems": problems,
+        "verdict": _worst(jobs),
         "now": {
             "trains": bool(sessions),
             # False: there may be versions that this machine cannot see.

@@ -110,7 +110,7 @@ struct catalogue {
         bool has_readers; /* a reader has come: commits are events */
         bool in_process; /* it never ends the process: see agent_start */
         bool broken;
-        int64_t started_ns, idle_since_ns;
+        int64_t started_ns, idle_since_ns, verdict_at_ns; /* verdict_at_ns: no verdict is computed before this time (verdict.h) */
         double started;
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
         bool publish_links; /* published files are hard links of the stored ones */

@@ -3,6 +3,7 @@
 #include "agent/catalogue/catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/clients/location.h"
+#include "agent/clients/verdict.h"
 #include "agent/rooms.h"
 
 static void end(struct catalogue *catalogue)
@@ -11,4 +12,4 @@ static void end(struct catalogue *catalogue)
         free(catalogue->evictions);
 }
 
-const struct room clients_room = { .job_works = history_pending, .catalogue_ends = end };
+const struct room clients_room = { .job_slots = { { offsetof(struct job, verdict), sizeof(struct job_verdict) } }, .job_works = history_pending, .catalogue_ends = end };

@@ -9,7 +9,6 @@
 
 #include "agent/commit/commit.h"
 #include "agent/commit/world.h"
-#include "agent/log.h"
 #include "os/os.h"
 
 bool event_is_late(const struct catalogue *catalogue, const struct version *version)
@@ -30,8 +29,7 @@ static bool waits_for_long(const struct catalogue *catalogue, const struct versi
         return any_closed && event_is_late(catalogue, version);
 }
 
-/* Reports each late version once. */
-static void look_for_late(const struct catalogue *catalogue, struct job *job)
+void event_look_for_late(const struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live) {
                 char missing[160];
@@ -42,7 +40,6 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
                 if (!missing[0])
                         continue;
                 version->late_at = catalogue_now();
-                log_event(LOG_LEVEL_WARN, "%s: it %s", version->tag, missing);
         }
 }
 
@@ -114,7 +111,7 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         struct job_progress storage = job_progress(job);
         const struct version *first = NULL;
 
-        look_for_late(catalogue, job);
+        event_look_for_late(catalogue, job);
         *ret_event = (struct ipc_event){ 0 };
         if (job->rival_seen_at > since) {
                 *ret_event = (struct ipc_event){ .at = job->rival_seen_at, .kind = NEBULA_EVENT_OTHER_AGENT };

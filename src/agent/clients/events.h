@@ -15,5 +15,7 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
 bool event_next_for_reader(const struct catalogue *catalogue, const char *path, double since, struct ipc_event *ret_event);
 /* Whether a version has not changed for so long that the ranks it waits for may never come. */
 bool event_is_late(const struct catalogue *catalogue, const struct version *version);
+/* Notes when each version was found to wait long for other ranks. */
+void event_look_for_late(const struct catalogue *catalogue, struct job *job);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "agent/clients/history.h"
 #include "agent/clients/report.h"
+#include "agent/clients/verdict.h"
 #include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/log.h"
@@ -357,11 +358,30 @@ static json_t *pass_over(struct store *store, const char *job, struct manifest_s
         return passed_json(&passed);
 }
 
+/* Of the jobs whose trainers are connected, or that are not fine. */
+static json_t *verdicts_json(struct catalogue *catalogue, const struct session *session, const char *path)
+{
+        json_t *verdicts = json_array(), *verdict;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (!in_scope(job, session, path))
+                        continue;
+                verdict_update(catalogue, job);
+                if (!job->verdict->state && !catalogue_session_count(catalogue, job))
+                        continue;
+                verdict = verdict_json(job);
+                if (verdict)
+                        json_object_set_new(verdict, "job", json_string(job->name));
+                json_array_append_new(verdicts, verdict);
+        }
+        return verdicts;
+}
+
 static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
                                         char **ret_text, struct nebula_error *error)
 {
         bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
-        json_t *versions, *problems = json_array(), *passed = NULL;
+        json_t *versions, *problems = json_array(), *passed = NULL, *verdicts;
         struct peer_listing kept = { 0 };
         struct job **jobs = NULL, *own = NULL;
         char unread[sizeof(struct nebula_error)] = ""; /* why storage could not be listed */
@@ -384,6 +404,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 own->pins--;
         }
         peer_listing_done(&kept);
+        verdicts = verdicts_json(catalogue, session, path);
         count = reads_storage ? paths_in_scope(catalogue, session, path, &jobs) : 0;
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < count; i++) {
@@ -418,10 +439,10 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         catalogue_unlock(catalogue);
         free(jobs);
         mark_abandoned(versions);
-        return to_text(json_pack("{s:o, s:o, s:o, s:s}", "versions", versions, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
+        return to_text(json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions, "verdicts", verdicts, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
 }
 
-static json_t *job_json(const struct catalogue *catalogue, const struct job *job)
+static json_t *job_json(struct catalogue *catalogue, struct job *job)
 {
         uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
 
@@ -432,12 +453,13 @@ static json_t *job_json(const struct catalogue *catalogue, const struct job *job
                 unsaved++;
                 unsaved_bytes += version_size(version);
         }
-        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
+        verdict_update(catalogue, job);
+        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
                          (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failures",
-                         (json_int_t)job_progress(job).failure_count);
+                         (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job));
 }
 
 static json_t *requests_json(const struct store_counts *counts)
@@ -478,7 +500,7 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
         const struct memory *memory = catalogue->memory;
 
         catalogue_lock(catalogue);
-        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
                 json_array_append_new(jobs, job_json(catalogue, job));
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version_unsaved(version))

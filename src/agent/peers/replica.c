@@ -440,6 +440,20 @@ const char *replica_trouble(const struct version *version)
         return version->copies->wanted ? version->job->copies->error.message : "";
 }
 
+uint32_t replica_copies(const struct version *version)
+{
+        uint32_t count = 0;
+
+        for (size_t i = 0; i < REPLICA_MAX; i++)
+                count += version->copies->nonces[i] != 0;
+        return count;
+}
+
+const char *replica_error(const struct job *job)
+{
+        return job->copies->error.message;
+}
+
 bool replica_ended(const struct catalogue *catalogue)
 {
         return !catalogue->replica || catalogue->replica->ended;

@@ -34,6 +34,10 @@ void replica_stop(struct catalogue *catalogue);
 bool replica_want(struct version *version);
 /* Why the copies that a client waits for are not made yet; "": no reason is known. Lock held. */
 const char *replica_trouble(const struct version *version);
+/* How many of the copies that its job asks for other nodes hold, as far as this node knows; why there are not more, "": no reason is known.
+ * Lock held. */
+uint32_t replica_copies(const struct version *version);
+const char *replica_error(const struct job *job);
 /* Reads a file of a version that peers hold into `data` and checks every piece. `size`: of the file, in bytes. */
 enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error);

@@ -19,6 +19,7 @@ struct job_progress job_progress(const struct job *job)
         return (struct job_progress){
                 .is_busy = job->persist->is_busy, .attempt = job->persist->attempt, .failure_count = job->persist->failure_count,
                 .error = &job->storage->error, .error_at = job->storage->error_at,
+                .failing_since_ns = job->persist->attempt ? job->persist->failing_since_ns : 0, .damage = job->storage->damage,
         };
 }
 

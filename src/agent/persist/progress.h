@@ -22,6 +22,8 @@ struct job_progress {
         uint64_t failure_count;
         const struct nebula_error *error; /* of storage; status NEBULA_OK: it works */
         double error_at;
+        int64_t failing_since_ns;         /* the first of those attempts; 0: none has failed */
+        const char *damage;               /* of the versions that storage was found to have; "": none is damaged */
 };
 
 struct version_progress version_progress(const struct version *version);

@@ -171,7 +171,7 @@ static enum nebula_status decide(struct catalogue *catalogue, struct job *job, c
                 entries[i] = order_entry(manifest->tag, manifest->sequence, &manifest->line);
                 entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run);
         }
-        if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules, rule_count, stay)))
+        if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules, rule_count, stay, NULL)))
                 status = no_memory(error);
         if (!status)
                 status = list_dropped(known, stay, newest_run, ret_dropped, error);

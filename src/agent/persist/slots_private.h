@@ -68,6 +68,7 @@ struct job_storage {
         uint32_t mount_length;         /* as in struct store, for the next agent */
         struct nebula_error error;
         double error_at;
+        char damage[512];              /* the first damaged version that the last scan found; "": none */
 };
 
 #endif

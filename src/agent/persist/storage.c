@@ -242,6 +242,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         catalogue_lock(catalogue);
         is_first = !job->storage->was_scanned;
         job->storage->mount_length = atomic_load(&store->mount_length);
+        snprintf(job->storage->damage, sizeof job->storage->damage, "%s", scan.broken_count ? scan.broken : "");
         *ret_is_over = beginning == ancestry_beginning(job);
         if (*ret_is_over) {
                 job->is_scanned = job->storage->was_scanned = true;

@@ -13,6 +13,7 @@
 #include "agent/persist/due.h"
 #include "agent/persist/lease.h"
 #include "agent/persist/persist.h"
+#include "agent/persist/progress.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"
@@ -73,8 +74,8 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
                 version->persist->failing_since_ns = now;
         version->persist->failed_ns = now;
         version->persist->retry_at_ns = now + back_off(version->persist->attempt);
-        log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again in %.1f s: %s", version->tag, (double)(version->persist->retry_at_ns - now) / 1e9,
-                  error->message);
+        if (job->persist->attempt == 1) /* the verdict repeats it */
+                log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again: %s", version->tag, error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS) {
                 version_fail(catalogue, version, error->status, "the agent gave up after %" PRIu64 " s of tries: %.400s",
                              catalogue->give_up_s, error->message);
@@ -256,9 +257,13 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         job->persist->is_busy = false;
         if (status) {
                 job->scan_due = true;
+                job->storage->error = error;
                 job->storage->scan_at_ns = os->now_ns() + back_off(++job->storage->scan_attempt);
-                log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
+                if (job->storage->scan_attempt == 1)
+                        log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
         } else {
+                if (job->storage->scan_attempt && !job->persist->attempt)
+                        progress_works(job);
                 job->storage->scan_at_ns = 0;
                 job->storage->scan_attempt = 0;
         }

@@ -1,7 +1,7 @@
 /*
  * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
- *      make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N [--threads T]] [--raw NAME]
+ *      make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--age SECONDS] [--count N [--threads T]] [--raw NAME]
  *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
@@ -40,7 +40,7 @@ struct maker {
         uint32_t chunk_bytes; /* small, so that small files have several */
         unsigned count;       /* 0: one version, whose tag has no number */
         unsigned thread_count;
-        uint64_t sequence;
+        uint64_t sequence, age_s; /* age_s: it was committed so many seconds ago */
         bool waits;
         struct tag_log log;   /* as it was before */
         struct record record;
@@ -217,7 +217,9 @@ static void finish(struct maker *maker)
 
 static void take_option(struct maker *maker, const char *option, const char *value)
 {
-        if (!strcmp(option, "--generation"))
+        if (!strcmp(option, "--age"))
+                maker->age_s = strtoul(value, NULL, 10);
+        else if (!strcmp(option, "--generation"))
                 maker->generation = strtoull(value, NULL, 10);
         else if (!strcmp(option, "--rank"))
                 maker->rank.rank = (uint32_t)strtoul(value, NULL, 10);
@@ -343,7 +345,7 @@ int main(int argc, char **argv)
                         take_option(&maker, argv[i], argv[i + 1]);
                         i++;
                 }
-        maker.sequence = (uint64_t)os->wall_ns();
+        maker.sequence = (uint64_t)os->wall_ns() - maker.age_s * UINT64_C(1000000000);
         if (maker.count)
                 make_many(&maker, argv + 3);
         else

@@ -15,7 +15,7 @@ static void stay_of(const struct order_entry *entries, size_t count, uint32_t la
 {
         struct order_rule rule = { .last = last, .every = every };
 
-        if (!order_stay(entries, count, &rule, last != 0, stay))
+        if (!order_stay(entries, count, &rule, last != 0, stay, NULL))
                 abort();
 }
 
@@ -117,14 +117,14 @@ static void the_best_stay_and_a_metric_that_none_has_removes_nothing(void)
         struct order_rule rule = { .last = 1, .best = 2, .metrics = metrics };
         bool stay[5];
 
-        REQUIRE(order_stay(entries, 5, &rule, 1, stay));
+        REQUIRE(order_stay(entries, 5, &rule, 1, stay, NULL));
         CHECK(!stay[0] && !stay[1] && !stay[2] && stay[3] && stay[4]); /* of equal ones the newer */
         rule.best_is_largest = true;
-        REQUIRE(order_stay(entries, 5, &rule, 1, stay));
+        REQUIRE(order_stay(entries, 5, &rule, 1, stay, NULL));
         CHECK(stay[0] && !stay[1] && !stay[2] && stay[3] && stay[4]);
         for (size_t i = 0; i < 5; i++)
                 metrics[i] = NAN;
-        REQUIRE(order_stay(entries, 5, &rule, 1, stay));
+        REQUIRE(order_stay(entries, 5, &rule, 1, stay, NULL));
         CHECK(stay[0] && stay[1] && stay[2] && stay[3] && stay[4]);
 }
 
@@ -135,8 +135,37 @@ static void what_one_of_two_rules_names_stays(void)
         struct order_rule rules[] = { { .last = 2 }, { .last = 1, .best = 1, .metrics = metrics } };
         bool stay[4];
 
-        REQUIRE(order_stay(entries, 4, rules, 2, stay));
+        REQUIRE(order_stay(entries, 4, rules, 2, stay, NULL));
         CHECK(!stay[0] && stay[1] && stay[2] && stay[3]);
+}
+
+#define AT(days, hours) ((uint64_t)(((days) * 24 + (hours)) * 3600) * 1000000000 + 1)
+
+static void the_newest_of_each_hour_day_and_week_stays_and_the_reasons_are_told(void)
+{
+        /* Day 4 is Monday, 1970-01-05. */
+        struct order_entry entries[] = { entry("global_step1", AT(3, 5)),  entry("global_step2", AT(4, 1)),  entry("global_step3", AT(4, 23)),
+                                         entry("global_step4", AT(5, 10)), entry("global_step5", AT(5, 11)), entry("global_step6", AT(5, 11) + 1) };
+        struct order_rule rule = { .last = 1, .daily = 2 };
+        unsigned why[6];
+        bool stay[6];
+
+        REQUIRE(order_stay(entries, 6, &rule, 1, stay, why));
+        CHECK(!stay[0] && !stay[1] && stay[2] && !stay[3] && !stay[4] && stay[5]);
+        CHECK(why[2] == ORDER_WHY_DAILY && why[5] == (ORDER_WHY_NEWEST | ORDER_WHY_LAST | ORDER_WHY_DAILY) && !why[0]);
+        rule = (struct order_rule){ .last = 1, .weekly = 9 };
+        REQUIRE(order_stay(entries, 6, &rule, 1, stay, why));
+        CHECK(stay[0] && !stay[1] && !stay[2] && !stay[3] && !stay[4] && stay[5] && why[0] == ORDER_WHY_WEEKLY);
+        rule = (struct order_rule){ .last = 1, .hourly = 3 };
+        REQUIRE(order_stay(entries, 6, &rule, 1, stay, why));
+        CHECK(!stay[0] && !stay[1] && stay[2] && stay[3] && !stay[4] && stay[5] && why[3] == ORDER_WHY_HOURLY);
+        rule = (struct order_rule){ .last = 1, .within_s = 3601 };
+        REQUIRE(order_stay(entries, 6, &rule, 1, stay, why));
+        CHECK(!stay[2] && stay[3] && stay[4] && stay[5] && why[4] == ORDER_WHY_WITHIN);
+        entries[2].is_abandoned = true; /* its day has another one */
+        rule = (struct order_rule){ .last = 1, .daily = 2 };
+        REQUIRE(order_stay(entries, 6, &rule, 1, stay, why));
+        CHECK(stay[1] && !stay[2] && why[1] == ORDER_WHY_DAILY);
 }
 
 #define MANY 40
@@ -233,7 +262,7 @@ static void any_list_has_the_order_and_the_rules_of_the_model(void)
                         entries[i].job = rand_r(&seed) % 8 ? NULL : "b";
                         metrics[i] = rand_r(&seed) % 3 ? (double)(rand_r(&seed) % 5) : NAN;
                 }
-                REQUIRE(order_mark(entries, count) && order_sort(entries, count, order, &used) && order_stay(entries, count, &rule, 1, stay));
+                REQUIRE(order_mark(entries, count) && order_sort(entries, count, order, &used) && order_stay(entries, count, &rule, 1, stay, NULL));
                 expected = model_sort(entries, count, wanted);
                 CHECK(used == expected && !memcmp(order, wanted, used * sizeof *order));
                 CHECK(order_newest(entries, count) == (used ? (int64_t)order[0] : -1));
@@ -248,4 +277,5 @@ TAP_MAIN(TEST(newest_follows_steps_then_commits), TEST(between_steps_and_names_t
          TEST(storage_keeps_all_unless_reported), TEST(storage_keeps_multiples_the_newest_and_the_latest),
          TEST(an_abandoned_version_takes_no_other_version_s_place_in_storage),
          TEST(the_best_stay_and_a_metric_that_none_has_removes_nothing), TEST(what_one_of_two_rules_names_stays),
+         TEST(the_newest_of_each_hour_day_and_week_stays_and_the_reasons_are_told),
          TEST(any_list_has_the_order_and_the_rules_of_the_model))

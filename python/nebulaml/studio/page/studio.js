@@ -79,6 +79,15 @@ function makeTabs() {
   }, one.label)));
 }
 
+// The agent's verdict on the job, above each panel. A job that is fine needs no banner.
+function showVerdict(verdict) {
+  const isTrouble = verdict && verdict.state !== 'fine';
+  const lines = isTrouble ? [`${verdict.job ? `${shown(verdict.job)} is ` : ''}${verdict.state} since ${clock(verdict.since)}: ${shown(verdict.reason)}`, `What to do: ${shown(verdict.cure)}`] : [];
+  $('verdict').className = isTrouble ? verdict.state.replace(' ', '-') : '';
+  if ([...$('verdict').children].map((one) => one.textContent).join('\n') === lines.join('\n')) return; // a screen reader says it once
+  $('verdict').replaceChildren(...lines.map((line) => element('p', {}, line)));
+}
+
 function take(told) {
   const { state } = studio;
   if (told.all) state.rows.clear();
@@ -87,6 +96,7 @@ function take(told) {
   const { rows, gone, all, ...rest } = told;
   Object.assign(state, rest);
   $('path').textContent = shown(state.path || '');
+  showVerdict(state.verdict);
   $('problems').replaceChildren(...(state.problems || []).map((text) => element('p', {}, shown(text))));
   studio.panel?.update?.(studio);
 }
