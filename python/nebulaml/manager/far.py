@@ -213,8 +213,6 @@ class Second:
         near, damage = self._near(self._session.get_latest_checkpoint)
         try:
             found = self._session.get_latest_checkpoint(self.place)
-        except NebulaConfigError:
-            raise
         except NebulaError as failure:
             if near is None:
                 raise damage or failure from failure
@@ -267,8 +265,6 @@ class Second:
             return near
         try:
             found = agree.inventory(owner, self.place)
-        except NebulaConfigError:
-            raise
         except NebulaError as failure:
             if not near:
                 raise damage or failure from failure
