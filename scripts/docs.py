@@ -23,7 +23,7 @@ ITEM = re.compile(r" *(?:[*-]|\d+\.) +")
 SECTIONS = {
     "Checkpoints": ["init", "Checkpoint", "get_latest_checkpoint", "get_checkpoint", "get_latest_checkpoint_path", "list_checkpoints",
                     "checkpoints", "flush_persistence", "prepare", "find_published", "unpublish", "persist_path", "is_initialized", "stats"],
-    "Manager and sessions": ["Manager", "Best", "Restored", "Session", "Reader", "Event"],
+    "Manager and sessions": ["Manager", "Best", "Far", "Restored", "Session", "Reader", "Event"],
     "Published weights": ["Publisher", "Subscriber", "Published", "publish"],
     "Frameworks": ["attach", "NebulaCheckpointIO", "NebulaTrainerMixin", "export_hf", "HFExport", "export_safetensors", "wait_for_exports",
                    "rng_state", "set_rng_state"],

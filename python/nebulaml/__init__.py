@@ -91,6 +91,7 @@ _LAZY: dict[str, str] = {
     "Best": "._session.keeping",
     "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
+    "Far": ".manager.far",
     "HFExport": ".export.background",
     "Manager": ".manager.manager",
     "MetricsLog": ".monitor.metrics",
@@ -129,6 +130,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .integrations.export import export_safetensors, wait_for_exports
     from .integrations.hf import NebulaTrainerMixin
     from .integrations.lightning import NebulaCheckpointIO
+    from .manager.far import Far
     from .manager.manager import Manager, Restored
     from .monitor.metrics import MetricsLog
     from .monitor.profiling import add_to_trace, profiler_track
@@ -150,6 +152,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "Best",
         "ElasticSampler",
         "Event",
+        "Far",
         "HFExport",
         "Manager",
         "MetricsLog",

@@ -26,7 +26,8 @@ class Event:
         the agent tries again; "late": some ranks have not committed it; "other-agent": another agent of this user has
         checkpoints of this path; "removed": the agent has removed it from storage, and ``text`` names the rules that no
         longer kept it; "exported": a Hugging Face directory of it is there, whose path is ``text``; "export-failed": there
-        will be none.
+        will be none; "copied": the far storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether it is tried
+        again.
     tag, step: those of the checkpoint; "" and None if the event concerns none. step is None, too, if the tag has none.
     size: bytes. seconds: the time to write it. text: the reason.
     """

@@ -28,7 +28,7 @@ from . import config, ranks
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Agreement", "Inventory", "choose", "inventory", "refusal"]
+__all__ = ["Agreement", "Inventory", "choose", "in_order", "inventory", "refusal"]
 
 UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
 _WHOLE = ("committed", "replicated", "durable")
@@ -152,7 +152,7 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
     return (version["tag"], version["run"], version["generation"])
 
 
-def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the versions newest first."""
     facts = [(one["tag"], one.get("began", 0), one["sequence"], bool(one.get("abandoned"))) for one in versions]
     return [versions[index] for index in _nebula.order(facts)]
@@ -192,7 +192,7 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
     unread = [(UNSEEN, report["unread"])] if report["unread"] else []
-    return _order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
+    return in_order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
@@ -242,7 +242,7 @@ def choose(inventories: list[Inventory]) -> list[dict[str, Any]]:
     common |= {
         key for key in {*first.stored, *first.held} - common if all(key in one for one in inventories) and _has_all_shares(key, inventories)
     }
-    return _order([version for known in first for key, version in known.items() if key in common])
+    return in_order([version for known in first for key, version in known.items() if key in common])
 
 
 def refusal(inventories: list[Inventory], path: str | None) -> str:
@@ -340,7 +340,7 @@ def _through_store(
     common = own.stored if said["stored"] == digest else _unpacked(shared.get(stored_key(said["stored"])))
     _forget(shared, [inventory_key(place.rank)])
     spent[:] = [answer, stored_key(said["stored"]), *(f"{stored_key(one)}/senders" for one in {digest, said["stored"]})]
-    return _order([*common.values(), *said["held"]]), said["refused"]
+    return in_order([*common.values(), *said["held"]]), said["refused"]
 
 
 def _forget(shared: Any, keys: list[str]) -> None:

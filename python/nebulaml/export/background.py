@@ -1,7 +1,10 @@
-"""Hugging Face directories of a job's checkpoints, made by a process of low priority while training goes on.
+"""Work on a job's durable checkpoints by a process of low priority, while training goes on.
+
+It makes Hugging Face directories, or copies in a far storage.
 
 The process is a reader of the storage path: it looks for durable versions by itself, one after the other, the newest first. The trainer
-starts it, hears of what it made through a pipe, and tells it when no more versions come. This module is both ends.
+starts it, hears of what it made through a pipe, and tells it when no more versions come. This module is both ends, and the work that
+makes Hugging Face directories. manager/far.py has the work that copies.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import _nebula
 from .._session import config as settings
@@ -26,7 +29,7 @@ from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..events import Event
 from . import SHARD_SIZE, dtype_of, size_of, target_of
 
-__all__ = ["HFExport", "begin", "end", "wait"]
+__all__ = ["HFExport", "Work", "begin", "end", "step_of", "wait"]
 
 log = logging.getLogger("nebulaml")
 
@@ -35,6 +38,8 @@ LOOK_S = 2.0  # between two looks for a durable version: a commit on this node i
 PUBLISHED_S = 60.0  # from the look that finds a version durable until its directory is there
 END_S = 10.0  # for a process that does not read what it shall do
 GIVE_UP_S = 900.0  # after the trainer's end, for a version that is not durable: agents give up sooner
+PAUSE_S = (1.0, 60.0)  # first and longest pause after a storage did not answer
+SILENT_S = (60.0, 3600.0)  # first and longest time between two reports of one trouble
 _WAITS = ("committed", "replicated")
 _AGAIN = re.compile(r"~\d+$")  # in the tag of a directory that was removed and made again
 
@@ -61,6 +66,10 @@ class HFExport:
     mapping: Mapping[str, Any] | None = None
     replace: bool = False
 
+    works: ClassVar[str] = "export"
+    done: ClassVar[tuple[str, str]] = ("exported", "is exported as")  # the kind of the event, and the words of the log
+    failed: ClassVar[tuple[str, str]] = ("export-failed", "is not exported")
+
     def __post_init__(self) -> None:
         """Raises NebulaConfigError now for what the process would refuse after each checkpoint."""
         dtype_of(self.dtype)
@@ -82,8 +91,8 @@ class HFExport:
         """Returns the directory of a version."""
         return target_of(os.fspath(self.directory).format(step="none" if step is None else step, tag=tag.replace("/", "_")))
 
-    def request(self, path: str, prefix: str, root: str | None, model: Any) -> bytes:
-        """Returns all of it as one line of JSON."""
+    def options(self, model: Any) -> dict[str, Any]:
+        """Returns all of it as values of JSON."""
         from .naming import Config
 
         given = self.config if self.config is not None else model
@@ -94,8 +103,8 @@ class HFExport:
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         options |= {"config": chosen, "dtype": None if self.dtype is None else str(self.dtype), "directory": os.fspath(self.directory)}
         with _as_json("config"):
-            return json.dumps({"path": path, "prefix": prefix, "root": root, "options": options}).encode() + b"\n"
-        raise AssertionError
+            json.dumps(options)
+        return options
 
 
 @contextlib.contextmanager
@@ -109,14 +118,14 @@ def _as_json(what: str) -> Any:
 # -- in the trainer
 
 _lock = threading.Lock()  # guards both below
-_running: dict[tuple[str, str, int], _Exporter] = {}  # by path, prefix of the tags, and the export's id
-_ending: list[_Exporter] = []
+_running: dict[tuple[str, str, int], _Worker] = {}  # by path, prefix of the tags, and the id of the work's description
+_ending: list[_Worker] = []
 
 
-class _Exporter:
+class _Worker:
     """The process, and the thread that hears of what it made."""
 
-    def __init__(self, export: HFExport, request: bytes, owner: Any) -> None:
+    def __init__(self, export: Any, request: bytes, owner: Any) -> None:
         package = str(Path(__file__).resolve().parents[2])
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         # A session of its own: a signal that ends the trainer, or its process group, does not reach it, so it can finish.
@@ -129,7 +138,7 @@ class _Exporter:
         self._rest = self._send(request)
         self._is_sent = threading.Event()
         self.failed = False
-        self.thread = threading.Thread(target=self._listen, name="nebula-export", daemon=True)
+        self.thread = threading.Thread(target=self._listen, name=f"nebula-{export.works}", daemon=True)
         self.thread.start()
 
     def _send(self, request: bytes) -> bytes:
@@ -154,14 +163,16 @@ class _Exporter:
                 self._hear(Event(**json.loads(line)))
         self.process.wait()
         if self.process.returncode:
-            self._hear(Event("export-failed", text=f"the process of exports ended with {self.process.returncode}"))
+            self._hear(Event(self._export.failed[0], text=f"its process ended with {self.process.returncode}"))
 
     def _hear(self, event: Event) -> None:
-        if event.kind == "exported":
-            log.info("nebula: %s is exported as %s in %.1f s", event.tag, event.text, event.seconds)
+        kind, words = self._export.done
+        if event.kind == kind:
+            self.failed = self.failed and kind == "exported"  # a copy is tried again
+            log.info("nebula: %s %s %s in %.1f s", event.tag, words, event.text, event.seconds)
         else:
             self.failed = True
-            log.error("nebula: %s is not exported: %s. Training goes on.", event.tag or "a checkpoint", event.text)
+            log.error("nebula: %s %s: %s. Training goes on.", event.tag or "a checkpoint", self._export.failed[1], event.text)
         self._owner.hear(event)
 
     def end(self) -> None:
@@ -172,9 +183,10 @@ class _Exporter:
             self.process.stdin.close()  # type: ignore[union-attr]
 
 
-def begin(export: HFExport | None, owner: Any, prefix: str = "", root: str | None = None, model: Any = None) -> None:
-    """Makes sure that a process exports the session's versions. Rank 0 alone calls it to any effect, after each commit. It never raises.
+def begin(export: Any, owner: Any, prefix: str = "", root: str | None = None, model: Any = None) -> None:
+    """Makes sure that a process does the work of a description on the session's versions. It never raises.
 
+    Rank 0 alone calls it to any effect, after each commit. export: an HFExport or a Far.
     prefix: what the tags of these versions begin with. root: the directory in which they are published, under the rest of their tags.
     model: of transformers; its configuration counts if the export has none.
     """
@@ -191,13 +203,14 @@ def begin(export: HFExport | None, owner: Any, prefix: str = "", root: str | Non
             found = _running.get(key)
             if found is not None and found.process.poll() is None:
                 return
-            _running[key] = _Exporter(export, export.request(path, prefix, root, model), owner)
+            request = {"works": export.works, "path": path, "job": owner.settings().job, "prefix": prefix, "root": root}
+            _running[key] = _Worker(export, json.dumps({**request, "options": export.options(model)}).encode() + b"\n", owner)
     except Exception as failure:
-        log.error("nebula: checkpoints are not exported: %s. Training goes on.", failure)
+        log.error("nebula: a checkpoint %s: %s. Training goes on.", export.failed[1], failure)
 
 
-def end(export: HFExport | None) -> None:
-    """Ends the exports of that description. Their processes finish the newest version first. It does not wait for them."""
+def end(export: Any) -> None:
+    """Ends the work of that description. Their processes finish the newest version first. It does not wait for them."""
     with _lock:
         for key in [key for key in _running if export is not None and key[2] == id(export)]:
             found = _running.pop(key)
@@ -253,29 +266,101 @@ def _wait(watch: _nebula.Watch, seconds: float) -> None:
         time.sleep(max(0.0, end - time.monotonic()))
 
 
-class _Loop:
+class Work:
+    """The loop of the process. A kind of work says which version is due, and does it."""
+
+    kinds: tuple[str, str]  # of the events: done, failed
+    patience_s = GIVE_UP_S  # after the trainer's end, for what is not there yet
+
+    def __init__(self, request: dict[str, Any], trainer: int) -> None:
+        self.path, self._trainer = request["path"], trainer
+        self.ended = threading.Event()  # the trainer has said so
+        self._told_end: float | None = None
+        self._pause, self._silent_s, self._tell_at = PAUSE_S[0], SILENT_S[0], 0.0
+
+    def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
+        """Returns the newest version that can be worked on, with what do() needs, or None; and a newer one that is not durable yet, or None."""
+        raise NotImplementedError
+
+    def do(self, reader: Any, row: Any, *rest: Any) -> None:
+        """Raises a NebulaError if the same work shall be tried again."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        return self.ended.is_set() or os.getppid() != self._trainer
+
+    def run(self) -> None:
+        from ..reader import Reader
+
+        with contextlib.ExitStack() as opened:
+            reader = None
+            while True:
+                is_over = self.is_over()  # first: what was committed before that counts
+                row = None
+                try:
+                    reader = reader or opened.enter_context(Reader(self.path))
+                    watch = _nebula.Watch(reader._engine.session(patient=True))
+                    found, waiting = self.due(reader)
+                    if is_over and waiting is not None and not self._is_late():
+                        found = None  # the last version is the one that counts
+                    elif found is None and is_over:
+                        return
+                    if found is not None:
+                        row = found[0]
+                        self.do(reader, *found)
+                        self._pause, self._silent_s, self._tell_at = PAUSE_S[0], SILENT_S[0], 0.0
+                    else:
+                        _wait(watch, 0.2 if is_over else LOOK_S)
+                except NebulaError as failure:
+                    if not self._goes_on(failure, row):
+                        return
+
+    def _is_late(self) -> bool:
+        """Returns True if a version has not become durable for a long time after the trainer's end."""
+        self._told_end = self._told_end or time.monotonic()
+        return time.monotonic() - self._told_end > self.patience_s
+
+    def _goes_on(self, failure: NebulaError, row: Any) -> bool:
+        """Reports a trouble, ever more rarely, and waits a while. Returns False if the trainer has ended long ago."""
+        is_last = self.is_over() and self._is_late()
+        if is_last or time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + self._silent_s
+            self._silent_s = min(2 * self._silent_s, SILENT_S[1])
+            self.tell(self.kinds[1], row, f"{failure}{'' if is_last else '; it is tried again'}")
+        if not is_last:
+            time.sleep(self._pause)
+            self._pause = min(2 * self._pause, PAUSE_S[1])
+        return not is_last
+
+    def tell(self, kind: str, row: Any, text: str, size: int = 0, seconds: float = 0.0) -> None:
+        tag = row.tag if row is not None else ""
+        try:
+            print(json.dumps(dataclasses.asdict(Event(kind, tag, step_of(tag), size, seconds, text))), flush=True)
+        except OSError:  # the trainer has ended
+            if kind == self.kinds[1]:
+                print(f"nebula: {tag or 'a checkpoint'}: {kind}: {text}", file=sys.stderr, flush=True)
+
+
+class _Exports(Work):
+    kinds = (HFExport.done[0], HFExport.failed[0])
+
     def __init__(self, request: dict[str, Any], trainer: int) -> None:
         from .naming import Config
 
+        super().__init__(request, trainer)
         options = dict(request["options"])
         if isinstance(options["config"], dict):
             made = Config(options["config"]["values"])
             made.files = {name: text.encode() for name, text in options["config"]["files"].items()}
             options["config"] = made
         self.export = HFExport(**options)
-        self.path, self.prefix, self._trainer, self._root = request["path"], request["prefix"], trainer, request["root"]
-        self.ended = threading.Event()  # the trainer has said so
+        self.prefix, self._root = request["prefix"], request["root"]
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
         self._durable_since: dict[str, float] = {}  # by tag, of versions whose directory is not there
-        self._told_end: float | None = None
 
-    def is_over(self) -> bool:
-        return self.ended.is_set() or os.getppid() != self._trainer
-
-    def due(self, rows: Any) -> tuple[Any, Any]:
-        """Returns the newest version that can be exported, with target and step, or None; and a newer one that is not durable yet, or None."""
+    def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
         waiting = None
-        for row in rows:  # the newest first
+        for row in reader.versions():  # the newest first
             name = row.tag.removeprefix(self.prefix)
             step = step_of(name)
             if not row.tag.startswith(self.prefix) or row.abandoned or (step or 0) % self.export.every:
@@ -285,7 +370,7 @@ class _Loop:
                 break  # older ones are not wanted any more
             published = self._published(row.tag)
             if row.state == "durable" and (published is None or published.is_dir()):
-                return (row, target, step), waiting
+                return (row, target), waiting
             if row.state == "durable" and time.monotonic() - self._durable_since.setdefault(row.tag, time.monotonic()) > PUBLISHED_S:
                 continue  # the program has removed that directory
             if row.state in (*_WAITS, "durable"):
@@ -296,31 +381,12 @@ class _Loop:
         name = _AGAIN.sub("", tag.removeprefix(self.prefix))
         return None if self._root is None else Path(self._root, name)
 
-    def run(self, reader: Any) -> None:
-        while True:
-            is_over = self.is_over()  # first: what was committed before that counts
-            watch = _nebula.Watch(reader._engine.session(patient=True))
-            found, waiting = self.due(reader.versions())
-            if is_over and waiting is not None and not self._is_late():
-                found = None  # the last version is the one that counts
-            elif found is None and is_over:
-                return
-            if found is not None:
-                self._export(reader, *found)
-            else:
-                _wait(watch, 0.2 if is_over else LOOK_S)
-
-    def _is_late(self) -> bool:
-        """Returns True if a version has not become durable for a long time after the trainer's end."""
-        self._told_end = self._told_end or time.monotonic()
-        return time.monotonic() - self._told_end > GIVE_UP_S
-
-    def _export(self, reader: Any, row: Any, target: str, step: int | None) -> None:
+    def do(self, reader: Any, row: Any, *rest: Any) -> None:
         from . import export_hf
         from .files import Directory, Published, Version
         from .naming import CONFIG
 
-        begun = time.monotonic()
+        target, begun = rest[0], time.monotonic()
         self._done.add((row.tag, row.committed_at))
         try:
             version = reader.get(row.tag)
@@ -338,39 +404,38 @@ class _Loop:
             if getattr(failure, "status", "") == "busy":  # another run has made it
                 return
             text = str(failure) if isinstance(failure, NebulaError) else f"{type(failure).__name__}: {failure}"
-            self._tell("export-failed", row, step, begun, text)
+            self.tell(self.kinds[1], row, text, 0, time.monotonic() - begun)
         else:
-            self._tell("exported", row, step, begun, made.directory, made.size)
+            self.tell(self.kinds[0], row, made.directory, made.size, time.monotonic() - begun)
 
-    def _tell(self, kind: str, row: Any, step: int | None, begun: float, text: str, size: int = 0) -> None:
-        told = Event(kind, row.tag, step, size, time.monotonic() - begun, text)
-        try:
-            print(json.dumps(dataclasses.asdict(told)), flush=True)
-        except OSError:  # the trainer has ended
-            if kind != "exported":
-                print(f"nebula: {row.tag} is not exported: {text}", file=sys.stderr, flush=True)
+
+def _work(request: dict[str, Any], trainer: int) -> Work:
+    if request["works"] == HFExport.works:
+        return _Exports(request, trainer)
+    from ..manager.far import Copies
+
+    return Copies(request, trainer)
 
 
 def main(trainer: int) -> None:
-    from ..reader import Reader
-
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     request = sys.stdin.buffer.readline()
     if not request.endswith(b"\n"):  # the trainer has died
         return
-    loop = _Loop(json.loads(request), trainer)
+    work = _work(json.loads(request), trainer)
 
     def listen() -> None:
         sys.stdin.buffer.readline()
-        loop.ended.set()
+        work.ended.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    with Reader(loop.path) as reader:
-        loop.run(reader)
+    work.run()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter's end flushes a pipe that may have no reader
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    from nebulaml.export import background  # the module that others import, whose classes they extend
+
+    background.main(int(sys.argv[1]))

@@ -31,6 +31,7 @@ from ..tensors import preparing
 from ..tensors.loading import in_lines
 from . import items as kinds
 from .failures import Failures
+from .far import Far, Second
 from .policy import SaveEvery
 
 __all__ = ["Manager", "Restored", "Version"]
@@ -86,6 +87,8 @@ class Manager:
     evictions: "azure", "aws" or "gce". If that cloud's metadata service announces the end of this machine, that is a notice
         like SIGTERM.
     export: a ``nebulaml.HFExport``: a process of low priority makes Hugging Face directories of durable versions.
+    far: a ``nebulaml.Far``: a second storage, to which durable versions are copied in the background, and from which versions are loaded
+        that the first one has lost.
     settings: those of ``init()``. Each version is persisted at once unless persistent_time_interval says otherwise.
     """
 
@@ -105,6 +108,7 @@ class Manager:
         replicated: Sequence[str] = (),
         evictions: str | None = None,
         export: HFExport | None = None,
+        far: Far | None = None,
         persistent_time_interval: float | str = 0,
         **settings: Any,
     ) -> None:
@@ -115,12 +119,16 @@ class Manager:
         self._export = export
         if export is not None and not isinstance(export, HFExport):
             raise NebulaConfigError(f"export={export!r:.200}: give nebulaml.HFExport(directory, ...)")
+        if far is not None and not isinstance(far, Far):
+            raise NebulaConfigError(f"far={far!r:.200}: give nebulaml.Far(path, ...)")
+        self._far = far
         self._replicated = _names_of("replicated", replicated)
         self._session = Session(
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_items=_patterns(keep_items),
             **_rule(keep_last, keep_every, keep_best), **settings,
         )
         self._engine = self._session._engine
+        self._second = None if far is None else Second(self._session, far)
         self._notices = notices.Notices(self._engine, evictions)
         self._failures = Failures(self._engine)
         # Versions saved by this object, newest last. Other threads add and remove some meanwhile: take a list before iterating.
@@ -280,6 +288,7 @@ class Manager:
         self._saved.append(step)
         self._forget_old()
         background.begin(self._export, self._engine)
+        background.begin(self._far, self._engine)
         return checkpoint
 
     def _begin(self, step: int, items: Mapping[str, Any], said: about.About) -> Checkpoint:
@@ -321,7 +330,7 @@ class Manager:
         if not isinstance(targets, Mapping):
             raise NebulaConfigError(f"targets are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(targets).__name__}")
         patterns = kinds.check_keys(keys, list(targets))
-        checkpoint = self._session.get_latest_checkpoint() if step is None else self.checkpoint(step)
+        checkpoint = self._newest() if step is None else self.checkpoint(step)
         if checkpoint is None:
             return None
         said, files = checkpoint._said(), checkpoint._all_files()
@@ -353,6 +362,11 @@ class Manager:
             log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
 
+    def _newest(self) -> Checkpoint | None:
+        if self._second is None or self._own:  # what was saved here is newer than all of the far storage
+            return self._session.get_latest_checkpoint()
+        return self._second.newest()
+
     def _find(self, checkpoint: Checkpoint, name: str, said: about.About, files: Mapping[str, int], strict: bool) -> str | None:
         """Returns the file of an item. None: it does not exist, and ``strict`` is False."""
         place = self._engine.place()
@@ -379,9 +393,9 @@ class Manager:
 
     # -- looking
 
-    def _versions(self) -> Iterator[dict[str, Any]]:
-        """Yields the versions that this node can load, newest first, with their steps."""
-        for one in agree.inventory(self._engine, None):
+    def _versions(self, far: bool = True) -> Iterator[dict[str, Any]]:
+        """Yields the versions that this node can load, newest first, with their steps. far: also those of the far storage."""
+        for one in self._second.inventory() if self._second is not None and far else agree.inventory(self._engine, None):
             if _nebula.follows_step(one["tag"]) and not one["was_removed"]:
                 yield one
 
@@ -407,7 +421,7 @@ class Manager:
         incomplete = self._incomplete()
         if incomplete:
             return incomplete[-1][0]
-        newest = next(self._versions(), None)
+        newest = next(self._versions(far=not self._own), None)
         return int(newest["step"]) if newest else None
 
     def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
@@ -429,8 +443,9 @@ class Manager:
         key = (version["tag"], version["generation"], version["sequence"])
         if key not in self._known:
             try:
-                handle = self._engine.session(patient=True).find(version["tag"], None, version["generation"], version["sequence"])
-                self._known[key] = Checkpoint._found(self._engine, handle)._said()
+                path = version.get("path")
+                handle = self._engine.session(patient=True).find(version["tag"], path, version["generation"], version["sequence"])
+                self._known[key] = Checkpoint._found(self._engine, handle, path)._said()
             except NebulaNotFound:  # another process has removed it since the version was listed
                 return about.About()
             except NebulaCorrupt as failure:  # one version must not hide the others
@@ -441,8 +456,13 @@ class Manager:
     def checkpoint(self, step: int) -> Checkpoint:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
         step = _whole_step(step)
-        found, path = self._session.get_checkpoint(_tag(step)), self._session.persist_path
-        if found is None or self._was_removed(found):
+        path = self._session.persist_path
+        if self._second is None:
+            found = self._session.get_checkpoint(_tag(step))
+            found = None if found is None or self._was_removed(found) else found
+        else:
+            found = self._second.tagged(_tag(step), self._was_removed)
+        if found is None:
             known = ", ".join(map(str, self.all_steps())) or "none"
             raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; it has the steps: {known}")
         return found
@@ -452,15 +472,16 @@ class Manager:
         report = found._report()
         if self._session.persist_path is None or "memory" not in report["source"] or not report["durable_at"]:
             return False
-        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions()}
+        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions(far=False)}
 
     def checkpoints(self) -> Rows[Version]:
         """Returns a row for each version, the newest first."""
-        states = {one["tag"]: one for one in self._engine.versions(None)}
+        versions = list(self._versions())
+        states = {(path, one["tag"]): one for path in {one.get("path") for one in versions} for one in self._engine.versions(path)}
         pinned = self._pins()
         rows = []
-        for one in self._versions():
-            said, state = self._about(one), states.get(one["tag"], {})
+        for one in versions:
+            said, state = self._about(one), states.get((one.get("path"), one["tag"]), {})
             size = int(state.get("size", 0))
             rows.append(Version(one["step"], str(state.get("state", "")), size, said.metrics, said.metadata, pinned.get(one["tag"])))
         return Rows(rows)
@@ -563,6 +584,7 @@ class Manager:
             return
         self._notices.forget()
         background.end(self._export)
+        background.end(self._far)
         self._engine.settle()
         late, raises = self._engine.take_late(), self._engine.settings().on_error == "raise"
         self._session.close()
