@@ -198,6 +198,27 @@ def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_go
     trainer.kill()
 
 
+def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the_next_run_from_publishing(place, follower):
+    """Nothing completes that publication. Its maker must not wait as long as for a trainer that lives."""
+    trainer = """
+        state = {"w": torch.full((25_000_000,), float(sys.argv[2]))}
+        publisher = nm.Publisher(state, sys.argv[1])
+        publisher.publish(int(sys.argv[2]))
+        publisher.wait(60)
+        state["w"] += 10
+        publisher.publish(int(sys.argv[2]) + 10)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    for step in (1, 2):
+        place.run(trainer, place.storage, step, returncode=-signal.SIGKILL)  # waits less than LIVE_S
+    for version in follower.follow(timeout=60):
+        assert version.tensors()["w"].unique().tolist() == [version.step]
+        if version.step in (2, 12):
+            break
+    else:
+        pytest.fail("the second run has published nothing")
+
+
 def test_a_maker_that_dies_costs_one_publication(place, follower):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
