@@ -365,6 +365,34 @@ def test_publish_keeps_one_publisher_for_a_model(place, follower):
         assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
 
 
+def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_that_of_a_living_one_is_not(place):
+    follow = """
+        subscriber = nm.Subscriber(sys.argv[1], poll=0.2)
+        subscriber.prepare(60).commit()
+        say(subscriber.current.parent)
+        sys.stdin.readline()
+    """
+    with nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        processes = [place.trainer(follow, place.storage, stdin=True) for _ in range(2)]
+        killed, living = [Path(process.stdout.readline().strip()) for process in processes]
+        try:
+            processes[0].kill()
+            processes[0].wait()
+            assert (killed / "current").is_dir()
+            with nm.Subscriber(place.storage) as subscriber:
+                assert not killed.exists() and (living / "current/model.safetensors").exists()
+                assert same(subscriber.prepare(60).tensors(), weights())
+        finally:
+            processes[1].kill()
+            processes[1].wait()
+            for process in processes:
+                process.stdin.close()
+                process.stdout.close()
+    nm.Subscriber(place.storage).close()
+    assert not living.exists()
+
+
 def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
