@@ -113,6 +113,15 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
 
 
+def test_a_timeout_of_0_looks_once(place, follower):
+    assert follower.prepare(0) is None
+    with nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        assert same(follower.prepare(0).tensors(), weights())
+        assert follower.prepare(0) is None
+
+
 def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:

@@ -180,10 +180,11 @@ class Subscriber:
     def prepare(self, timeout: float | None = None) -> Published | None:
         """Waits for a publication that is newer than the last one, and stages it. None: none has come for so many seconds.
 
-        It changes the copy that is not current: an engine may go on with the current one.
+        timeout: 0 looks once. None: it waits for ever. It changes the copy that is not current: an engine may go on with the current one.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (left := None if deadline is None else deadline - time.monotonic()) is None or left > 0:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 for found in self._reader.follow(poll=self._poll, timeout=left):
                     about = About.read(found.metadata)
@@ -193,7 +194,8 @@ class Subscriber:
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
-        return None
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
 
     def _report(self, failure: Exception) -> None:
         """Logs a trouble, and the same one again ever more rarely."""
