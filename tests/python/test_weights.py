@@ -113,6 +113,20 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
 
 
+def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_second_whole_one(place):
+    """A follower may still be reading them."""
+    state, kept = weights(), []
+    for _ in range(3):
+        with nm.Publisher(state, place.storage) as publisher:
+            for step in (1, 2):
+                train(state, step)
+                publisher.publish(step)
+                publisher.wait(60)
+        kept.append(sorted(path.name for path in place.storage.glob("publication-*") if (path / "weights").exists()))
+    assert [len(wholes) for wholes in kept] == [1, 2, 2] and kept[2][0] == kept[1][1]
+    assert len(list(place.storage.glob("publication-*"))) == 4
+
+
 def test_a_timeout_of_0_looks_once(place, follower):
     assert follower.prepare(0) is None
     with nm.Publisher(weights(), place.storage) as publisher:

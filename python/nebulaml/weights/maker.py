@@ -57,7 +57,15 @@ class Maker:
         # in an empty path not 1: there may be followers of publications that were removed
         self._next = max(numbers) + 1 if numbers else int(time.time())
         self._kept = sorted(numbers)
-        self._wholes: list[int] = []
+        self._wholes = self._last_whole()
+
+    def _last_whole(self) -> list[int]:
+        """Returns the whole publication that the last run's newest one builds on: a follower may be reading them."""
+        with contextlib.suppress(NebulaError):  # a damaged one is no reason not to publish
+            newest = self._session.get_checkpoint(tag_of(self._kept[-1])) if self._kept else None
+            about = About.read(newest.metadata) if newest is not None else None
+            return [about.first] if about is not None else []
+        return []
 
     def publish(self, tag: str, step: int, is_over: Callable[[], bool]) -> None:
         """Publishes the snapshot `tag` of the trainer's memory. Returns when that is durable. is_over: whether the trainer has ended."""
