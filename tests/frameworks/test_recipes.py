@@ -250,3 +250,45 @@ def test_the_scaling_script_measures_one_and_two_ranks_and_its_exit_code_tells_o
 
     low = run(9)
     assert low.returncode == 1 and "an efficiency is below 900.0%" in low.stdout, low.stderr[-3000:]
+
+
+@directory_only("trainer and rollout exchange batches in a directory")
+def test_the_reward_rises_although_rollout_and_trainer_are_killed_and_each_rollout_has_weights_of_the_trainer(node):
+    script = ROOT / "examples/rl/run.py"
+    command = [sys.executable, "-W", "ignore", script, "--path", node.base / "rl", "--steps", 100]
+    with open(node.base / "errors", "w+") as errors:
+        job = subprocess.Popen(list(map(str, command)), env=node.environment, cwd=node.base, stdout=subprocess.PIPE, stderr=errors, text=True)
+        processes, seen = {}, []
+
+        def follow(until):
+            for line in job.stdout:
+                seen.append(line)
+                if started := re.match(r"run: (\S+) is process (\d+)", line):
+                    processes[started[1]] = int(started[2])
+                if until(line):
+                    return
+            assert until(""), "".join(seen[-20:]) + (node.base / "errors").read_text()[-3000:]
+
+        try:
+            follow(lambda line: line.startswith("trainer: step 15 "))
+            os.kill(processes["rollout.py"], signal.SIGKILL)
+            follow(lambda line: line.startswith("run: rollout.py is process"))
+            follow(lambda line: line.startswith("rollout: "))  # the new one: the lines of the killed one come before
+            follow(lambda line: line.startswith("trainer: step 35 "))
+            os.kill(processes["train.py"], signal.SIGKILL)
+            follow(lambda line: not line)
+        finally:
+            job.terminate()
+            job.stdout.close()
+            job.wait(60)
+    assert job.returncode == 0, "".join(seen[-20:])
+    said = "".join(seen)
+    resumed = [int(step) for step in re.findall(r"trainer: resumed after step (\d+)", said)]
+    assert len(resumed) == 1 and 30 <= resumed[0] <= 50 and said.count("was killed by signal 9") == 2, said
+    trained = set(re.findall(r"trainer: .*step (\d+) .*weights (\w+)", said))
+    made = re.findall(r"rollout: publication (\d+) step (\d+) reward [\d.]+ weights (\w+)", said)
+    assert {(step, weights) for _, step, weights in made} <= trained
+    numbers = [int(number) for number, *_ in made]
+    assert numbers == sorted(numbers) and len(set(numbers)) > 10
+    rewards = [float(reward) for reward in re.findall(r"trainer: step \d+ reward ([\d.]+)", said)]
+    assert sum(rewards[:10]) / 10 < 0.3 and sum(rewards[-10:]) / 10 > 0.7, rewards

@@ -116,6 +116,29 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
 
 
+def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_second_whole_one(place):
+    """A follower may still be reading them."""
+    state, kept = weights(), []
+    for _ in range(3):
+        with nm.Publisher(state, place.storage) as publisher:
+            for step in (1, 2):
+                train(state, step)
+                publisher.publish(step)
+                publisher.wait(60)
+        kept.append(sorted(path.name for path in place.storage.glob("publication-*") if (path / "weights").exists()))
+    assert [len(wholes) for wholes in kept] == [1, 2, 2] and kept[2][0] == kept[1][1]
+    assert len(list(place.storage.glob("publication-*"))) == 4
+
+
+def test_a_timeout_of_0_looks_once(place, follower):
+    assert follower.prepare(0) is None
+    with nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        assert same(follower.prepare(0).tensors(), weights())
+        assert follower.prepare(0) is None
+
+
 def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
@@ -202,6 +225,27 @@ def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_go
     again = follower.prepare(60)
     assert again.step == 90 and again.number > version.number and torch.equal(again.tensors()["w"], values)
     trainer.kill()
+
+
+def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the_next_run_from_publishing(place, follower):
+    """Nothing completes that publication. Its maker must not wait as long as for a trainer that lives."""
+    trainer = """
+        state = {"w": torch.full((25_000_000,), float(sys.argv[2]))}
+        publisher = nm.Publisher(state, sys.argv[1])
+        publisher.publish(int(sys.argv[2]))
+        publisher.wait(60)
+        state["w"] += 10
+        publisher.publish(int(sys.argv[2]) + 10)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    for step in (1, 2):
+        place.run(trainer, place.storage, step, returncode=-signal.SIGKILL)  # waits less than LIVE_S
+    for version in follower.follow(timeout=60):
+        assert version.tensors()["w"].unique().tolist() == [version.step]
+        if version.step in (2, 12):
+            break
+    else:
+        pytest.fail("the second run has published nothing")
 
 
 def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
@@ -359,6 +403,34 @@ def test_publish_keeps_one_publisher_for_a_model(place, follower):
         assert nm.publish(net, place.storage, step)
         version = follower.prepare(60)
         assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
+
+
+def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_that_of_a_living_one_is_not(place):
+    follow = """
+        subscriber = nm.Subscriber(sys.argv[1], poll=0.2)
+        subscriber.prepare(60).commit()
+        say(subscriber.current.parent)
+        sys.stdin.readline()
+    """
+    with nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        processes = [place.trainer(follow, place.storage, stdin=True) for _ in range(2)]
+        killed, living = [Path(process.stdout.readline().strip()) for process in processes]
+        try:
+            processes[0].kill()
+            processes[0].wait()
+            assert (killed / "current").is_dir()
+            with nm.Subscriber(place.storage) as subscriber:
+                assert not killed.exists() and (living / "current/model.safetensors").exists()
+                assert same(subscriber.prepare(60).tensors(), weights())
+        finally:
+            processes[1].kill()
+            processes[1].wait()
+            for process in processes:
+                process.stdin.close()
+                process.stdout.close()
+    nm.Subscriber(place.storage).close()
+    assert not living.exists()
 
 
 def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):

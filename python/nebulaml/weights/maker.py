@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from .. import _nebula
@@ -29,7 +30,7 @@ NICENESS = 10
 DENSE = 2  # a delta of more than 1/DENSE of the bytes is no gain
 CHAINS = 2  # whole publications that stay, with the deltas after them
 LIVE_S = 300.0  # the snapshot of a living trainer is there after this time
-ORPHAN_S = 20.0  # and that of a dead one
+ORPHAN_S = 10.0  # and that of a dead one: no process copies them now, but the agent may have to start
 POLL_S = 0.002
 
 
@@ -56,11 +57,19 @@ class Maker:
         # in an empty path not 1: there may be followers of publications that were removed
         self._next = max(numbers) + 1 if numbers else int(time.time())
         self._kept = sorted(numbers)
-        self._wholes: list[int] = []
+        self._wholes = self._last_whole()
 
-    def publish(self, tag: str, step: int, patience: float) -> None:
-        """Publishes the snapshot `tag` of the trainer's memory. Returns when that is durable."""
-        live = self._snapshot(tag, patience)
+    def _last_whole(self) -> list[int]:
+        """Returns the whole publication that the last run's newest one builds on: a follower may be reading them."""
+        with contextlib.suppress(NebulaError):  # a damaged one is no reason not to publish
+            newest = self._session.get_checkpoint(tag_of(self._kept[-1])) if self._kept else None
+            about = About.read(newest.metadata) if newest is not None else None
+            return [about.first] if about is not None else []
+        return []
+
+    def publish(self, tag: str, step: int, is_over: Callable[[], bool]) -> None:
+        """Publishes the snapshot `tag` of the trainer's memory. Returns when that is durable. is_over: whether the trainer has ended."""
+        live = self._snapshot(tag, is_over)
         stack = contextlib.ExitStack()
         try:
             data = stack.enter_context(live.view(WEIGHTS))
@@ -76,11 +85,13 @@ class Maker:
         self._next += 1
         self._remove(about)
 
-    def _snapshot(self, tag: str, patience: float) -> Checkpoint:
-        end = time.monotonic() + patience
+    def _snapshot(self, tag: str, is_over: Callable[[], bool]) -> Checkpoint:
+        begun, end = time.monotonic(), math.inf
         while (found := self._memory.get_checkpoint(tag)) is None:
-            if time.monotonic() > end:
-                raise NebulaError("its values were not copied")
+            now = time.monotonic()
+            end = min(end, now + ORPHAN_S if is_over() else begun + LIVE_S)
+            if now > end:
+                raise NebulaError("the trainer has not copied its values")
             time.sleep(POLL_S)
         return found
 
@@ -129,22 +140,23 @@ class Maker:
                 log.info("nebula: the publication %d is not removed yet: %s", number, failure)  # mostly: a follower reads it
 
 
-def _requests(pipe: BinaryIO) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """Yields all requests that have come since the last look, and whether the trainer has ended."""
-    rest, is_over = b"", False
+def _requests(pipe: BinaryIO) -> Iterator[list[dict[str, Any]]]:
+    """Yields all requests that have come since the last look, until the trainer has ended."""
+    rest = b""
     descriptor = pipe.fileno()
-    while not is_over:
-        got = os.read(descriptor, 1 << 16)
-        while got and select.select([descriptor], [], [], 0)[0]:
-            more = os.read(descriptor, 1 << 16)
-            if not more:
-                is_over = True
-                break
+    while got := os.read(descriptor, 1 << 16):
+        while select.select([descriptor], [], [], 0)[0] and (more := os.read(descriptor, 1 << 16)):
             got += more
-        is_over = is_over or not got
         *lines, rest = (rest + got).split(b"\n")
         if lines:
-            yield [json.loads(line) for line in lines], is_over
+            yield [json.loads(line) for line in lines]
+
+
+def _is_closed(pipe: BinaryIO) -> bool:
+    """Whether the trainer has closed the pipe, or has died."""
+    look = select.poll()
+    look.register(pipe, 0)
+    return any(found & select.POLLHUP for _, found in look.poll(0))
 
 
 def main() -> int:
@@ -156,13 +168,13 @@ def main() -> int:
         files = {name: _exactly(start, int.from_bytes(_exactly(start, 8), "little")) for name in about["files"]}
     maker: Maker | None = None
     failed = False
-    for requests, is_over in _requests(pipe):
+    for requests in _requests(pipe):
         *skipped, newest = requests
         for request in skipped:
             _answer({**request, "skipped": True})
         try:
             maker = maker or _begin(about, files)
-            maker.publish(newest["tag"], newest["step"], ORPHAN_S if is_over else LIVE_S)
+            maker.publish(newest["tag"], newest["step"], lambda: _is_closed(pipe))
             failed = False
         except Exception as failure:
             failed = True

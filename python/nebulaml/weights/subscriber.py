@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -25,6 +26,31 @@ __all__ = ["Published", "Subscriber"]
 log = logging.getLogger("nebulaml")
 
 PIECE = 64 << 20  # bytes that are copied at once
+OWN = "nebula-subscriber-"  # begins the names of directories that subscribers make themselves
+
+
+def _made_directory() -> tuple[Path, int]:
+    """Makes a directory in memory. Returns it and its lock, and removes those of subscribers that were killed."""
+    memory = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+    for left in memory.glob(f"{OWN}*"):
+        with contextlib.suppress(OSError), _opened(left) as lock:  # another user's, or one that is in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=OWN, dir=memory))
+        with contextlib.suppress(FileNotFoundError), _opened(made) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if made.exists():  # else another subscriber took it for one that was left
+                return made, os.dup(lock)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Slot:
@@ -84,8 +110,9 @@ class Subscriber:
     """Follows what a ``Publisher`` publishes to a path, on the same machine or on another one.
 
     path: the publisher's path.
-    directory: where the weights lie, best in memory. None: a new directory in /dev/shm, which ``close()`` removes. It holds two copies of the
-        weights, one of which is current while the next one is staged, and the link ``current``.
+    directory: where the weights lie, best in memory. None: a new directory in /dev/shm, which ``close()`` removes, or the next
+        such subscriber of this machine if this one is killed. It holds two copies of the weights, one of which is current while the next one
+        is staged, and the link ``current``.
     poll: seconds between looks at storage. A publication of this machine is noticed at once.
     versions: also keep a link ``weight_v<number>`` to the current weights, and its name in the file ``latest``, as slime's disk weight sync and
         stitch's layout of that name have them. Each is a whole version for their receivers (THUDM/slime pull request 2181).
@@ -100,10 +127,13 @@ class Subscriber:
         if not poll > 0:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
-        self._poll, self._is_own, self._versions = poll, directory is None, versions
-        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self._root = Path(tempfile.mkdtemp(prefix="nebula-weights-", dir=memory) if directory is None else directory).absolute()
-        self._root.mkdir(parents=True, exist_ok=True)
+        self._poll, self._versions = poll, versions
+        self._lock: int | None = None  # of a directory of its own
+        if directory is None:
+            self._root, self._lock = _made_directory()
+        else:
+            self._root = Path(directory).absolute()
+            self._root.mkdir(parents=True, exist_ok=True)
         for name in ("0", "1"):
             shutil.rmtree(self._root / name, ignore_errors=True)
         self._slots = [Slot(self._root / "0"), Slot(self._root / "1")]
@@ -130,8 +160,10 @@ class Subscriber:
     def close(self) -> None:
         """Ends the subscriber. It removes a directory that it has made itself."""
         self._reader.close()
-        if self._is_own:
+        if self._lock is not None:
             shutil.rmtree(self._root, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
 
     def follow(self, swap: Callable[[Published], object] | None = None, timeout: float | None = None) -> Iterator[Published]:
         """Yields the newest publication, then each newer one, committed. It skips those that were replaced meanwhile.
@@ -148,10 +180,11 @@ class Subscriber:
     def prepare(self, timeout: float | None = None) -> Published | None:
         """Waits for a publication that is newer than the last one, and stages it. None: none has come for so many seconds.
 
-        It changes the copy that is not current: an engine may go on with the current one.
+        timeout: 0 looks once. None: it waits for ever. It changes the copy that is not current: an engine may go on with the current one.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (left := None if deadline is None else deadline - time.monotonic()) is None or left > 0:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 for found in self._reader.follow(poll=self._poll, timeout=left):
                     about = About.read(found.metadata)
@@ -161,7 +194,8 @@ class Subscriber:
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
-        return None
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
 
     def _report(self, failure: Exception) -> None:
         """Logs a trouble, and the same one again ever more rarely."""
