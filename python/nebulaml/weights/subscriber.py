@@ -58,13 +58,24 @@ class Slot:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.about, self.total = directory, None, 0
+        self._memory: mmap.mmap | None = None  # of the weights' file, with its pages: else each delta would take a fault for each page
+        self._file: tuple[int, int] | None = None  # which file that is
         directory.mkdir()
 
     about: About | None
 
+    def memory(self, name: str) -> mmap.mmap:
+        """Returns the bytes of the weights' file. Raises OSError if it is not there."""
+        with open(self.directory / name, "r+b") as file:
+            about = os.fstat(file.fileno())
+            if self._memory is None or self._file != (about.st_ino, about.st_size):
+                self._memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                self._file = (about.st_ino, about.st_size)
+        return self._memory
+
     def forget(self) -> None:
         """Empties the directory. Tensors that lie in its file stay valid."""
-        self.about = None
+        self.about = self._memory = self._file = None
         for entry in self.directory.iterdir():
             entry.unlink()
 
@@ -261,8 +272,7 @@ class Subscriber:
         for name in whole._all_files():
             if name.startswith(EXTRA) and "/" not in name.removeprefix(EXTRA):
                 self._write(slot.directory / name.removeprefix(EXTRA), whole.read_bytes(name))
-        with self._mapped(slot, first) as memory:
-            slot.total = _nebula.delta_state_sum(_nebula.delta_sums(memory, layout.parts))
+        slot.total = _nebula.delta_state_sum(_nebula.delta_sums(slot.memory(first.name), layout.parts))
         if slot.total != first.total:
             slot.forget()
             raise NebulaCorrupt(f"the weights of publication {about.first} do not have the sum that it names")
@@ -278,22 +288,17 @@ class Subscriber:
         have = slot.about
         assert have is not None
         slot.about = None
-        with self._mapped(slot, have) as memory:
-            for number in range(have.number + 1, about.number + 1):
-                delta = self._deltas.get(number) or self._read_delta(self._checkpoint(number) if number != about.number else found)
-                self._deltas[number] = delta
-                slot.total = _nebula.delta_apply(memory, slot.total, delta)
+        memory = slot.memory(have.name)
+        for number in range(have.number + 1, about.number + 1):
+            delta = self._deltas.get(number) or self._read_delta(self._checkpoint(number) if number != about.number else found)
+            self._deltas[number] = delta
+            slot.total = _nebula.delta_apply(memory, slot.total, delta)
         slot.about = about
 
     def _read_delta(self, checkpoint: Checkpoint) -> bytes:
         delta = checkpoint.read_bytes(DELTA)
         self._bytes += len(delta)
         return delta
-
-    @contextlib.contextmanager
-    def _mapped(self, slot: Slot, about: About) -> Iterator[mmap.mmap]:
-        with open(slot.directory / about.name, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-            yield memory
 
     def _commit(self, slot: Slot, about: About) -> Path:
         if self._staged is not slot or slot.about is not about:
