@@ -292,3 +292,31 @@ def test_the_reward_rises_although_rollout_and_trainer_are_killed_and_each_rollo
     assert numbers == sorted(numbers) and len(set(numbers)) > 10
     rewards = [float(reward) for reward in re.findall(r"trainer: step \d+ reward ([\d.]+)", said)]
     assert sum(rewards[:10]) / 10 < 0.3 and sum(rewards[-10:]) / 10 > 0.7, rewards
+
+
+def test_an_evaluator_that_is_killed_has_a_loss_for_checkpoints_of_a_trainer_that_is_killed(node):
+    folder, path, table = ROOT / "examples/evaluate", node.base / "evaluate", node.base / "losses.csv"
+
+    def start(script, *options):
+        command = [sys.executable, "-W", "ignore", folder / script, "--path", path, *options]
+        return subprocess.Popen(list(map(str, command)), env=node.environment, cwd=node.base, stdout=subprocess.PIPE, text=True)
+
+    def lines(process, count):
+        found = [process.stdout.readline() for _ in range(count)]
+        assert all(found), found
+        return found
+
+    path.mkdir()
+    evaluator, trainer = start("evaluate.py", "--table", table, "--timeout", 60), start("train.py", "--steps", 120)
+    lines(evaluator, 3)
+    for process in (evaluator, trainer):
+        process.kill()
+        process.communicate()
+    evaluator, trainer = start("evaluate.py", "--table", table, "--timeout", 20), start("train.py", "--steps", 120)
+    said, _ = evaluator.communicate(timeout=240)
+    assert trainer.wait(60) == 0 and evaluator.returncode == 0
+    trainer.stdout.close()
+    rows = [line.split(",") for line in table.read_text().split()]
+    steps = [int(step) for step, _ in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == 120 and len(steps) >= 5 and "evaluator: " in said
+    assert float(rows[-1][1]) < float(rows[0][1])
