@@ -210,7 +210,8 @@ print(done.returncode, done.stdout, done.stderr)
 @pytest.mark.parametrize("name", ["two accounts", "two buckets"])
 def test_names_in_another_order_are_refused_and_no_job_begins_from_nothing(name, tmp_path):
     said = run_beside(name, tmp_path, REORDERED)
-    assert said.count("give the names in the order in which the checkpoints were written") == 2 and "refused:" in said, said
+    # of the refusal, the verdict and the command
+    assert said.count("give the names in the order in which the checkpoints were written") == 3 and "refused:" in said, said
 
 
 MISSING = {
