@@ -59,8 +59,7 @@ bool thin_has(const struct manifest *manifest, const char *pattern)
         return false;
 }
 
-/* Notes the pattern. A manifest that has no room for it keeps the earlier ones: then the reason for a missing file is less exact. */
-static void note(struct manifest *manifest, const char *pattern)
+void thin_note(struct manifest *manifest, const char *pattern)
 {
         size_t used = strlen(manifest->thinned), size = sizeof manifest->thinned;
 
@@ -97,7 +96,7 @@ static void copy_head(struct writer *writer, const char *pattern)
         manifest->step = before->step;
         manifest->world = before->world;
         manifest->line = before->line;
-        note(manifest, pattern);
+        thin_note(manifest, pattern);
 }
 
 /* A program that died after it had made the entry may have left the files behind. */

@@ -27,6 +27,8 @@ struct thin_rules {
 enum nebula_status thin_parse(const char *text, struct thin_rules *ret_rules, struct nebula_error *error);
 /* Whether the version has lost its files of that pattern already. */
 bool thin_has(const struct manifest *manifest, const char *pattern);
+/* Notes that it has. Without room for the pattern it notes nothing: then the reason for a missing file is less exact. */
+void thin_note(struct manifest *manifest, const char *pattern);
 /* Thins a version. *ret_manifest: the version as it is now. *ret_bytes: the bytes that were removed; 0: no file matches.
  * NEBULA_BUSY: the tag was written again or removed meanwhile. NEBULA_INVALID: nothing would be left. */
 enum nebula_status thin_version(struct store *store, const struct manifest *manifest, const char *pattern, struct manifest *ret_manifest,

@@ -286,6 +286,7 @@ static enum nebula_status fill_head(struct copying *copying, struct nebula_error
         strcpy(copy->job, source->job);
         strcpy(copy->run, source->run);
         strcpy(copy->host, source->host);
+        strcpy(copy->thinned, source->thinned); /* the reason for files that it lacks */
         copy->generation = source->generation > before->generation ? source->generation : before->generation + 1;
         copy->sequence = source->sequence > before->sequence ? source->sequence : before->sequence + 1;
         copy->step = source->step;

@@ -508,3 +508,36 @@ def test_receivers_of_slimes_directories_find_each_version_whole(place, tmp_path
             assert len(list(root.glob("weight_v*"))) == min(step, 2)
     with nm.Subscriber(place.storage, root):
         assert not list(root.glob("weight_v*")) and not (root / "latest").exists()
+
+
+def test_a_failed_request_leaves_no_values_for_the_next_publication(place, follower, monkeypatch):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher, "_send", lambda line: (_ for _ in ()).throw(OSError("no process")))
+            assert not publisher.publish(1)
+        before = {row.tag for row in publisher._session.checkpoints()}
+        train(state, 2)
+        assert publisher.publish(2)
+        assert len({row.tag for row in publisher._session.checkpoints()} - before) == 1  # not the tag of the first one
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
+
+
+def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_trainer(place):
+    trainer = """
+        publisher = nm.Publisher({"w": torch.zeros(1000)}, sys.argv[1])
+        publisher.publish(1)
+        publisher.wait(60)
+        child = os.fork()
+        if not child:
+            os.closerange(0, 3)  # the test waits for the end of these streams
+            time.sleep(1000)
+        say(publisher._maker.pid, child)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    maker, child = map(int, place.run(trainer, place.storage, returncode=-signal.SIGKILL).split())
+    try:
+        until(lambda: not Path(f"/proc/{maker}").exists() or "Z" in Path(f"/proc/{maker}/stat").read_text(), 60, "the end of the maker")
+    finally:
+        os.kill(child, signal.SIGKILL)

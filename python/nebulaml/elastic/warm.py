@@ -78,10 +78,6 @@ def imported(script_directory: str) -> list[str]:
 # -- the template
 
 
-class Doubt(Exception):
-    """Why the template may not fork."""
-
-
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
@@ -188,6 +184,7 @@ def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool)
     gc.collect()
     gc.freeze()
     workers: list[Worker] = []
+    template = os.getpid()
     while True:
         by_fd = {one.end: one for one in workers} | {one.stub_end: one for one in workers}
         for ready in select.select([fd, *by_fd], [], [])[0]:
@@ -219,7 +216,7 @@ def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool)
                         os.close(one.end)
                         os.close(one.stub_end)
                     client.close()
-                    return _become(request, streams)
+                    return _become(request, streams, template)
                 for stream in streams:
                     os.close(stream)
                 if reason:
@@ -246,6 +243,7 @@ def _lives(end: int) -> bool:
 
 
 def _take(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    client.settimeout(GONE_S)  # a stub that is stopped holds up no other one for longer
     try:
         client.send(b"ready")
         said, streams, _, _ = socket.recv_fds(client, MESSAGE_MOST, 3)
@@ -260,10 +258,11 @@ def _take(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 # -- the worker
 
 
-def _become(request: dict[str, Any], streams: list[int]) -> object:
+def _become(request: dict[str, Any], streams: list[int], template: int) -> object:
     """Gives this process what a fresh one would have. Returns the program, for the namespace of ``__main__``."""
     os.setsid()
-    end_with(os.getppid())
+    if not end_with(template):
+        os._exit(1)  # it has died since the fork
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         if stream > 2:
@@ -280,8 +279,6 @@ def _become(request: dict[str, Any], streams: list[int]) -> object:
     os.environ.update(request["environment"])
     os.environ["NEBULA_ENDS_BY_EXIT"] = str(os.getpid())
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for name in ("stdin", "stdout", "stderr"):
-        getattr(sys, name).flush() if name != "stdin" else None
     sys.stdout.reconfigure(write_through=True)
     _seed()
     sys.excepthook = _without_own_frame

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -68,11 +69,13 @@ class Publisher:
         self._session = Session("", job=self._job, world=1, num_of_version_in_retention=2, on_error="raise")
         self._session._engine._told_memory_only = True  # the maker makes it durable
         self._maker: subprocess.Popen[bytes] | None = None
+        self._tags = itertools.count(1)
         self._asked = self._answered = 0
         self._failure: str | None = None  # of the newest publication that was answered
         self._rest = b""
         self._line = b""  # the newest request, if no second maker has had it
         self._lock = threading.Lock()
+        _living.add(self)
 
     def __enter__(self) -> Publisher:
         return self
@@ -90,7 +93,8 @@ class Publisher:
             raise NebulaConfigError(f"publish({step!r}): a step is a whole number of 0 or more")
         with self._lock:
             self._hear(0)
-            tag = f"{self._job}-{self._asked + 1}"  # readers of memory see the tags of all jobs
+            # readers of memory see the tags of all jobs; and one that a failed call has used may hold its values
+            tag = f"{self._job}-{next(self._tags)}"
             try:
                 with self._session.checkpoint(tag) as live:
                     live.save_bytes("weights", self._parts())
@@ -217,6 +221,14 @@ class Publisher:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 maker.wait(5.0)
 
+    def _after_fork(self) -> None:
+        """Closes the pipes in a forked child: otherwise the maker would not notice the end of the trainer before that of a data loader."""
+        self._lock = threading.Lock()
+        maker, self._maker = self._maker, None
+        for pipe in (maker.stdin, maker.stdout) if maker is not None else ():
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
     # -- the weights
 
     def _parts(self) -> list[Any]:
@@ -263,7 +275,16 @@ def publish(model: Any, path: str | os.PathLike[str], step: int, **options: Any)
 
 
 _publishers: dict[str, tuple[Any, Publisher]] = {}
-os.register_at_fork(after_in_child=_publishers.clear)
+_living: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in list(_living):
+        one._after_fork()
+    _publishers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _named(weights: Any) -> Any:

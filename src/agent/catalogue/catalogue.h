@@ -15,8 +15,8 @@
  * (memory_files.h). A change of a version marks it. catalogue_unlock makes the survival log's record of each marked
  * version, and wakes the threads and clients that wait for a change: once for all changes under the lock.
  *
- * The catalogue knows no other room. What several rooms need of a job or a version is in job.h and version.h. What one
- * room alone needs is in that room's slot, a struct that only its own files see: other rooms call the room's functions.
+ * The catalogue knows no other room. job.h and version.h hold the fields that several rooms use. Each room keeps
+ * the rest in a slot, a struct that only its own files see: other rooms call the room's functions.
  * The catalogue makes the slots, and calls the rooms when a job or a version begins and ends (room.h).
  *
  * The threads that wait, and what each waits for:

@@ -62,7 +62,7 @@ struct job {
         bool is_served;              /* the replica thread uses the job, so it stays */
         uint64_t given_way_count;    /* versions that another run's replaced */
         double rival_seen_at;        /* when another agent was seen to have versions of this job in memory; 0: never */
-        /* What one room alone needs: its slot, which only its files see (room.h). */
+        /* A slot for each room: only the files of that room see the struct (room.h). */
         struct job_verdict *verdict;
         struct job_storage *storage;
         struct job_persist *persist;

@@ -1,8 +1,8 @@
 /*
  * room.h - what the catalogue asks of the other rooms, which it does not know.
  *
- * What one room alone needs of a job or a version is in the room's slot: a struct that <room>/slots_private.h declares, so that no other
- * room can change it. The catalogue makes the slots, zeroed, together with the job or version. It calls the functions of all rooms, in the
+ * Each room keeps its own fields of a job or a version in a slot: a struct that <room>/slots_private.h declares, so that no other room can
+ * change it. The catalogue makes the slots, zeroed, together with the job or version. It calls the functions of all rooms, in the
  * order of their list (agent/rooms.c), with its lock held. A NULL function is not called.
  */
 #ifndef NB_AGENT_CATALOGUE_ROOM_H

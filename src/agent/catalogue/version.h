@@ -89,7 +89,7 @@ struct version {
         int64_t activity_ns;
         double late_at;    /* when it was found to wait long for other ranks; 0: it was not */
         struct nebula_error error;
-        /* What one room alone needs: its slot, which only its files see (room.h). */
+        /* A slot for each room: only the files of that room see the struct (room.h). */
         struct version_survival *survival;
         struct version_persist *persist;
         struct version_ancestry *ancestry;

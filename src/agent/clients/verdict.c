@@ -23,7 +23,7 @@
 
 static const char *const state_names[] = { "fine", "at risk", "broken" };
 
-/* What the versions of the job's present run tell. */
+/* Facts on the versions of the job's present run. */
 struct facts {
         const struct version *failed;   /* the newest version that is not open any more, if it has failed */
         size_t failed_count;            /* so many in a row, with that one */

@@ -1,6 +1,5 @@
 /* Removes files of old versions, by the rules of keep_items. Worker only. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,15 +30,10 @@ static bool copy_thick(struct catalogue *catalogue, struct job *job, const char 
 /* The list names a pattern also if no file of the version matches it, or no other file would be left: so the version is not read again. Lock held. */
 static void mark(struct job *job, const char *tag, uint64_t sequence, const char *pattern)
 {
-        const struct known_versions *known = &job->known;
+        struct manifest *one = (struct manifest *)known_find(&job->known, tag); /* the list is the worker's */
 
-        for (size_t i = 0; i < known->count; i++) {
-                struct manifest *one = known->list[i];
-                size_t used = strlen(one->thinned);
-
-                if (one->sequence == sequence && !strcmp(one->tag, tag) && !thin_has(one, pattern))
-                        snprintf(one->thinned + used, sizeof one->thinned - used, "%s%s", used ? "," : "", pattern);
-        }
+        if (one && one->sequence == sequence)
+                thin_note(one, pattern);
 }
 
 /* A version that cannot be thinned now is tried again after the next version. */
