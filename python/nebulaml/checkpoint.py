@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _nebula
-from ._session import about, config, engine, progress
+from ._session import about, config, engine, late, progress
 from ._session.rows import human_bytes, printable
 from ._session.tags import WHOLE
 from ._session.traced import traced
@@ -221,7 +221,7 @@ class Checkpoint:
         """As save(). check: gets the Capture before anything is saved, and raises if the object shall not be saved."""
         config.check_text("a file name", name)
         try:
-            taken = engine.part("pickling").capture(obj, name, overlap)
+            taken = late.pickling.capture(obj, name, overlap)
             if check is not None:
                 check(taken)
         except BaseException as failure:
@@ -273,8 +273,8 @@ class Checkpoint:
         if "torch" not in sys.modules:  # nothing lies on a device that torch knows, and no memory is pinned
             self._open_for_save().save_ranges(name, ranges, lost)
             return
-        filler = engine.part("device").plan(ranges, overlap)
-        self._open_for_save().save_ranges(name, ranges, lost, engine.part("pickling").unprotectable(ranges), filler)
+        filler = late.device.plan(ranges, overlap)
+        self._open_for_save().save_ranges(name, ranges, lost, late.pickling.unprotectable(ranges), filler)
 
     def _lost(self, name: str, save: object, failure: BaseException) -> None:
         """Notes that the bytes of a save that had returned could not be copied. Any thread may call it."""
@@ -299,7 +299,7 @@ class Checkpoint:
         """
         config.check_text("a file name", name)
         try:
-            ranges = engine.part("pickling" if "torch" in sys.modules else "buffers").ranges(parts, name)
+            ranges = (late.pickling if "torch" in sys.modules else buffers).ranges(parts, name)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise
@@ -603,7 +603,7 @@ class Checkpoint:
         with self._fetching(name):
             mapped = self._map(name)
             holders = sys.getrefcount(mapped)
-            loaded = engine.part("loading").load(mapped, map_location, weights_only, name=name)
+            loaded = late.loading.load(mapped, map_location, weights_only, name=name)
         if sys.getrefcount(mapped) > holders:  # tensors lie in it
             mapped.own()
         return loaded
@@ -629,7 +629,7 @@ class Checkpoint:
         while they are copied, so after an error about damaged or unreadable bytes some values have already been replaced.
         """
         with self._fetching(name):
-            return engine.part("loading").load_into(self._map(name, lazily=True), state_dict, name, weights_only)
+            return late.loading.load_into(self._map(name, lazily=True), state_dict, name, weights_only)
 
 
 os.register_at_fork(after_in_child=_after_fork)

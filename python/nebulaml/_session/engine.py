@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -32,7 +31,7 @@ from ..errors import (
     from_status,
 )
 from ..events import Event
-from . import agree, config, ending, locate, ranks, tags, watching
+from . import agree, config, ending, late, locate, ranks, tags, watching
 from .waits import refuse_within_save, run_handlers
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
@@ -47,20 +46,8 @@ LATE_MAX = 100  # failures that no call has raised yet
 
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
-_parts: dict[str, Any] = {}
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # all engines of this process
-
-
-def part(name: str) -> Any:
-    """Returns a module of nebulaml.tensors, which imports torch.
-
-    It keeps the module, because an import statement no longer works when the interpreter ends.
-    """
-    found = _parts.get(name)
-    if found is None:
-        found = _parts[name] = importlib.import_module(f"..tensors.{name}", __package__)
-    return found
 
 
 class Engine:
@@ -358,8 +345,8 @@ def _leave() -> None:
     try:
         if "torch" in sys.modules:
             for name in ("device", "loading"):
-                part(name)
-            part("pickling").capture({})
+                getattr(late, name)
+            late.pickling.capture({})
             locate.agent_path()
         for step in (Engine.settle, Engine.say_what_is_missing):
             for engine in engines:

@@ -13,7 +13,7 @@ from .. import _nebula
 from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
-from . import config, engine, progress
+from . import config, engine, late, progress
 from .rows import Row, Rows, listing
 from .traced import traced
 from .waits import interruptible, patiently
@@ -238,7 +238,7 @@ class Session:
         state that its first step will make. Without this call the first two saves wait until the agent has made memory. The
         same happens to a save that turns out larger.
         """
-        preparing = engine.part("preparing")
+        preparing = late.preparing
         for item in objects:
             state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
             self._engine.guarded("prepare", lambda state=state, item=item: preparing.prepare(self._engine, state, item))

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from .._session import about, agree, config, engine, notices, progress
+from .._session import about, agree, config, notices, progress
 from .._session.keeping import Best, is_count
 from .._session.rows import Rows
 from .._session.session import Session
@@ -160,7 +160,7 @@ class Manager:
         Without it the first two saves wait until the agent has made memory. For an optimizer of torch it counts the state that
         its first step will make. It saves and changes nothing.
         """
-        from ..tensors import preparing
+        from ..tensors import loading, preparing  # noqa: F401 - loading: restore() needs it soon
         from . import items as kinds
 
         _check_names(items)
@@ -168,7 +168,6 @@ class Manager:
         for name, item in items.items():
             if place.rank == 0 or name not in self._replicated:
                 self._guarded("preparing", lambda item=item: preparing.prepare(self._engine, kinds.state_of(item), item))
-        engine.part("loading")
 
     @property
     def stop_requested(self) -> bool:
