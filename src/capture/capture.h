@@ -61,6 +61,7 @@ enum nebula_status capture_pool_map(struct capture_pool *pool, uint64_t image_id
                                     void **ret_image, struct nebula_error *error);
 /* Whether this process has not captured into `image` since it mapped it. True only once. */
 bool capture_pool_take_fresh(struct capture_pool *pool, const void *image);
+bool capture_pool_is_fresh(const struct capture_pool *pool, const void *image);
 /* Unmaps every image that is not in `live_ids`. Sorts `live_ids`. */
 void capture_pool_keep(struct capture_pool *pool, uint64_t *live_ids, size_t count);
 /* `unmapping` is called before each unmapping; NULL: no call. */

@@ -392,7 +392,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
                 goto give_up;
         if (os->now_ns() - plan->prepared_ns > PREPARED_NS)
                 prepare(plan);
-        if (lent.lacks_pages && plan->ask_huge && !plan->capture) /* a copy would wait for the pages of the image */
+        if (plan->ask_huge && !plan->capture && capture_pool_is_fresh(session->pool, lent.data)) /* a copy would wait for the pages of the image */
                 cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
         status = make_pages(plan, session->pool, &lent, &why);
         if (status != NEBULA_OK)
