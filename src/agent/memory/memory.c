@@ -375,10 +375,15 @@ static void try_populate(void)
         os->unmap(page, MEMORY_PAGE);
 }
 
-bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity)
+bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity, bool named)
 {
+        uint64_t plenty = 2 * capacity + memory->lacking;
+        struct os_space space;
+
         pthread_once(&populate_once, try_populate);
-        return can_populate && capacity >= MEMORY_ROUND && os->memory_free() >= 2 * capacity + memory->lacking + MEMORY_LEFT;
+        if (!can_populate || capacity < MEMORY_ROUND || os->memory_free() < plenty + MEMORY_LEFT)
+                return false;
+        return !named || (os->space(memory->directory, &space) >= 0 && space.free_bytes >= plenty);
 }
 
 struct image *memory_next_lacking(const struct memory *memory)

@@ -138,7 +138,7 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
 /* The same without pages, which the trainer makes as it fills the image: a first save does not wait for them. */
 enum nebula_status memory_create_bare(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image, struct nebula_error *error);
 /* Whether there is memory for the image in plenty, and the kernel makes pages without a signal where there is none. */
-bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity);
+bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity, bool named);
 /* A whole image that lacks pages; NULL: there is none. The caller calls memory_make_rest, and if that succeeds memory_has_pages (lock held). */
 struct image *memory_next_lacking(const struct memory *memory);
 int memory_make_rest(const struct image *image);
