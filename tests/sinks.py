@@ -45,6 +45,12 @@ class Sink:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{self.endpoint}/{what}") as answer:
             return bytes(answer.read())
 
+    def put(self, key: str, content: bytes) -> None:
+        """Makes an object, as another program."""
+        request = urllib.request.Request(f"{self.endpoint}/{key}", method="PUT", data=content)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request):
+            pass
+
     def delay(self, milliseconds: int) -> None:
         """Delays all later answers."""
         self.ask(f"__latency__?ms={milliseconds}")

@@ -77,7 +77,7 @@ struct writer {
 
 enum writer_way {
         WRITER_ALONE,  /* the source has all of the version */
-        WRITER_FIRST,  /* the same without writer_begin, and without a look before the files: the caller knows of no version of the tag, and storage
+        WRITER_FIRST,  /* the same without writer_begin, and without a look at the log before the entry: the caller knows of no version of the tag, and storage
                         * lists what was written (STORE_LISTS_FRESH). is_overtaken: there is one */
         WRITER_SHARE,  /* one node's part of a version; writer_number comes before */
         WRITER_GATHER, /* the manifest of a version whose parts are written */

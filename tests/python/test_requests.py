@@ -48,7 +48,7 @@ def save(step: int, *sizes: int) -> None:
     checkpoint.wait("durable", 60)
 
 
-def test_a_save_of_a_small_file_takes_seven_requests(bucket):
+def test_a_save_of_a_small_file_takes_eight_requests(bucket):
     nebulaml.init(PATH, 0, 2, on_error="raise")
     save(1, 10)  # pays for the look at the path
     for step in (2, 3):
@@ -56,10 +56,11 @@ def test_a_save_of_a_small_file_takes_seven_requests(bucket):
         save(step, 10)
         said = kinds(bucket.requests())
         tag = f"global_step{step}"
-        assert set(said[:2]) == {f"PUT {tag}/.nebula/W.record-00000.json", f"PUT .nebula/index/{tag}"}, "before the file, together"
-        assert said[2:4] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
-        assert set(said[4:6]) == {f"LIST {tag}/", f"LIST .nebula/removed/{tag}/"}, "the last look"
-        assert said[6:] == ["PUT latest"]
+        before = {f"PUT {tag}/.nebula/W.record-00000.json", f"PUT .nebula/index/{tag}", f"LIST {tag}/"}
+        assert set(said[:3]) == before, "before the file, together"
+        assert said[3:5] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
+        assert set(said[5:7]) == {f"LIST {tag}/", f"LIST .nebula/removed/{tag}/"}, "the last look"
+        assert said[7:] == ["PUT latest"]
 
 
 def test_each_further_file_of_less_than_a_mebibyte_takes_one_request(bucket):
@@ -68,7 +69,7 @@ def test_each_further_file_of_less_than_a_mebibyte_takes_one_request(bucket):
     bucket.requests()
     save(2, 10, 1000, 100_000, 250_000)
     said = kinds(bucket.requests())
-    assert len(said) == 10 and sum("/0.pt" in one or ".pt" in one for one in said) == 4
+    assert len(said) == 11 and sum("/0.pt" in one or ".pt" in one for one in said) == 4
 
 
 def test_a_tag_that_another_program_has_written_meanwhile_stays_that_programs(bucket):
@@ -78,4 +79,17 @@ def test_a_tag_that_another_program_has_written_meanwhile_stays_that_programs(bu
     with nebulaml.Checkpoint("global_step2") as checkpoint:
         checkpoint.save("0.pt", torch.ones(10))
     until(lambda: checkpoint.state == "failed", 60, "the version gives way")
+    assert nebula("verify", "global_step2", "--path", PATH).returncode == 0
+
+
+def test_no_record_stays_that_names_a_file_of_another_program(bucket):
+    """A sweep would take that file for Nebula's."""
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    save(1, 10)
+    bucket.put("training/run/global_step2/0.pt", b"theirs")
+    bucket.requests()
+    save(2, 10)
+    said = kinds(bucket.requests())
+    first = next(at for at, one in enumerate(said) if one.startswith("DELETE") and "record" in one)
+    assert "PUT global_step2/0.pt" not in said[:first], "the name was seen to be taken"
     assert nebula("verify", "global_step2", "--path", PATH).returncode == 0

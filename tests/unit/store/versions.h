@@ -340,7 +340,7 @@ static inline void author_step(struct author *writer)
 {
         /* so many steps of the way are taken when the stage is over */
         static const size_t alone[] = { [AT_PLACE] = 2, [AT_RECORD] = 6, [AT_FILES] = 8, [AT_COMMIT] = 12, [AT_CHECK] = 13, [AT_SHOW] = 14 };
-        static const size_t first[] = { [AT_PLACE] = 2, [AT_RECORD] = 4, [AT_FILES] = 5, [AT_COMMIT] = 7, [AT_CHECK] = 8, [AT_SHOW] = 8 };
+        static const size_t first[] = { [AT_PLACE] = 2, [AT_RECORD] = 5, [AT_FILES] = 6, [AT_COMMIT] = 8, [AT_CHECK] = 9, [AT_SHOW] = 9 };
         static const size_t repeat[] = { [AT_CHECK] = 3, [AT_SHOW] = 4 };
         enum nebula_status status = NEBULA_OK;
         size_t end;
