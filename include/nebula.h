@@ -223,7 +223,7 @@ NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unma
         void *argument);
 /* Sets a callback for such programs. After nebula_session_prepare, a thread of the session maps the images that the agent makes for the hinted
  * files, and calls `mapped` for each: it may register the image, so that the first saves need not. A save that is lent the image waits until
- * `mapped` has returned. The rules of `unmapping` hold. */
+ * `mapped` has returned. NULL: the thread makes pages until a save is lent the image. The rules of `unmapping` hold. */
 NEBULA_API void nebula_session_watch_spares(nebula_session *session, void (*mapped)(void *argument, void *image, uint64_t capacity_bytes),
         void *argument);
 /* Sets a callback that a save asks every 200 ms while it waits for memory. If it returns not 0, that save ends with

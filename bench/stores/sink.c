@@ -10,6 +10,8 @@
  *
  * GET /__counts__ answers with one JSON object: requests, lists among them, bytes in and out, and the CPU seconds of this process.
  * GET /__latency__?ms=N delays all later answers by N ms.
+ * GET /__requests__ answers with a line for each request since the last such question: when it came and when it was answered, in ms, its
+ * method, and its target.
  */
 #include "sink.h"
 
@@ -47,6 +49,11 @@ static int pattern_fd;
 static double mbps;
 static pthread_mutex_t rate_lock = PTHREAD_MUTEX_INITIALIZER;
 static double rate_free_s;
+
+static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
+static FILE *told; /* the lines of /__requests__ */
+static char *told_text;
+static size_t told_size;
 
 static double now_s(void)
 {
@@ -194,13 +201,15 @@ static void give(struct link *link, const char *data, uint64_t size, int flags)
 static void give_head(struct call *call, int status, const char *fields, uint64_t size, bool has_more)
 {
         char head[4096], date[64];
+        static atomic_ullong last_id; /* an answer with the id of the answer before counts as none */
+        unsigned long long id = atomic_fetch_add(&last_id, 1) + 1;
         time_t now = time(NULL);
         struct tm when;
         int length;
 
         strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &when));
-        length = snprintf(head, sizeof head, "HTTP/1.1 %d Said\r\nDate: %s\r\nx-amz-request-id: 1\r\nx-ms-request-id: 1\r\n%s%s%llu\r\n\r\n",
-                          status, date, fields, strstr(fields, "Content-Length") ? "X-Size: " : "Content-Length: ", (unsigned long long)size);
+        length = snprintf(head, sizeof head, "HTTP/1.1 %d Said\r\nDate: %s\r\nx-amz-request-id: %llu\r\nx-ms-request-id: %llu\r\n%s%s%llu\r\n\r\n",
+                          status, date, id, id, fields, strstr(fields, "Content-Length") ? "X-Size: " : "Content-Length: ", (unsigned long long)size);
         give(call->link, head, (uint64_t)length, has_more ? MSG_MORE : 0);
 }
 
@@ -259,6 +268,27 @@ static void report_counts(struct call *call)
         sink_answer(call, 200, "", text, (uint64_t)size);
 }
 
+static void tell(const char *method, const char *target, double came_s)
+{
+        pthread_mutex_lock(&told_lock);
+        if (!told)
+                told = open_memstream(&told_text, &told_size);
+        fprintf(told, "%.3f %.3f %s %s\n", came_s * 1e3, now_s() * 1e3, method, target);
+        pthread_mutex_unlock(&told_lock);
+}
+
+static void report_requests(struct call *call)
+{
+        pthread_mutex_lock(&told_lock);
+        if (told)
+                fclose(told);
+        sink_answer(call, 200, "", told ? told_text : "", told ? told_size : 0);
+        if (told)
+                free(told_text);
+        told = NULL;
+        pthread_mutex_unlock(&told_lock);
+}
+
 static bool read_head(struct link *link, size_t *ret_size)
 {
         for (;;) {
@@ -294,15 +324,20 @@ static void serve_one(struct link *link, size_t size)
                 give(link, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0);
         if (!strcmp(call.path, "/__counts__")) {
                 report_counts(&call);
+        } else if (!strcmp(call.path, "/__requests__")) {
+                report_requests(&call);
         } else if (!strcmp(call.path, "/__latency__")) {
                 atomic_store(&latency_ms, sink_param(&call, "ms", value, sizeof value) ? (unsigned)strtoul(value, NULL, 10) : 0);
                 sink_answer(&call, 200, "", "", 0);
         } else {
+                double came_s = now_s();
+
                 usleep(atomic_load(&latency_ms) * 1000);
                 atomic_fetch_add(&requests, 1);
                 atomic_fetch_add(&list_count, sink_param(&call, "list-type", value, sizeof value));
                 atomic_fetch_add(!strcmp(call.method, "PUT") ? &put_count : &get_count, !strcmp(call.method, "PUT") || !strcmp(call.method, "GET"));
                 objects_serve(&call);
+                tell(call.method, target, came_s);
         }
         memmove(link->head, link->head + size, link->used - size);
         link->used -= size;

@@ -141,7 +141,6 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
         status = nebula_session_open(&options, &handle, &error);
         if (status == NEBULA_OK) {
                 nebula_session_watch_images(handle, image_unmapping, NULL);
-                nebula_session_watch_spares(handle, image_mapped, NULL);
                 nebula_session_watch_waits(handle, is_interrupted, NULL);
         }
         Py_END_ALLOW_THREADS
@@ -384,6 +383,7 @@ static PyObject *session_prepare(PyObject *self, PyObject *arguments)
                 return NULL;
         found->is_fixed = true; /* C reads the list without the GIL */
         Py_BEGIN_ALLOW_THREADS
+        nebula_session_watch_spares(handle, atomic_load(&has_image_watchers) ? image_mapped : NULL, NULL);
         status = nebula_session_prepare(handle, (size_t)pickle_size, found->ranges, found->count, &error);
         Py_END_ALLOW_THREADS
         if (status != NEBULA_OK)

@@ -12,6 +12,7 @@
 #ifndef NB_CAPTURE_CAPTURE_H
 #define NB_CAPTURE_CAPTURE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "image/image.h"
@@ -25,8 +26,11 @@ struct capture_part {
 /* Copies all parts into `image`. Returns when every byte is there: the processor time of all its threads, in ns.
  * Captures that overlap in time wait for each other. */
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count);
-/* Makes the pages of an image that was just mapped and is needed as a whole. Returns the same as capture_copy. */
-int64_t capture_populate(void *image, uint64_t size);
+/* Makes the pages of an image that was just mapped and is needed as a whole. False: some could not be made, because memory is full. A write
+ * to such a page would end the process. */
+bool capture_populate(void *image, uint64_t size);
+/* The same for a few bytes, on the caller's thread. */
+bool capture_make_pages(void *image, uint64_t offset, uint64_t size);
 
 /* capture_copy in two steps. Between them the helpers copy, while the caller writes other bytes of the image. One
  * thread calls both steps and starts no other capture in between. */
@@ -37,6 +41,7 @@ struct capture_job {
         bool is_fresh;    /* this process has not touched the image's pages: make them in batches */
         struct image_sums *sums; /* NULL, or the list to which the copy adds its checksums */
         bool has_crew;    /* this and all below: private to copy.c */
+        atomic_bool lacks_pages; /* some pages could not be made */
         size_t next_part; /* the part in which the next piece begins */
         uint64_t next_offset; /* its offset in that part */
         int64_t cpu_ns;   /* of helpers that have finished */
@@ -56,6 +61,7 @@ enum nebula_status capture_pool_map(struct capture_pool *pool, uint64_t image_id
                                     void **ret_image, struct nebula_error *error);
 /* Whether this process has not captured into `image` since it mapped it. True only once. */
 bool capture_pool_take_fresh(struct capture_pool *pool, const void *image);
+bool capture_pool_is_fresh(const struct capture_pool *pool, const void *image);
 /* Unmaps every image that is not in `live_ids`. Sorts `live_ids`. */
 void capture_pool_keep(struct capture_pool *pool, uint64_t *live_ids, size_t count);
 /* `unmapping` is called before each unmapping; NULL: no call. */

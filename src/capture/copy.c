@@ -84,7 +84,7 @@ static uint64_t slice(const struct piece *piece, const struct capture_part *part
  * Makes the pages of a piece in one call: page faults in the middle of the copy cost a third more. Parts of a piece
  * usually lie side by side, so they are one range. If they do not, or the kernel refuses, the copy takes page faults.
  */
-static void populate(const struct capture_job *job, const struct piece *piece)
+static void populate(struct capture_job *job, const struct piece *piece)
 {
         const struct capture_part *first = job->parts + piece->first_part;
         const struct capture_part *last = first + piece->part_count - 1;
@@ -96,7 +96,8 @@ static void populate(const struct capture_job *job, const struct piece *piece)
                 return;
         begin &= ~(uintptr_t)(PAGE_BYTES - 1);
         end = (end + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1);
-        os->advise((void *)begin, end - begin, OS_ADVISE_POPULATE_WRITE);
+        if (os->advise((void *)begin, end - begin, OS_ADVISE_POPULATE_WRITE) < 0)
+                atomic_store(&job->lacks_pages, true);
 }
 
 static void copy_and_sum(const struct capture_job *job, uint64_t image_offset, const void *from, uint64_t size)
@@ -124,7 +125,7 @@ static void copy_slice(const struct capture_job *job, uint64_t image_offset, con
         }
 }
 
-static void copy_piece(const struct capture_job *job, const struct piece *piece)
+static void copy_piece(struct capture_job *job, const struct piece *piece)
 {
         const struct capture_part *part = job->parts + piece->first_part;
         uint64_t left = piece->size;
@@ -252,13 +253,21 @@ int64_t capture_copy_end(struct capture_job *job)
         return cpu_ns + os->thread_cpu_ns() - begun_ns;
 }
 
-int64_t capture_populate(void *image, uint64_t size)
+bool capture_populate(void *image, uint64_t size)
 {
         struct capture_part whole = { .size = size };
         struct capture_job job = { .image = image, .parts = &whole, .count = 1, .is_fresh = true };
 
         capture_copy_begin(&job);
-        return capture_copy_end(&job);
+        capture_copy_end(&job);
+        return !atomic_load(&job.lacks_pages);
+}
+
+bool capture_make_pages(void *image, uint64_t offset, uint64_t size)
+{
+        uint64_t begin = offset & ~(uint64_t)(PAGE_BYTES - 1), end = (offset + size + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
+
+        return !size || os->advise((char *)image + begin, end - begin, OS_ADVISE_POPULATE_WRITE) >= 0;
 }
 
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count)

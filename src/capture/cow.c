@@ -177,6 +177,34 @@ static bool touches_image(const void *image, const struct capture_part *parts, s
         return false;
 }
 
+static int by_offset(const void *a, const void *b)
+{
+        const struct cow_part *const *left = a, *const *right = b;
+
+        return (*left)->image_offset < (*right)->image_offset ? -1 : (*left)->image_offset > (*right)->image_offset;
+}
+
+bool cow_make(struct cow_capture *capture, void *image, uint64_t capacity)
+{
+        const struct cow_part **parts = malloc((capture->part_count + 1) * sizeof *parts);
+        bool is_made = parts != NULL;
+        uint64_t at = 0;
+
+        capture->unmade = capacity;
+        for (size_t i = 0; i < capture->part_count && parts; i++)
+                parts[i] = &capture->parts[i];
+        if (parts)
+                qsort(parts, capture->part_count, sizeof *parts, by_offset);
+        for (size_t i = 0; i < capture->part_count && is_made; i++) {
+                uint64_t offset = parts[i]->image_offset, end = offset + (parts[i]->end - parts[i]->start);
+
+                is_made = offset <= at || capture_make_pages(image, at, offset - at);
+                at = end > at ? end : at;
+        }
+        free(parts);
+        return is_made && (at >= capacity || capture_make_pages(image, at, capacity - at));
+}
+
 /* Copies now: the caller waits, so the values are exact. If protection failed, blocks that were written meanwhile
  * have been copied and summed before that write. */
 static void copy_all(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count)
@@ -204,7 +232,10 @@ void cow_begin(struct cow_capture *capture, void *image, const struct capture_pa
                 atomic_store(&capture->state, COW_STATE_RUNNING);
                 is_protected = capture_protect(engine, capture) >= 0;
         }
-        if (!is_protected) {
+        if (!is_protected && capture->unmade && !capture_populate(image, capture->unmade)) {
+                capture->blocks.failure = COW_FAILURE_IMAGE;
+                atomic_store(&capture->state, COW_STATE_FAILED);
+        } else if (!is_protected) {
                 copy_all(capture, image, parts, count);
                 capture->blocks.stats.copy_ns = os->now_ns() - capture->started_ns;
                 atomic_store(&capture->state, COW_STATE_DONE);
@@ -244,8 +275,8 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
                 return error_set(error, NEBULA_FAILED, 0, "the program closed a userfaultfd that belongs to Nebula while the "
                                                           "capture was running; close only descriptors that your program opened");
         if (capture->blocks.failure == COW_FAILURE_IMAGE)
-                return error_set(error, NEBULA_FAILED, 0, "the bytes could not be written to the image: the storage of the image "
-                                                          "fails or is full");
+                return error_set(error, NEBULA_FAILED, 0, "the bytes could not be written to the image: the memory or the storage "
+                                                          "of the image is full, or fails");
         return error_set(error, NEBULA_FAILED, 0,
                          "memory at 0x%llx changed while it was being saved: %s; do not free, move or resize saved memory until "
                          "the capture is complete", (unsigned long long)capture->blocks.failure_address,

@@ -73,6 +73,9 @@ enum nebula_status cow_start(void *image, const struct capture_part *parts, size
 enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, struct cow_capture **ret_capture,
                                struct nebula_error *error);
 void cow_begin(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count);
+/* Call before cow_begin if the image lacks pages: makes those that its owner and cow_begin write to. The background threads make the others as
+ * they copy; if memory is full then, the capture fails. False: memory is full already. */
+bool cow_make(struct cow_capture *capture, void *image, uint64_t capacity);
 /* Call before cow_begin: checksums of the bytes that are copied in the background go into `sums`, which must live as
  * long as the image is written to. */
 void cow_sum(struct cow_capture *capture, const struct image_sums *sums);

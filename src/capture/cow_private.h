@@ -109,6 +109,7 @@ struct cow_capture {
         uint64_t direct_bytes;
         uint32_t summed_count; /* sums that cow_summed has sorted */
         bool has_files; /* a part lies in a private mapping of a file */
+        uint64_t unmade; /* the size of an image that lacks pages; 0: it has all */
         /* guarded by blocks_lock */
         struct {
                 bool ready; /* the protection is in place */

@@ -123,6 +123,14 @@ bool capture_pool_take_fresh(struct capture_pool *pool, const void *image)
         return false;
 }
 
+bool capture_pool_is_fresh(const struct capture_pool *pool, const void *image)
+{
+        for (size_t i = 0; i < pool->count; i++)
+                if (pool->images[i].data == image)
+                        return pool->images[i].is_fresh;
+        return false;
+}
+
 static int by_number(const void *a, const void *b)
 {
         uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;

@@ -182,7 +182,7 @@ static void mend_latest(struct copy *copy)
         if (!status)
                 status = name_encode(newest.tag, directory, &error);
         if (!status)
-                status = latest_put(copy->to, directory, &error);
+                status = latest_put(copy->to, directory, NULL, &error);
         if (status)
                 cli_complain("%s", error.message);
         manifest_done(&newest);

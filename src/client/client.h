@@ -127,6 +127,7 @@ struct client_spares {
         uint64_t image_id; /* the image that the thread works on; 0: none */
         bool has_thread;   /* it must be joined */
         bool is_running;   /* it has not decided to end */
+        bool is_awaited;   /* a save waits for the image on which the thread works */
         bool is_hinted;  /* a file was hinted while the thread ran */
         bool is_ending;
         bool closes_session; /* the thread closes the session when it ends */

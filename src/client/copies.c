@@ -78,6 +78,10 @@ static enum nebula_status fill_again(struct client_wire *wire, const struct clie
         if (result < 0)
                 return error_set(error, NEBULA_FAILED, -result, "an image of %llu bytes cannot be mapped",
                                  (unsigned long long)capacity);
+        if (granted->lacks_pages && !capture_populate(image, capacity)) {
+                os->unmap(image, capacity);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "this machine has no memory left for an image of %llu bytes", (unsigned long long)capacity);
+        }
         job.image = image;
         capture_copy_begin(&job);
         capture_copy_end(&job);

@@ -37,6 +37,7 @@ struct plan {
 struct lent {
         uint64_t image_id, capacity_bytes;
         void *data;
+        bool lacks_pages;
         bool follows; /* an earlier copy of the file is in progress, which this save must not overtake */
 };
 
@@ -186,6 +187,7 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                                      (unsigned long long)granted->capacity_bytes, (unsigned long long)plan->size);
         lent->image_id = granted->image_id;
         lent->capacity_bytes = granted->capacity_bytes;
+        lent->lacks_pages = granted->lacks_pages;
         status = session_make_pool(session, error);
         if (status != NEBULA_OK)
                 return status;
@@ -328,6 +330,24 @@ static enum nebula_status report_captured(const struct plan *plan, const struct 
         return status;
 }
 
+static enum nebula_status no_pages(const struct plan *plan, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0, "this machine has no memory left for the image of \"%.80s\"", plan->name);
+}
+
+/* Makes the pages of a new image that no background copy makes. */
+static enum nebula_status make_pages(struct plan *plan, struct capture_pool *pool, const struct lent *lent, struct nebula_error *error)
+{
+        bool is_made;
+
+        if (!lent->lacks_pages || (plan->keep && plan->keep->fill)) /* begin_filling has made them */
+                return NEBULA_OK;
+        is_made = plan->capture ? cow_make(plan->capture, lent->data, lent->capacity_bytes) : capture_populate(lent->data, lent->capacity_bytes);
+        if (!plan->capture)
+                capture_pool_take_fresh(pool, lent->data);
+        return is_made ? NEBULA_OK : no_pages(plan, error);
+}
+
 /* Starts the caller's own writes to the image, or waits for them. If they fail, saving again would not help. First
  * makes the image's pages on several threads: a device registers memory page by page on one thread, ten times faster
  * if the pages are there. */
@@ -336,8 +356,8 @@ static enum nebula_status begin_filling(const struct plan *plan, struct capture_
 {
         const struct nebula_keep *keep = plan->keep;
 
-        if (capture_pool_take_fresh(pool, lent->data))
-                capture_populate(lent->data, lent->capacity_bytes);
+        if ((capture_pool_take_fresh(pool, lent->data) || lent->lacks_pages) && !capture_populate(lent->data, lent->capacity_bytes) && lent->lacks_pages)
+                return no_pages(plan, error);
         error_set(error, NEBULA_FAILED, 0, "the caller could not fill the image of \"%.80s\"", plan->name);
         return keep->fill(keep->argument, lent->data, lent->capacity_bytes, plan->offsets, error) == NEBULA_OK ?
                NEBULA_OK : NEBULA_FAILED;
@@ -361,7 +381,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         struct cow_capture *capture = NULL;
         int64_t started_ns = 0;
         enum nebula_status status;
-        bool is_filling = plan->keep && plan->keep->fill;
+        bool is_filling = plan->keep && plan->keep->fill, is_later;
 
         status = request_image(plan, &lent, &why);
         if (status == NEBULA_OK)
@@ -372,6 +392,11 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
                 goto give_up;
         if (os->now_ns() - plan->prepared_ns > PREPARED_NS)
                 prepare(plan);
+        if (plan->ask_huge && !plan->capture && capture_pool_is_fresh(session->pool, lent.data)) /* a copy would wait for the pages of the image */
+                cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
+        status = make_pages(plan, session->pool, &lent, &why);
+        if (status != NEBULA_OK)
+                goto give_up;
         if (plan->capture) {
                 started_ns = os->now_ns();
                 captured.cpu_ns = capture_cow(plan, session->pool, &lent, &capture);
@@ -387,11 +412,12 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         captured.image_id = lent.image_id;
         captured.blocked_ns = os->now_ns() - plan->begun_ns;
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
-        if (capture || is_filling || (lent.follows && copies_ready(session) == NEBULA_OK))
-                return copy_later(plan, &lent, capture, is_filling, &captured, error);
-        status = report_captured(plan, &lent, &captured, error);
+        is_later = capture || is_filling || (lent.follows && copies_ready(session) == NEBULA_OK);
+        status = is_later ? copy_later(plan, &lent, capture, is_filling, &captured, error) : report_captured(plan, &lent, &captured, error);
         if (plan->ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
+        if (is_later)
+                return status;
         *ret_releases = status == NEBULA_OK && plan->keep;
         return status;
 

@@ -9,7 +9,7 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define STEP_BYTES (32u << 20)
+#define STEP_BYTES (2u << 20)
 /* Between two requests. The agent makes an image of 1 GiB in some tenths of a second, and may wait for memory first. */
 #define PAUSE_LEAST_MS 5
 #define PAUSE_MOST_MS 1000
@@ -66,6 +66,7 @@ static enum nebula_status next_spare(struct nebula_session *session, struct spar
         capture_pool_take_fresh(session->pool, spare->data);
         lock_take(&session->spares.spares_lock);
         session->spares.image_id = spare->image_id;
+        session->spares.is_awaited = false;
         lock_give(&session->spares.spares_lock);
 give_lock:
         lock_give(&session->request_lock);
@@ -82,10 +83,21 @@ static bool is_ending(struct nebula_session *session)
         return result;
 }
 
+/* Whether a save waits for the image, which no device will use: it takes less time to copy into a part of the pages than to make all. */
+static bool is_awaited(struct nebula_session *session, const struct spare *spare)
+{
+        bool result;
+
+        lock_take(&session->spares.spares_lock);
+        result = session->spares.is_awaited && !spare->mapped;
+        lock_give(&session->spares.spares_lock);
+        return result;
+}
+
 /* Not by the threads that copy, because a save may need them. */
 static void make_ready(struct nebula_session *session, const struct spare *spare)
 {
-        for (uint64_t at = 0; at < spare->capacity_bytes && !is_ending(session); at += STEP_BYTES) {
+        for (uint64_t at = 0; at < spare->capacity_bytes && !is_ending(session) && !is_awaited(session, spare); at += STEP_BYTES) {
                 uint64_t left = spare->capacity_bytes - at;
 
                 os->advise((char *)spare->data + at, left < STEP_BYTES ? left : STEP_BYTES, OS_ADVISE_POPULATE_WRITE);
@@ -199,6 +211,7 @@ void spares_await(struct nebula_session *session, uint64_t image_id)
         struct client_spares *spares = &session->spares;
 
         lock_take(&spares->spares_lock);
+        spares->is_awaited = spares->image_id == image_id;
         while (spares->image_id == image_id && image_id && !is_own_thread(spares))
                 lock_wait(&spares->spares_lock, &spares->moved);
         lock_give(&spares->spares_lock);

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 13u
+#define IPC_VERSION 14u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -125,7 +125,8 @@ struct ipc_granted {
         uint64_t version_id;     /* differs from the request's if this request began a version or a new generation */
         uint64_t generation;     /* as begun */
         uint64_t capacity_bytes; /* of the fd: at least `size`, whole pages */
-        uint32_t live_count, unused;
+        uint32_t live_count;
+        uint32_t lacks_pages;    /* the image is new, and the client makes its pages before it writes to them (capture_make_pages) */
         uint64_t live_ids[IPC_LIVE_MAX]; /* images of this session that still exist; the client unmaps all others */
 };
 struct ipc_captured {

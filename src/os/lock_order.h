@@ -47,7 +47,7 @@
         LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: one token */ \
         LOCK(LOCK_OBJECT_PARTS)  /* store/object/object_parts.c: parts that no thread has taken */ \
         LOCK(LOCK_OBJECT_TOUCH)  /* store/object/object_touch.c: whether an upload is over */ \
-        LOCK(LOCK_LANES)         /* store/http/lanes.c: the result of one job */ \
+        LOCK(LOCK_LANES)         /* store/lanes.c: the result of one job */ \
         LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: the running requests per host */ \
         LOCK(LOCK_HTTP_POOL)     /* store/http/http_pool.c: idle connections */ \
         LOCK(LOCK_HTTP_SHARED)   /* store/http/http_pool.c: data that libcurl shares between connections */ \

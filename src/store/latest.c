@@ -56,15 +56,24 @@ static bool may_write(struct store *store)
         return result;
 }
 
-enum nebula_status latest_put(struct store *store, const char *directory, struct nebula_error *error)
+enum nebula_status latest_put(struct store *store, const char *directory, struct store_stamp *written, struct nebula_error *error)
 {
+        bool keeps_stamp = written && (store->ops->features(store) & (STORE_PUTS_IF_SAME | STORE_PATHS)) == STORE_PUTS_IF_SAME;
         char text[LATEST_DIRECTORY_MAX + 1];
+        enum nebula_status status;
 
+        snprintf(text, sizeof text, "%s\n", directory);
+        if (keeps_stamp && *written->text) {
+                struct store_stamp seen = *written;
+
+                status = store->ops->put(store, LATEST, text, strlen(text), STORE_IF_SAME, &seen, written, error);
+                if (status != NEBULA_BUSY)
+                        return status;
+        }
         if (!may_write(store))
                 return error_set(error, NEBULA_BUSY, 0, "%s/" LATEST " was not written by Nebula, and is left alone: it does not name the newest "
                                  "checkpoint. Move it away to have it written", store->root);
-        snprintf(text, sizeof text, "%s\n", directory);
-        return store_put_text(store, LATEST, text, STORE_ALWAYS, error);
+        return store->ops->put(store, LATEST, text, strlen(text), STORE_ALWAYS, NULL, keeps_stamp ? written : NULL, error);
 }
 
 void latest_find_dead(struct store *store, char ret_directory[LATEST_DIRECTORY_MAX])

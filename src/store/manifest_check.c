@@ -1,8 +1,10 @@
-/* Checks with one listing of the tag's objects that all objects of a manifest exist. */
+/* Checks with one listing of the tag's objects that all objects of a manifest exist. The listing and the look at the last removal are
+ * independent: a removal that has taken objects of the manifest before its entry was made had ended by then. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "store/lanes.h"
 #include "store/manifest_check.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_private.h"
@@ -13,6 +15,7 @@ struct checking {
         const struct manifest *manifest;
         char directory[256];
         struct store_list objects;
+        uint64_t removed;   /* the number of the last removal that has ended */
         int64_t written_ns; /* when the first of its own records was written */
 };
 
@@ -92,11 +95,9 @@ static enum nebula_status check_sweeps(const struct checking *checking, struct n
 static enum nebula_status check_log(const struct checking *checking, struct nebula_error *error)
 {
         const struct manifest *manifest = checking->manifest;
-        uint64_t newest = 0, removed;
-        enum nebula_status status = tag_log_removed(checking->store, checking->directory, &removed, error);
+        uint64_t newest = 0;
+        enum nebula_status status = NEBULA_OK;
 
-        if (status)
-                return status;
         for (size_t i = 0; i < checking->objects.count; i++) {
                 const char *name = manifest_behind_private(checking->objects.entries[i].key, checking->directory);
                 struct manifest_entry entry = { .kind = ENTRY_FOREIGN };
@@ -110,25 +111,36 @@ static enum nebula_status check_log(const struct checking *checking, struct nebu
                 status = tag_log_number(checking->store, manifest->tag, &newest, error);
         if (status)
                 return status;
-        if (newest == manifest->number && removed < manifest->number)
+        if (newest == manifest->number && checking->removed < manifest->number)
                 return NEBULA_OK;
         return error_set(error, NEBULA_NOT_FOUND, 0, "\"%.200s\" was written again or removed meanwhile", manifest->tag);
 }
 
-static enum nebula_status begin(struct checking *checking, struct nebula_error *error)
+static enum nebula_status read_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
 {
+        struct checking *checking = argument;
         char prefix[MANIFEST_KEY_MAX];
+        enum nebula_status status;
+
+        (void)stop;
+        if (index)
+                return tag_log_removed(checking->store, checking->directory, &checking->removed, error);
+        status = manifest_key(prefix, checking->directory, "", error);
+        return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
+}
+
+static enum nebula_status begin(struct checking *checking, bool is_last_look, struct nebula_error *error)
+{
+        uint32_t width = checking->store->ops->features(checking->store) & STORE_FAR ? 2 : 1;
         enum nebula_status status = name_encode(checking->manifest->tag, checking->directory, error);
 
-        if (!status)
-                status = manifest_key(prefix, checking->directory, "", error);
-        return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
+        return status ? status : lanes_run(is_last_look ? 2 : 1, width, read_one, checking, error);
 }
 
 static enum nebula_status check(struct store *store, const struct manifest *manifest, bool is_last_look, struct nebula_error *error)
 {
         struct checking checking = { .store = store, .manifest = manifest, .written_ns = INT64_MAX };
-        enum nebula_status status = begin(&checking, error);
+        enum nebula_status status = begin(&checking, is_last_look, error);
 
         if (!status)
                 status = check_records(&checking, error);

@@ -103,6 +103,7 @@ enum store_feature {
         STORE_PUTS_IF_SAME = 1 << 5,  /* STORE_IF_SAME works */
         STORE_VIEW_IS_FREE = 1 << 6,  /* copy shares the bytes (reflink, link): its time does not depend on the size */
         STORE_REFERS = 1 << 7,        /* upload can take bytes from a source that is in the store */
+        STORE_FAR = 1 << 8,           /* each call waits for a network: callers make independent ones at the same time */
 };
 
 enum store_condition {

@@ -13,8 +13,11 @@
 #include "base/error.h"
 #include "store/document.h"
 #include "store/index.h"
+#include "store/lanes.h"
 #include "store/manifest_private.h"
 #include "store/writer_private.h"
+
+#define PUT_WIDTH 8u
 
 typedef enum nebula_status step(struct writer *writer, struct nebula_error *error);
 
@@ -125,7 +128,7 @@ enum nebula_status writer_is_apart(struct writer *writer, const char *name, bool
 
 static enum nebula_status upload(struct writer *writer, struct nebula_error *error)
 {
-        return writer->source->upload(writer->argument, error);
+        return writer->source->upload ? writer->source->upload(writer->argument, error) : NEBULA_OK;
 }
 
 static enum nebula_status describe(struct writer *writer, struct nebula_error *error)
@@ -247,6 +250,69 @@ static enum nebula_status claim_or_adopt(struct writer *writer, struct nebula_er
                 else if (!status)
                         status = record_format(&share->record, &share->text, &share->size, error);
         }
+        return status;
+}
+
+/* Of a tag of which the caller knows no version. If there is one, its names are taken, or the last look at the tag finds its log. So a list of
+ * names can come as late as with the record. */
+static enum nebula_status first_number(struct writer *writer, struct nebula_error *error)
+{
+        (void)error;
+        writer->manifest.number = 1;
+        writer->has_list = true;
+        return NEBULA_OK;
+}
+
+static enum nebula_status put_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct writer *writer = argument;
+
+        (void)stop;
+        if (index < writer->share_count)
+                return put_share(writer, &writer->shares[index], false, STORE_IF_ABSENT, error);
+        return index == writer->share_count ? index_put(writer->store, &writer->manifest, error) : list_names(writer, error);
+}
+
+static enum nebula_status put_records_and_index(struct writer *writer, struct nebula_error *error)
+{
+        uint32_t width = writer->store->ops->features(writer->store) & STORE_FAR ? PUT_WIDTH : 1;
+
+        return lanes_run(writer->share_count + 2, width, put_one, writer, error);
+}
+
+/* No file is there yet, so the record goes, too: a sweep would take the files of another program for those of the record. */
+static enum nebula_status forget_first(struct writer *writer, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX];
+
+        for (size_t i = 0; i < writer->share_count; i++)
+                if (!share_key(writer, &writer->shares[i], false, key, NULL))
+                        store_drop(writer->store, key);
+        index_remove(writer->store, &writer->manifest, NULL);
+        return overtaken(writer, "written by another program", error);
+}
+
+static enum nebula_status check_names(struct writer *writer, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < writer->share_count; i++)
+                for (size_t k = 0; k < writer->shares[i].record.file_count && !status; k++) {
+                        status = file_key(writer->directory, NULL, writer->shares[i].record.files[k].name, key, error);
+                        if (!status && store_list_find(&writer->taken, key))
+                                return forget_first(writer, error);
+                }
+        return status;
+}
+
+/* If a name is taken, the caller begins anew, and perhaps gives way: the index would name a version that never came. */
+static enum nebula_status publish_first(struct writer *writer, struct nebula_error *error)
+{
+        enum nebula_status status = publish(writer, error);
+
+        if (writer->is_overtaken)
+                index_remove(writer->store, &writer->manifest, NULL);
         return status;
 }
 
@@ -404,6 +470,7 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
 static step *const ways[][16] = {
         [WRITER_ALONE] = { writer_number, list_names, upload, look_again, describe, put_records, look_again, publish,
                            writer_compile, look_again, put_index, enter, check_own, show_files },
+        [WRITER_FIRST] = { first_number, upload, describe, put_records_and_index, check_names, publish_first, writer_compile, enter, check_own },
         [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
         [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, enter, check_common, show_files },
         [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },

@@ -68,7 +68,8 @@ struct writer {
         struct store_list taken;   /* the names in the tag's directory, once they are listed */
         bool has_list;
         const struct writer_goal *goal; /* of WRITER_GATHER */
-        bool is_overtaken;         /* another program has changed the tag meanwhile: a new writer may succeed */
+        bool is_overtaken;         /* another program has changed the tag meanwhile: a new writer may succeed. A source's `publish` sets it
+                                    * if a name is taken */
         bool is_taken_back;        /* the entry was made, but some objects that it names were missing */
         bool is_followed;          /* the version was written, and another program has made the next entry since */
         bool has_shared_names;     /* the records of two nodes have a file of the same name: no manifest can name both */
@@ -76,6 +77,8 @@ struct writer {
 
 enum writer_way {
         WRITER_ALONE,  /* the source has all of the version */
+        WRITER_FIRST,  /* the same without writer_begin, and without a look at the log before the entry: the caller knows of no version of the tag, and storage
+                        * lists what was written (STORE_LISTS_FRESH). is_overtaken: there is one */
         WRITER_SHARE,  /* one node's part of a version; writer_number comes before */
         WRITER_GATHER, /* the manifest of a version whose parts are written */
         WRITER_REPEAT, /* the version is in storage, and was perhaps not concluded */

@@ -12,7 +12,7 @@ The objects of a tag in storage:
     manifest-<n> the n-th entry of the tag's log, created and never replaced: a version (writing, key of its file) or a removal
     removed      beside the tag: the largest number that a finished removal has used
 
-A writer reads the newest entry n, puts its file, and creates entry n + 1. If that name is taken it reads the log again. It gives way to a
+A writer reads the newest entry n, puts its file, and creates entry n + 1. Its first attempt may take the tag for a new one without a look. If that name is taken it reads the log again. It gives way to a
 version of a run that its own run did not come after. If a removal was entered since it put its file, it puts the file again,
 under another writing. It calls the version durable after a last look at the file.
 
@@ -129,6 +129,8 @@ def write_steps(state: State, index: int, rules: Rules, related: bool) -> Iterat
         return at("begin", attempt=writer.attempt + 1, key="")
 
     number, by, key = newest(state)
+    if writer.at == "begin" and not writer.attempt:
+        yield f"{me} takes the tag for a new one", at("put", base=0)
     if writer.at in ("begin", "look"):
         base = max(number, state.removed) if rules.numbers_go_on else number
         if key and by == me:

@@ -54,6 +54,24 @@ def test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds(small_mem
     assert (torch.load(place.storage / "global_step2" / "m.pt") == 2).all()
 
 
+@needs_root
+def test_a_memory_directory_that_another_program_has_filled_is_made_up_for_by_memfds(place):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "nebula-test", place.memory], check=True)
+    try:
+        nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+        save(1)
+        with open(place.memory / "filled", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 48 << 20)
+        with nebulaml.Checkpoint("global_step2") as checkpoint:
+            checkpoint.save("large.pt", torch.full((8 << 20,), 2.0))  # 32 MiB
+        checkpoint.wait("durable", 60)
+        assert (nebulaml.get_latest_checkpoint().load("large.pt") == 2).all()
+    finally:
+        nebulaml._shutdown()
+        place.kill_agent()
+        subprocess.run(["umount", "-l", place.memory], check=True)
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_a_memory_directory_that_others_may_read_is_used_and_one_that_they_may_write_to_is_not(place, mode):
     place.memory.chmod(mode)

@@ -11,72 +11,25 @@ import json
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+from sinks import Sink, built, make_versions
 
 NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
 COUNTS = {"directory": 100_000 if NIGHTLY else 2000, "bucket": 100_000 if NIGHTLY else 600}
 SHOWN = 5000
-ROOT = Path(__file__).resolve().parents[2]
 KIB_PER_VERSION = 8
 
 
-def built(name: str) -> Path:
-    """Returns a program of the usual build; those of the sanitizers' builds would take minutes."""
-    found = ROOT / "build/tests/unit/cli" / name
-    if not found.exists():
-        pytest.skip(f"{name} is not built: scripts/build.sh build")
-    return found
-
-
-def make_versions(path: Path | str, count: int) -> None:
-    threads = "4" if "://" in str(path) else "1"
-    line = [built("make_version"), path, "global_step", "--count", str(count), "--threads", threads, "--raw", "a"]
-    subprocess.run(line, check=True, timeout=1200)
-
-
-class Bucket:
-    """A server of this machine with the bucket `training`."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([built("bench-sink"), "--keep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.endpoint = f"http://127.0.0.1:{self.process.stdout.readline().strip()}"
-
-    def ask(self, what: str) -> bytes:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{self.endpoint}/{what}") as answer:
-            return bytes(answer.read())
-
-    def delay(self, milliseconds: int) -> None:
-        """Delays all later answers."""
-        self.ask(f"__latency__?ms={milliseconds}")
-
-    def counts(self) -> dict[str, Any]:
-        return dict(json.loads(self.ask("__counts__")))
-
-    def reads(self) -> int:
-        """Returns the number of objects that were read."""
-        counts = self.counts()
-        return int(counts["gets"] - counts["lists"])
-
-
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    made = Bucket()
-    for name, value in {
-        "AWS_ENDPOINT_URL": made.endpoint, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true", "no_proxy": "127.0.0.1",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink]:
+    made = Sink(monkeypatch)
     yield made
-    assert made.process.stdin is not None
-    made.process.stdin.close()
-    made.process.wait(30)
+    made.close()
 
 
 def peak_of(pid: int) -> int:

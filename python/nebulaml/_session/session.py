@@ -235,8 +235,8 @@ class Session:
         """Makes memory for the first saves of these objects, in the background.
 
         objects: the arguments of later ``save`` calls, one for each file. For an optimizer of torch without state, it counts the
-        state that its first step will make. Without this call the first two saves wait until the agent has made memory. The
-        same happens to a save that turns out larger.
+        state that its first step will make. Without this call the memory of the first two saves is made while they are copied, or before
+        if their tensors lie on a GPU.
         """
         preparing = late.preparing
         for item in objects:

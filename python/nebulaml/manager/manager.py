@@ -157,7 +157,7 @@ class Manager:
     def prepare(self, items: Mapping[str, Any]) -> None:
         """Makes memory for the first save, in the background. Call it before training, when model and optimizer exist.
 
-        Without it the first two saves wait until the agent has made memory. For an optimizer of torch it counts the state that
+        Without it the memory of the first two saves is made while they are copied. For an optimizer of torch it counts the state that
         its first step will make. It saves and changes nothing.
         """
         from ..tensors import loading, preparing  # noqa: F401 - loading: restore() needs it soon

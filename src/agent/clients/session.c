@@ -85,6 +85,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 granted->version_id = version->id;
                 granted->generation = version->generation;
                 granted->capacity_bytes = loan->image->capacity;
+                granted->lacks_pages = loan->image->lacks_pages;
                 list_live(catalogue, connection->session, granted);
                 /* A duplicate, because the image may be freed before the answer is sent. */
                 status = duplicate(catalogue, loan->image, &answer->fd, error);

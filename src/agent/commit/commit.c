@@ -308,6 +308,8 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         file->generation = version->generation;
         file->image = loan->image; /* the loan's hold passes to the file */
         memory_set_copied(file->image, IMAGE_WHOLE);
+        if (file->image->lacks_pages)
+                pthread_cond_signal(&catalogue->pages);
         while (*link != loan)
                 link = &(*link)->next;
         *link = loan->next;

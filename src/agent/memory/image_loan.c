@@ -178,8 +178,10 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                         return NEBULA_OK;
                 }
                 if (memory_reserve(catalogue->memory, capacity, &named)) {
+                        bool is_bare = memory_may_lack_pages(catalogue->memory, capacity, named);
+
                         catalogue_unlock(catalogue);
-                        status = memory_create(catalogue->memory, capacity, named, &image, &full);
+                        status = (is_bare ? memory_create_bare : memory_create)(catalogue->memory, capacity, named, &image, &full);
                         catalogue_lock(catalogue);
                         if (!status) {
                                 image->job = session->job;

@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,7 +263,7 @@ bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
         if (capacity > memory->budget || memory->used > memory->budget - capacity)
                 return false;
         /* Trainers or other programs have grown since the budget was set: without this check the kernel would kill one of them. */
-        if (os->memory_free() < capacity + MEMORY_LEFT)
+        if (os->memory_free() < capacity + memory->lacking + MEMORY_LEFT)
                 return false;
         *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
         if (!*ret_named && !has_descriptor(memory))
@@ -281,6 +282,16 @@ bool memory_follows(const struct memory *memory)
         return memory->room_pending > 0 || memory->doomed;
 }
 
+static int make_all(const struct image *image)
+{
+        int result;
+
+        do
+                result = image->lacks_pages ? os->truncate(image->fd, image->capacity) : os->allocate(image->fd, 0, image->capacity);
+        while (result == -EINTR);
+        return result;
+}
+
 static int create_named(struct memory *memory, struct image *image)
 {
         char path[MEMORY_PATH_MAX];
@@ -290,9 +301,7 @@ static int create_named(struct memory *memory, struct image *image)
         image->fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW);
         if (image->fd < 0)
                 return image->fd;
-        do
-                result = os->allocate(image->fd, 0, image->capacity);
-        while (result == -EINTR);
+        result = make_all(image);
         if (result < 0) {
                 os->unlink(path);
                 os->close(image->fd);
@@ -308,9 +317,7 @@ static int create_memfd(struct image *image)
         image->fd = os->memfd("nebula-image");
         if (image->fd < 0)
                 return image->fd;
-        do
-                result = os->allocate(image->fd, 0, image->capacity);
-        while (result == -EINTR);
+        result = make_all(image);
         if (result < 0) {
                 os->close(image->fd);
                 image->fd = -1;
@@ -318,7 +325,7 @@ static int create_memfd(struct image *image)
         return result;
 }
 
-enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
+static enum nebula_status create(struct memory *memory, uint64_t capacity, bool named, bool is_bare, struct image **ret_image,
                                  struct nebula_error *error)
 {
         struct image *image = calloc(1, sizeof *image);
@@ -326,7 +333,7 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
 
         if (!image)
                 return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
-        *image = (struct image){ .id = memory_random_id(), .capacity = capacity, .fd = -1 };
+        *image = (struct image){ .id = memory_random_id(), .capacity = capacity, .fd = -1, .lacks_pages = is_bare };
         if (named) {
                 named_result = result = create_named(memory, image);
                 image->named = result >= 0;
@@ -342,6 +349,68 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
         keep_descriptor(memory, image);
         *ret_image = image;
         return NEBULA_OK;
+}
+
+enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
+                                 struct nebula_error *error)
+{
+        return create(memory, capacity, named, false, ret_image, error);
+}
+
+enum nebula_status memory_create_bare(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image, struct nebula_error *error)
+{
+        return create(memory, capacity, named, true, ret_image, error);
+}
+
+static pthread_once_t populate_once = PTHREAD_ONCE_INIT;
+static bool can_populate;
+
+static void try_populate(void)
+{
+        void *page;
+
+        if (os->map(-1, 0, MEMORY_PAGE, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &page) < 0)
+                return;
+        can_populate = os->advise(page, MEMORY_PAGE, OS_ADVISE_POPULATE_WRITE) >= 0;
+        os->unmap(page, MEMORY_PAGE);
+}
+
+bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity, bool named)
+{
+        uint64_t plenty = 2 * capacity + memory->lacking;
+        struct os_space space;
+
+        pthread_once(&populate_once, try_populate);
+        if (!can_populate || capacity < MEMORY_ROUND || os->memory_free() < plenty + MEMORY_LEFT)
+                return false;
+        return !named || (os->space(memory->directory, &space) >= 0 && space.free_bytes >= plenty);
+}
+
+struct image *memory_next_lacking(const struct memory *memory)
+{
+        struct image *image = memory->lacking ? memory->images : NULL;
+
+        while (image && !(image->lacks_pages && atomic_load(&image->copied) == IMAGE_WHOLE && !image->faulting))
+                image = image->next;
+        return image;
+}
+
+int memory_make_rest(const struct image *image)
+{
+        bool is_own;
+        int fd = image_open(image, OS_READ | OS_WRITE, &is_own), result = fd;
+
+        while (fd >= 0 && (result = os->allocate(fd, 0, image->capacity)) == -EINTR)
+                ;
+        if (fd >= 0 && is_own)
+                os->close(fd);
+        return result;
+}
+
+void memory_has_pages(struct memory *memory, struct image *image)
+{
+        memory->lacking -= image->lacks_pages ? image->capacity : 0;
+        image->lacks_pages = false;
 }
 
 enum nebula_status memory_create_sparse(uint64_t capacity, struct image **ret_image, struct nebula_error *error)
@@ -441,6 +510,7 @@ void memory_add(struct memory *memory, struct image *image)
                 memory->images->previous = image;
         memory->images = image;
         image->is_listed = true;
+        memory->lacking += image->lacks_pages ? image->capacity : 0;
         memory->large_count += image->capacity >= MEMORY_ROUND;
         count_descriptor(memory, image);
         free_add(memory, image);
@@ -572,7 +642,7 @@ void memory_drop(struct memory *memory, struct image *image)
 {
         if (--image->users)
                 return;
-        if (image->restored || image->spilled || memory_is_in_use(image))
+        if (image->restored || image->spilled || image->lacks_pages || memory_is_in_use(image))
                 memory_doom(memory, image);
         else if (image->is_listed)
                 free_add(memory, image);
@@ -596,6 +666,7 @@ static bool take_off(struct memory *memory, struct image *image)
                 image->next->previous = image->previous;
         free_remove(image);
         image->is_listed = false;
+        memory_has_pages(memory, image);
         memory->large_count -= image->capacity >= MEMORY_ROUND;
         if (image->named)
                 memory->named_used -= image->capacity;

@@ -3,7 +3,8 @@
  *
  * An image is shared memory into which a trainer copies one file. It is a file <id>.img in the memory directory,
  * which outlives the agent. If there is no such directory or it is too small, the image is a memfd. All pages are
- * allocated when the image is made, so a full tier is an error here and never a SIGBUS in the trainer.
+ * allocated when the image is made, so a full tier is an error here and never a SIGBUS in the trainer. If a save waits for the
+ * image and there is plenty of memory, the trainer makes the pages itself (`lacks_pages`), by calls that fail if there are none.
  *
  *     memory_reserve       takes bytes of the budget            (lock held)
  *     memory_create        makes the image                      (lock not held: slow)
@@ -69,6 +70,7 @@ struct image {
         bool from_peer;                /* restored from another node's memory */
         bool is_sparse;                /* it takes `taken` bytes of the budget, and not its capacity */
         bool spilled;                  /* its pages are a disk's: does not count in the budget, never reused (spill.h) */
+        bool lacks_pages;              /* the trainer that fills it makes its pages; the page maker makes the rest before another use */
         bool faulting;                 /* the page maker works on its pages: it may be lent meanwhile, but not released */
         bool pinned, unpinnable;       /* pinned: its small pages are registered for writes; unpinnable: that failed */
         uint32_t users;                /* files and loans that use it; 0: free */
@@ -98,6 +100,7 @@ struct memory {
         int lock_fd;
         uint64_t budget, used;            /* bytes, of images and reservations */
         uint64_t named_limit, named_used;
+        uint64_t lacking;                 /* bytes of images that lack pages */
         uint32_t room_pending;                /* threads that make or give back pages without the lock: room will follow */
         uint32_t wanting;                 /* saves and loads that look for room: no spare images are made meanwhile */
         bool joining;                     /* the page maker will come back to join pages */
@@ -135,6 +138,14 @@ void memory_lacks(const struct memory *memory, char *text, size_t size);
 bool memory_follows(const struct memory *memory);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
                                  struct nebula_error *error);
+/* The same without pages, which the trainer makes as it fills the image: a first save does not wait for them. */
+enum nebula_status memory_create_bare(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image, struct nebula_error *error);
+/* Whether there is memory for the image in plenty, and the kernel makes pages without a signal where there is none. */
+bool memory_may_lack_pages(const struct memory *memory, uint64_t capacity, bool named);
+/* A whole image that lacks pages; NULL: there is none. The caller calls memory_make_rest, and if that succeeds memory_has_pages (lock held). */
+struct image *memory_next_lacking(const struct memory *memory);
+int memory_make_rest(const struct image *image);
+void memory_has_pages(struct memory *memory, struct image *image);
 /* A memfd without pages. The caller reserves bytes of the budget, adds them to image->taken, and makes their pages with memory_make. */
 enum nebula_status memory_create_sparse(uint64_t capacity, struct image **ret_image, struct nebula_error *error);
 /* Makes pages of a sparse image, or gives them back. */

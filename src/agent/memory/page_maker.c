@@ -12,6 +12,11 @@
 #define JOIN_BYTES (4u << 20) /* per step */
 #define JOIN_SHARE 200        /* at most the 200th part of one thread's time */
 
+struct rest {
+        const struct image *image;
+        int result;
+};
+
 struct join {
         struct image *image;
         uint64_t size;
@@ -88,6 +93,30 @@ static bool make_spare(struct catalogue *catalogue)
         return false;
 }
 
+static void make_rest(void *argument)
+{
+        struct rest *rest = argument;
+
+        rest->result = memory_make_rest(rest->image);
+}
+
+bool page_maker_make_rest(struct catalogue *catalogue)
+{
+        struct image *image = memory_next_lacking(catalogue->memory);
+        struct rest rest = { .image = image };
+
+        if (!image)
+                return false;
+        image->faulting = true;
+        catalogue_unlock(catalogue);
+        background_run(make_rest, &rest);
+        catalogue_lock(catalogue);
+        image->faulting = false;
+        if (rest.result >= 0)
+                memory_has_pages(catalogue->memory, image);
+        return rest.result >= 0;
+}
+
 static void join(void *argument)
 {
         struct join *join = argument;
@@ -136,7 +165,7 @@ void *page_maker_main(void *argument)
 
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
-                if (page_maker_discard(catalogue) || make_spare(catalogue) || page_maker_join(catalogue, &join_at_ns))
+                if (page_maker_discard(catalogue) || page_maker_make_rest(catalogue) || make_spare(catalogue) || page_maker_join(catalogue, &join_at_ns))
                         continue;
                 catalogue_wait(catalogue, &catalogue->pages, until_ms(catalogue, join_at_ns));
         }

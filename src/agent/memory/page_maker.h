@@ -15,6 +15,8 @@
 void *page_maker_main(void *catalogue);
 /* Gives back the pages of doomed images. True if there were any. The lock is held, and dropped meanwhile. */
 bool page_maker_discard(struct catalogue *catalogue);
+/* Makes the pages that the trainer of a new image has not needed: another file may. False: no image lacks pages, or memory is full. */
+bool page_maker_make_rest(struct catalogue *catalogue);
 /* Joins some pages of an image. False if there is no such image or *join_at_ns has not come; otherwise moves
  * *join_at_ns on. Sets memory.joining if there is more to join. The lock is held, and dropped meanwhile. */
 bool page_maker_join(struct catalogue *catalogue, int64_t *join_at_ns);

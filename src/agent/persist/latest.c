@@ -3,11 +3,12 @@
 
 #include "agent/log.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 
 void latest_write(struct store *store, struct job *job, const char *directory)
 {
         struct nebula_error error = { 0 };
-        enum nebula_status status = latest_put(store, directory, &error);
+        enum nebula_status status = latest_put(store, directory, &job->persist->latest, &error);
 
         if (status == NEBULA_BUSY && !job->latest_reported)
                 log_event(LOG_LEVEL_WARN, "%s", error.message);
@@ -26,6 +27,6 @@ void latest_mend(struct catalogue *catalogue, struct job *job, struct store *sto
         if (!*newest_directory)
                 return;
         latest_find_dead(store, dead);
-        if (*dead && !latest_put(store, newest_directory, NULL))
+        if (*dead && !latest_put(store, newest_directory, &job->persist->latest, NULL))
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s named %s, which is gone: it names %s now", job->persist_path, dead, newest_directory);
 }

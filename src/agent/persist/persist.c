@@ -31,6 +31,16 @@ static void complain(void *argument, const struct nebula_error *error)
 
 const struct writer_source persist_images = { may_follow, upload, describe, persist_publish, complain };
 
+/* A first writing of a tag, as far as this agent knows. */
+static enum nebula_status persist_first(struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status = writer_run(&plan->writer, WRITER_FIRST, error);
+
+        if (!status)
+                persist_conclude(plan, true);
+        return status;
+}
+
 static enum nebula_status persist_alone(struct plan *plan, struct nebula_error *error)
 {
         bool is_there;
@@ -50,20 +60,31 @@ static enum nebula_status persist_alone(struct plan *plan, struct nebula_error *
         return status;
 }
 
-enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
-                                   struct nebula_error *error)
+/* *ret_again: the tag is not new after all. */
+static enum nebula_status persist_once(struct catalogue *catalogue, struct version *version, struct store *store, bool is_new, bool *ret_again,
+                                       struct nebula_error *error)
 {
         struct plan plan;
-        struct store *store;
-        enum nebula_status status = storage_open(catalogue, job, &store, error);
+        enum nebula_status status = plan_init(&plan, catalogue, version, store, error);
 
-        if (status)
-                return status;
-        status = plan_init(&plan, catalogue, version, store, error);
+        is_new = is_new && !status && plan_is_first(&plan);
         if (!status)
-                status = (plan.spread ? persist_for_nodes : persist_alone)(&plan, error);
+                status = (plan.spread ? persist_for_nodes : is_new ? persist_first : persist_alone)(&plan, error);
+        *ret_again = is_new && plan.writer.is_overtaken && !plan.is_ahead;
         if (status == NEBULA_INVALID && !plan.writer.has_shared_names) /* else other nodes learn from the record why the version fails */
                 writer_forsake(&plan.writer);
         plan_done(&plan);
         return status;
+}
+
+enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
+                                   struct nebula_error *error)
+{
+        struct store *store;
+        bool is_again = false;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = persist_once(catalogue, version, store, true, &is_again, error);
+        return is_again ? persist_once(catalogue, version, store, false, &is_again, error) : status;
 }

@@ -8,6 +8,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/slots_private.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/manifest_keys.h"
@@ -184,6 +185,20 @@ enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, str
                 status = take_files(plan, error);
         catalogue_unlock(catalogue);
         return status;
+}
+
+bool plan_is_first(const struct plan *plan)
+{
+        const struct version *version = plan->version;
+        unsigned features = plan->writer.store->ops->features(plan->writer.store);
+        bool is_first = !plan->spread && !(features & STORE_PATHS) && (features & STORE_LISTS_FRESH);
+
+        catalogue_lock(plan->catalogue);
+        is_first = is_first && plan->job->is_scanned && !known_find(&plan->job->known, version->tag) && !version->adopted && !version->persist->attempt;
+        catalogue_unlock(plan->catalogue);
+        for (size_t i = 0; i < plan->file_count; i++)
+                is_first = is_first && !plan->files[i].stored;
+        return is_first;
 }
 
 enum nebula_status plan_check_owner(const struct plan *plan, const struct manifest *before, struct nebula_error *error)

@@ -160,6 +160,7 @@ enum nebula_status persist_publish(void *argument, struct nebula_error *error)
                 plan->uploads[i] = NULL;
                 status = upload ? store->ops->publish(store, upload, &taken) : NEBULA_OK;
         }
+        plan->writer.is_overtaken = status == NEBULA_BUSY;
         if (status == NEBULA_BUSY) /* the next attempt finds the name taken and writes the file below the writing's own directory */
                 return error_set(error, NEBULA_STORAGE, 0, "another program took the place of a file of \"%.150s\" while it was written: %.250s",
                                  plan->writer.manifest.tag, taken.message);

@@ -15,6 +15,7 @@
 #include "base/vars.h"
 #include "nebula.h"
 #include "store/manifest.h"
+#include "store/store.h"
 
 struct store;
 struct version;
@@ -39,6 +40,7 @@ struct job_persist {
         uint64_t failure_count;
         const struct version *version; /* the one that the worker is writing; NULL: none */
         bool is_busy;                  /* the worker is at work for this job */
+        struct store_stamp latest;     /* of the hint "latest" that this agent wrote last; "": none. Used by the worker */
         uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
         uint32_t source_pause;         /* so many versions are written before the worker looks for sources again */
 };

@@ -192,7 +192,7 @@ static enum nebula_status adls_open(const char *url, struct store **ret_store, s
 
 static unsigned adls_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_PUTS_IF_SAME;
+        return STORE_FAR | STORE_LISTS_FRESH | STORE_PUTS_IF_SAME;
 }
 
 const struct store_ops store_adls = {

@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "store/adls/adls_private.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 
 #define REMOVE_WIDTH 16u
 

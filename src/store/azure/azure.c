@@ -108,7 +108,7 @@ void azure_close(struct store *store)
 
 static unsigned azure_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS;
+        return STORE_FAR | STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS;
 }
 
 const struct store_ops store_azure = {

@@ -154,7 +154,7 @@ static void gs_close(struct store *store)
 
 static unsigned gs_features(struct store *store)
 {
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME;
+        return STORE_FAR | STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME;
 }
 
 const struct store_ops store_gs = {

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "os/os.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/object/object.h"
 
 #define MS_NS INT64_C(1000000)

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/object/object.h"
 
 #define SMALL_SUM_MAX (UINT64_C(16) << 20) /* bytes of the small objects of one upload */

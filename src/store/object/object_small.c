@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/object/object.h"
 
 #define PUT_TRIES 8           /* of a write whose condition failed although there is no object: others make and remove it */

@@ -129,7 +129,7 @@ static unsigned s3_features(struct store *store)
 {
         bool refers = !atomic_load(&((struct s3_store *)store)->object.never_refers);
 
-        return STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | (refers ? STORE_REFERS : 0u);
+        return STORE_FAR | STORE_LISTS_FRESH | STORE_COPIES | STORE_PUTS_IF_SAME | (refers ? STORE_REFERS : 0u);
 }
 
 const struct store_ops store_s3 = {

@@ -27,6 +27,12 @@ static int refuse_allocate(int fd, uint64_t offset, uint64_t size)
         return memory_is_refused ? -ENOSPC : before->allocate(fd, offset, size);
 }
 
+/* The image that a save waits for gets its pages later. */
+static int refuse_truncate(int fd, uint64_t size)
+{
+        return memory_is_refused && size >= MEMORY_ROUND ? -ENOSPC : before->truncate(fd, size);
+}
+
 static bool is_below(const char *path, const char *directory)
 {
         return *directory && !strncmp(path, directory, strlen(directory));
@@ -122,6 +128,7 @@ static void begin_bad(void)
         table = *os;
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
+        table.truncate = refuse_truncate;
         table.open = open_late_or_never;
         table.open_below = open_below_late_or_never;
         table.listen = refuse_to_listen;

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -400,13 +401,72 @@ static void an_image_that_cannot_be_written_is_not_blamed_on_the_memory(void)
         pattern_fill(memory, size, 13);
         capture = start_one(image, memory, size);
         CHECK(cow_wait(capture, 20000, &error) == NEBULA_FAILED);
-        CHECK(strstr(error.message, "the storage of the image fails") != NULL);
+        CHECK(strstr(error.message, "the storage of the image is full") != NULL);
         cow_free(capture);
         CHECK(pattern_holds(memory, size, 13));
         memset(memory, 1, size);
         munmap(memory, size);
         munmap(image, size);
         close(fd);
+}
+
+static size_t pages_of(int fd)
+{
+        struct stat stat;
+
+        return fstat(fd, &stat) ? SIZE_MAX : (size_t)stat.st_blocks * 512 / 4096;
+}
+
+static void an_image_gets_its_pages_while_the_bytes_are_copied(void)
+{
+        size_t size = 8 * MIB, capacity = 2 * size + 4 * 4096;
+        unsigned char *memory = memory_new(2 * size, false), *image;
+        struct capture_part parts[] = { { memory + size, size, 3 * 4096 + size }, { memory, size, 4096 } };
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+        int fd = os->memfd("test");
+
+        REQUIRE(fd >= 0 && ftruncate(fd, (off_t)capacity) == 0);
+        image = mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        REQUIRE(image != MAP_FAILED);
+        pattern_fill(memory, 2 * size, 14);
+        REQUIRE(cow_prepare(parts, 2, &capture, &error) == NEBULA_OK);
+        CHECK(cow_make(capture, image, capacity) && pages_of(fd) == 4); /* before, between and behind the parts */
+        cow_begin(capture, image, parts, 2);
+        CHECK(pages_of(fd) == 4);
+        CHECK(cow_wait(capture, 20000, &error) == NEBULA_OK && pages_of(fd) == capacity / 4096);
+        cow_free(capture);
+        CHECK(!memcmp(image + 4096, memory, size) && !memcmp(image + 3 * 4096 + size, memory + size, size));
+        munmap(memory, 2 * size);
+        munmap(image, capacity);
+        close(fd);
+}
+
+static const struct os_table *real_os;
+
+static int refuse_pages(void *data, uint64_t size, enum os_advice advice)
+{
+        return advice == OS_ADVISE_POPULATE_WRITE ? -EFAULT : real_os->advise(data, size, advice);
+}
+
+static void pages_that_the_machine_refuses_are_not_written_to(void)
+{
+        size_t size = 8 * MIB;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct capture_part part = { memory, size, 0 };
+        struct os_table table = *os;
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+
+        real_os = os;
+        REQUIRE(cow_prepare(&part, 1, &capture, &error) == NEBULA_OK);
+        table.advise = refuse_pages;
+        os = &table;
+        CHECK(!cow_make(capture, image, size + 4096) && !capture_populate(image, size) && !capture_make_pages(image, 0, 1));
+        os = real_os;
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
 }
 
 static void children_of_fork_neither_hang_nor_disturb_the_capture(void)
@@ -2134,6 +2194,8 @@ int main(void)
                 TEST(memory_that_is_resized_fails_the_capture_and_nothing_else),
                 TEST(memory_that_becomes_unreadable_does_not_crash_the_program),
                 TEST(an_image_that_cannot_be_written_is_not_blamed_on_the_memory),
+                TEST(an_image_gets_its_pages_while_the_bytes_are_copied),
+                TEST(pages_that_the_machine_refuses_are_not_written_to),
                 TEST(children_of_fork_neither_hang_nor_disturb_the_capture),
                 TEST(overlapping_captures_each_see_their_own_start),
                 TEST(more_captures_than_are_followed_are_copied_at_once),

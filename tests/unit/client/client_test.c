@@ -1492,6 +1492,50 @@ static void a_save_waits_until_its_image_is_ready(void)
         end();
 }
 
+static pthread_t page_thread;
+static atomic_int page_calls;
+
+/* The first call of the thread that makes pages ends when a save waits for the image. */
+static int advise_until_awaited(void *data, uint64_t size, enum os_advice advice)
+{
+        bool is_awaited = false;
+
+        if (advice == OS_ADVISE_POPULATE_WRITE && !atomic_load(&page_calls)) {
+                page_thread = pthread_self();
+                atomic_fetch_add(&page_calls, 1);
+                for (int i = 0; i < 20000 && !is_awaited; i++) {
+                        os->sleep_ms(1);
+                        lock_take(&session->spares.spares_lock);
+                        is_awaited = session->spares.is_awaited;
+                        lock_give(&session->spares.spares_lock);
+                }
+        } else if (advice == OS_ADVISE_POPULATE_WRITE && pthread_equal(page_thread, pthread_self())) {
+                atomic_fetch_add(&page_calls, 1);
+        }
+        return os_linux.advise(data, size, advice);
+}
+
+static void a_save_does_not_wait_for_all_pages_of_its_image(void)
+{
+        static char data[3 << 20];
+        struct nebula_range range = { NULL, sizeof data };
+        struct os_table table = os_linux;
+
+        start();
+        fake.spare_count = 1;
+        fake.lends_spare = true;
+        atomic_store(&page_calls, 0);
+        table.advise = advise_until_awaited;
+        os = &table;
+        CHECK(ok(nebula_session_prepare(session, 0, &range, 1, &error)) && reaches(&page_calls, 1));
+        memset(data, 7, sizeof data);
+        CHECK(save("t", "f", data, sizeof data) && holds("t", "f", data, sizeof data));
+        CHECK(page_calls == 1 && FAKE_SPARE_BYTES > 2 << 20);
+        fake.lends_spare = false;
+        end();
+        os = &os_linux;
+}
+
 static void an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved(void)
 {
         start_spares(1, false);
@@ -1601,7 +1645,8 @@ static const struct tap_test tests[] = {
         TEST(files_can_be_added_to_a_found_checkpoint),
         TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
-        TEST(an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved),
+        TEST(a_save_does_not_wait_for_all_pages_of_its_image),
+         TEST(an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved),
         TEST(an_agent_that_has_no_image_yet_is_asked_now_and_then), TEST(a_session_ends_while_an_image_is_made_ready),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */

@@ -290,6 +290,23 @@ ON_ALL_STORES(a_version_that_another_agent_finds_stays)
         hold((struct story){ ONE_WRITER, .others = { run_finder, run_remover }, .other_count = 2, .has_version = true });
 }
 
+#define BLIND_ONE .tag = "t", .run = "a", .is_blind = true, ONE_FILE
+#define BLIND .writers = { { BLIND_ONE } }, .writer_count = 1
+#define BLIND_TWO .writers = { { BLIND_ONE }, { .tag = "t", .run = "b", .after = "a", .is_blind = true, ONE_FILE } }, .writer_count = 2
+
+/* As of an agent that has listed the path before others wrote the tag or removed it. */
+ON_ALL_STORES(a_writer_that_knows_of_no_version_of_the_tag_harms_none)
+{
+        if (!(features & STORE_LISTS_FRESH))
+                return;
+        hold((struct story){ BLIND_TWO });
+        hold((struct story){ BLIND_TWO, .has_version = true });
+        hold((struct story){ BLIND, .others = { run_remover }, .other_count = 1, .has_version = true });
+        hold((struct story){ BLIND, .others = { run_sweep }, .other_count = 1 });
+        hold((struct story){ BLIND, .others = { run_remover, run_remover }, .other_count = 2, .has_version = true });
+        hold((struct story){ BLIND, .others = { run_finder, run_sweep }, .other_count = 2, .has_version = true });
+}
+
 /* Makes a mistake on purpose, to show that the other tests can fail. */
 static void find_mistake(enum author_mistake mistake, struct story story, const char *problem)
 {
@@ -314,4 +331,5 @@ ON_ALL_STORES(a_writer_that_forgets_a_rule_is_found)
 TAP_MAIN(TEST(a_run_that_came_after_another_replaces_its_version_and_is_never_replaced_by_it), TEST(of_two_runs_by_mistake_one_gives_way),
          TEST(a_removal_takes_nothing_of_a_version_that_was_committed_behind_it), TEST(a_sweep_takes_nothing_of_a_version_whose_writer_slept),
          TEST(two_writers_and_a_removal), TEST(two_writers_and_a_sweep), TEST(a_writer_and_two_removals), TEST(a_writer_a_removal_and_a_sweep),
-         TEST(a_version_that_another_agent_finds_stays), TEST(a_writer_that_forgets_a_rule_is_found))
+         TEST(a_version_that_another_agent_finds_stays), TEST(a_writer_that_knows_of_no_version_of_the_tag_harms_none),
+         TEST(a_writer_that_forgets_a_rule_is_found))

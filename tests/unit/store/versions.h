@@ -141,6 +141,7 @@ struct author {
         const char *after;            /* the run before its own; NULL: none */
         const char *names[NAMES_MAX]; /* of its files */
         uint64_t sequence;            /* 0: the run's first letter */
+        bool is_blind;                /* its first try knows of no version of the tag */
         bool carries;                 /* carries over the other files of the version before */
         enum author_mistake mistake;
         enum author_at at;
@@ -274,6 +275,7 @@ static inline enum nebula_status author_publish(void *argument, struct nebula_er
                 if (!status)
                         status = store->ops->publish(store, upload, failure);
         }
+        writer->real.is_overtaken = status == NEBULA_BUSY;
         return status;
 }
 
@@ -304,6 +306,12 @@ static inline enum nebula_status author_begin(struct author *writer)
         writer->is_begun = true;
         writer->steps = 0;
         strcpy(writer->real.manifest.tag, writer->tag);
+        if (writer->is_blind && !writer->attempt) {
+                author_fill_head(writer);
+                writer->way = WRITER_FIRST;
+                writer->at = AT_PLACE;
+                return NEBULA_OK;
+        }
         status = writer_begin(&writer->real, &writer->error);
         if (status)
                 return status;
@@ -332,6 +340,7 @@ static inline void author_step(struct author *writer)
 {
         /* so many steps of the way are taken when the stage is over */
         static const size_t alone[] = { [AT_PLACE] = 2, [AT_RECORD] = 6, [AT_FILES] = 8, [AT_COMMIT] = 12, [AT_CHECK] = 13, [AT_SHOW] = 14 };
+        static const size_t first[] = { [AT_PLACE] = 2, [AT_RECORD] = 5, [AT_FILES] = 6, [AT_COMMIT] = 8, [AT_CHECK] = 9, [AT_SHOW] = 9 };
         static const size_t repeat[] = { [AT_CHECK] = 3, [AT_SHOW] = 4 };
         enum nebula_status status = NEBULA_OK;
         size_t end;
@@ -339,7 +348,7 @@ static inline void author_step(struct author *writer)
         if (writer->at == AT_BEGIN) {
                 status = author_begin(writer);
         } else {
-                end = (writer->way == WRITER_REPEAT ? repeat : alone)[writer->at];
+                end = (writer->way == WRITER_REPEAT ? repeat : writer->way == WRITER_FIRST ? first : alone)[writer->at];
                 if (writer->at == AT_CHECK && writer->mistake == TRUSTS_ITS_FILES)
                         writer->steps = end;
                 while (writer->steps < end && !status && writer_step(&writer->real, writer->way, writer->steps, &status, &writer->error))

@@ -22,6 +22,7 @@ struct source {
         struct writer writer;
         const char *run;
         bool puts_nothing; /* as if another program had removed the file */
+        bool is_first;     /* the writer knows of no version of the tag */
 };
 
 static enum nebula_status describe(void *argument, struct nebula_error *failure)
@@ -60,16 +61,18 @@ static enum nebula_status publish(void *argument, struct nebula_error *failure)
 
         if (status || source->puts_nothing)
                 return status;
-        return store->ops->put(store, key, "f", 1, STORE_ALWAYS, NULL, NULL, failure);
+        status = store->ops->put(store, key, source->run, 1, source->is_first ? STORE_IF_ABSENT : STORE_ALWAYS, NULL, NULL, failure);
+        source->writer.is_overtaken = status == NEBULA_BUSY;
+        return status;
 }
 
 static const struct writer_source of_one_file = { .describe = describe, .publish = publish };
 
-static void begin(struct source *source, const char *run, uint64_t sequence)
+static void begin_as(struct source *source, const char *run, uint64_t sequence, bool is_first)
 {
         struct manifest *manifest = &source->writer.manifest;
 
-        *source = (struct source){ .run = run };
+        *source = (struct source){ .run = run, .is_first = is_first };
         if (writer_init(&source->writer, store, &of_one_file, source, "t", &error))
                 abort();
         strcpy(manifest->tag, "t");
@@ -77,15 +80,20 @@ static void begin(struct source *source, const char *run, uint64_t sequence)
         strcpy(manifest->run, run);
         manifest->world = 1;
         manifest->step = -1;
-        if (writer_begin(&source->writer, &error))
+        if (!is_first && writer_begin(&source->writer, &error))
                 abort();
         manifest->generation = source->writer.before.manifest.generation + 1;
         manifest->sequence = sequence;
 }
 
+static void begin(struct source *source, const char *run, uint64_t sequence)
+{
+        begin_as(source, run, sequence, false);
+}
+
 static enum nebula_status run(struct source *source)
 {
-        return writer_run(&source->writer, WRITER_COPY, &error);
+        return writer_run(&source->writer, source->is_first ? WRITER_FIRST : WRITER_COPY, &error);
 }
 
 static void set_up(void)
@@ -200,7 +208,101 @@ static void if_another_program_made_the_entry_first_only_the_index_entry_of_that
         }
 }
 
+static void write_whole(const char *by, uint64_t sequence)
+{
+        struct source source;
+
+        begin(&source, by, sequence);
+        if (run(&source))
+                abort();
+        writer_done(&source.writer);
+}
+
+static bool has_text(const char *key, const char *wanted)
+{
+        char *text;
+        size_t size;
+        bool result = !store->ops->get(store, key, 100, &text, &size, NULL, &error);
+
+        if (result) {
+                result = size == strlen(wanted) && !memcmp(text, wanted, size);
+                free(text);
+        }
+        return result;
+}
+
+static void a_first_writing_takes_four_writes_and_the_last_look(void)
+{
+        struct source source;
+
+        set_up();
+        begin_as(&source, "a", 1, true);
+        watched_begin(store);
+        CHECK(!run(&source) && watched.of_kind[CALL_PUT] == 4 && watched.calls == 4 + watched.of_kind[CALL_LIST]);
+        watched_end(store);
+        CHECK(count(INDEX_PREFIX) == 1 && is_newest("a") && has_text("t/f", "a"));
+        writer_done(&source.writer);
+        store_close(store);
+}
+
+static void a_first_writing_replaces_no_version_that_it_did_not_know(void)
+{
+        struct source source;
+
+        for (int is_free = 0; is_free < 2; is_free++) { /* the name of the file: then the entry stops the writer */
+                set_up();
+                write_whole("b", 2);
+                if (is_free && store_remove_one(store, "t/f", &error))
+                        abort();
+                begin_as(&source, "a", 1, true);
+                CHECK(run(&source) && source.writer.is_overtaken && !source.writer.is_taken_back);
+                CHECK(count("t/.nebula/manifest-") == 1 && count(INDEX_PREFIX) == 1 && is_newest("b"));
+                CHECK(is_free || (has_text("t/f", "b") && count("t/.nebula/") == 2)); /* nothing names that file but its version */
+                writer_done(&source.writer);
+                store_close(store);
+        }
+}
+
+/* Only the newest of several entries is kept, so the number 1 is free. */
+static void a_first_writing_gives_way_to_a_later_entry_of_the_log(void)
+{
+        struct source source;
+
+        set_up();
+        write_whole("b", 2);
+        write_whole("c", 3);
+        CHECK(count("t/.nebula/manifest-1") == 0 && count("t/.nebula/manifest-2") == 1);
+        if (store_remove_one(store, "t/f", &error))
+                abort();
+        begin_as(&source, "a", 1, true);
+        CHECK(run(&source) == NEBULA_STORAGE && source.writer.is_overtaken && source.writer.is_taken_back);
+        CHECK(count(INDEX_PREFIX) == 1 && is_newest("c"));
+        writer_done(&source.writer);
+        store_close(store);
+}
+
+static void a_first_writing_is_not_durable_under_the_number_of_a_removal(void)
+{
+        struct source source;
+
+        set_up();
+        if (store_put_text(store, ".nebula/removed/t/1", "\n", STORE_ALWAYS, &error))
+                abort();
+        begin_as(&source, "a", 1, true);
+        CHECK(run(&source) == NEBULA_STORAGE && source.writer.is_overtaken && source.writer.is_taken_back);
+        CHECK(!count("t/.nebula/manifest-") && !count(INDEX_PREFIX));
+        writer_done(&source.writer);
+        begin(&source, "b", 1);
+        CHECK(!run(&source) && source.writer.manifest.number == 2 && is_newest("b"));
+        writer_done(&source.writer);
+        store_close(store);
+}
+
 TAP_MAIN(TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
          TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
          TEST(an_entry_whose_request_fails_keeps_its_index_entry),
-         TEST(if_another_program_made_the_entry_first_only_the_index_entry_of_that_one_stays))
+         TEST(if_another_program_made_the_entry_first_only_the_index_entry_of_that_one_stays),
+         TEST(a_first_writing_takes_four_writes_and_the_last_look),
+         TEST(a_first_writing_replaces_no_version_that_it_did_not_know),
+         TEST(a_first_writing_gives_way_to_a_later_entry_of_the_log),
+         TEST(a_first_writing_is_not_durable_under_the_number_of_a_removal))

@@ -1,5 +1,6 @@
 /* The page maker joins pages of images into huge ones, a little at a time, while other threads use the images. */
 #include <errno.h>
+#include <sys/stat.h>
 
 #include "agent/agent_catalogue.h"
 #include "agent/memory/page_maker.h"
@@ -308,7 +309,73 @@ static void an_image_is_pinned_only_while_its_pages_are_small(void)
         end();
 }
 
+static int refuse_allocate(int fd, uint64_t offset, uint64_t size)
+{
+        (void)fd;
+        (void)offset;
+        (void)size;
+        return -ENOSPC;
+}
+
+static struct image *add_bare(void)
+{
+        struct memory *memory = bench.catalogue.memory;
+        struct image *bare;
+        bool named;
+
+        if (!memory_reserve(memory, LARGE_BYTES / MEMORY_ROUND * MEMORY_ROUND, &named) ||
+            memory_create_bare(memory, LARGE_BYTES / MEMORY_ROUND * MEMORY_ROUND, named, &bare, NULL))
+                abort();
+        bare->job = bench.job;
+        memory_add(memory, bare);
+        memory_hold(bare);
+        return bare;
+}
+
+static bool make_rest(void)
+{
+        bool result;
+
+        catalogue_lock(&bench.catalogue);
+        result = page_maker_make_rest(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        return result;
+}
+
+static uint64_t pages_bytes(const struct image *one)
+{
+        struct stat stat;
+
+        return fstat(one->fd, &stat) ? 0 : (uint64_t)stat.st_blocks * 512;
+}
+
+static void an_image_that_lacks_pages_is_used_again_only_when_it_has_them(void)
+{
+        struct memory *memory;
+        struct image *bare, *whole;
+
+        REQUIRE(begin(join_nothing));
+        memory = bench.catalogue.memory;
+        memory_hold(image);
+        bare = add_bare();
+        whole = add_bare();
+        CHECK(!pages_bytes(bare) && memory->lacking == bare->capacity + whole->capacity);
+        CHECK(!make_rest()); /* their trainers write to both */
+        memory_set_copied(whole, IMAGE_WHOLE);
+        table.allocate = refuse_allocate;
+        CHECK(!make_rest() && whole->lacks_pages);
+        table.allocate = os_linux.allocate;
+        CHECK(make_rest() && !whole->lacks_pages && pages_bytes(whole) == whole->capacity);
+        memory_drop(memory, bare);
+        memory_drop(memory, whole);
+        CHECK(!memory->lacking && memory_take(memory, whole->capacity / 2, 0, bench.job) == NULL);
+        CHECK(memory_take(memory, whole->capacity - whole->capacity / 16, 0, bench.job) == whole && memory->doomed == bare);
+        memory_drop(memory, image);
+        end();
+}
+
 TAP_MAIN(TEST(pages_of_an_image_are_joined_with_pauses), TEST(an_image_is_pinned_only_while_its_pages_are_small), TEST(an_image_in_use_is_not_joined),
          TEST(an_image_must_have_served_often_first), TEST(an_image_that_serves_no_more_is_left_alone),
          TEST(an_image_that_is_dropped_meanwhile_is_buried_afterwards),
-         TEST(a_machine_that_joins_no_pages_is_asked_once_per_image), TEST(the_page_maker_joins_what_has_become_durable))
+         TEST(a_machine_that_joins_no_pages_is_asked_once_per_image), TEST(the_page_maker_joins_what_has_become_durable),
+         TEST(an_image_that_lacks_pages_is_used_again_only_when_it_has_them))

@@ -239,8 +239,9 @@ static void after_any_failed_call_the_version_is_whole(void)
                 snprintf(key, sizeof key, "%s/model.pt", tag);
                 content[k] ^= 1;
                 store_mem_faults(store, &(struct mem_faults){ .fail_at = 2 * k });
-                store_close(store);
                 CHECK(save_content(tag) && holds_content(key));
+                store_mem_faults(store, NULL); /* a save may make fewer calls */
+                store_close(store);
                 sent = sent_of(tag);
                 CHECK(sent >= CHUNK && sent <= SIZE);
         }

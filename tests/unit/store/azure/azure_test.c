@@ -8,7 +8,7 @@
 #include "store/azure/azure_private.h"
 #include "store/azure/fake_azure.h"
 #include "store/http/client.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/http/referring.h"
 #include "store/http/renewed_sas.h"
 #include "store/http/transfers.h"

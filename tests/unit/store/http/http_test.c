@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/http/http.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/http/server.h"
 #include "tap.h"
 #include "test_dir.h"

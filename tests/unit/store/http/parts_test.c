@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "store/http/crypt.h"
 #include "store/http/http.h"
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 #include "store/http/url.h"
 #include "store/http/xml.h"
 #include "tap.h"

@@ -8,8 +8,8 @@
  *
  * The caller's thread works, too, and the others end before lanes_run returns. If threads cannot be started, fewer do the work.
  */
-#ifndef NB_STORE_HTTP_LANES_H
-#define NB_STORE_HTTP_LANES_H
+#ifndef NB_STORE_LANES_H
+#define NB_STORE_LANES_H
 
 #include <stdatomic.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "store/http/lanes.h"
+#include "store/lanes.h"
 
 #include <pthread.h>
 

@@ -1,0 +1,95 @@
+"""How many requests an object store gets: for a save, for a resume and for a list. The figures are bounds, and not times."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+
+import nebulaml
+import pytest
+import torch
+from nebulaml._session import locate
+from sinks import Sink, make_versions
+from waiting import until
+
+PATH = "s3://training/run"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink]:
+    made = Sink(monkeypatch)
+    yield made
+    made.close()
+
+
+def nebula(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = os.environ.get("NEBULA_AGENT_PATH") or str(locate.agent_path())
+    return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def kinds(requests: list[str]) -> list[str]:
+    """The requests without the names of this run: "PUT global_step2/model.pt", "LIST global_step2/"."""
+    found = []
+    for request in requests:
+        method, target = request.split(" ")
+        listed = re.search(r"list-type=2&prefix=run%2F([^&]*)", target)
+        key = listed[1].replace("%2F", "/") if listed else target.removeprefix("/training/run/")
+        key = re.sub(r"index/[^/]+/", "index/", re.sub(r"w[0-9a-f]{16}-\d+-[0-9a-f]{8}", "W", key))
+        found.append(f"{'LIST' if listed else method} {key}")
+    return found
+
+
+def save(step: int, *sizes: int) -> None:
+    with nebulaml.Checkpoint(f"global_step{step}") as checkpoint:
+        for at, size in enumerate(sizes):
+            checkpoint.save(f"{at}.pt", torch.full((size,), float(step)))
+    checkpoint.wait("durable", 60)
+
+
+def test_a_save_of_a_small_file_takes_eight_requests(bucket):
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    save(1, 10)  # pays for the look at the path
+    for step in (2, 3):
+        bucket.requests()
+        save(step, 10)
+        said = kinds(bucket.requests())
+        tag = f"global_step{step}"
+        before = {f"PUT {tag}/.nebula/W.record-00000.json", f"PUT .nebula/index/{tag}", f"LIST {tag}/"}
+        assert set(said[:3]) == before, "before the file, together"
+        assert said[3:5] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
+        assert set(said[5:7]) == {f"LIST {tag}/", f"LIST .nebula/removed/{tag}/"}, "the last look"
+        assert said[7:] == ["PUT latest"]
+
+
+def test_each_further_file_of_less_than_a_mebibyte_takes_one_request(bucket):
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    save(1, 10)
+    bucket.requests()
+    save(2, 10, 1000, 100_000, 250_000)
+    said = kinds(bucket.requests())
+    assert len(said) == 11 and sum("/0.pt" in one or ".pt" in one for one in said) == 4
+
+
+def test_a_tag_that_another_program_has_written_meanwhile_stays_that_programs(bucket):
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    save(1, 10)
+    make_versions(PATH, 3)  # global_step1 to 3, of no run that this one came after
+    with nebulaml.Checkpoint("global_step2") as checkpoint:
+        checkpoint.save("0.pt", torch.ones(10))
+    until(lambda: checkpoint.state == "failed", 60, "the version gives way")
+    assert nebula("verify", "global_step2", "--path", PATH).returncode == 0
+
+
+def test_no_record_stays_that_names_a_file_of_another_program(bucket):
+    """A sweep would take that file for Nebula's."""
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    save(1, 10)
+    bucket.put("training/run/global_step2/0.pt", b"theirs")
+    bucket.requests()
+    save(2, 10)
+    said = kinds(bucket.requests())
+    first = next(at for at, one in enumerate(said) if one.startswith("DELETE") and "record" in one)
+    assert "PUT global_step2/0.pt" not in said[:first], "the name was seen to be taken"
+    assert nebula("verify", "global_step2", "--path", PATH).returncode == 0
