@@ -1,20 +1,35 @@
-/* nebula list: versions in storage and in the agent's memory, merged. */
+/* nebula list: versions in storage and in the agent's memory, merged; --jobs: the jobs of a path. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
 #include "cli/human.h"
+#include "cli/jobs.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "cli/versions.h"
 #include "os/os.h"
 
+static int list_jobs(const struct cli_common *common)
+{
+        struct nebula_error error;
+        json_t *told;
+
+        if (jobs_load(common->path, &told, &error))
+                return cli_fail(common->json, &error);
+        if (common->json)
+                return cli_print_json(told, CLI_OK);
+        jobs_print(told);
+        json_decref(told);
+        return CLI_OK;
+}
+
 int command_list(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool metrics = false;
-        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics } };
+        bool metrics = false, jobs = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics }, { "jobs", ARGS_FLAG, &jobs } };
         struct versions versions;
         struct nebula_error error;
         enum nebula_status status;
@@ -23,6 +38,8 @@ int command_list(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
+        if (jobs)
+                return list_jobs(&common);
         status = versions_load(common.path, true, &versions, &error);
         if (status && !versions.has_agent)
                 return cli_fail(common.json, &error);

@@ -53,7 +53,7 @@ static void status_load(const char *given_path, bool with_history, const struct 
                 if (agent || !cli_agent_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
         if (with_history && status->report)
-                cli_agent_report(agent, NEBULA_REPORT_HISTORY, "", &status->history, NULL);
+                cli_agent_report(agent, NEBULA_REPORT_HISTORY, path, &status->history, NULL);
         cli_agent_close(agent);
         status->has_versions = !versions_load_again(given_path, !*status->agent_problem, progress, seen, &status->versions, &status->storage_error);
 }

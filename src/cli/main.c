@@ -19,10 +19,11 @@ const struct cli_command cli_commands[] = {
           "which is one line of JSON.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
-        { "list", "nebula list [--metrics] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
+        { "list", "nebula list [--metrics] [--jobs] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
           "Oldest first. STATE is the promise each one keeps: durable survives power\n"
           "loss, committed survives the death of the trainer. --metrics also shows the\n"
-          "metrics that the program gave to each version.\n\n"
+          "metrics that the program gave to each version. --jobs: the jobs whose storage\n"
+          "paths lie in DIR, with the newest checkpoint of each.\n\n"
           "  nebula list --path /scratch/run7\n",
           command_list },
         { "inspect", "nebula inspect TAG [NAME [--tensors]] [--path DIR] [--json]", "shows files, ranks, sizes and times of one checkpoint",
@@ -131,9 +132,11 @@ const struct cli_command cli_commands[] = {
           "those of the last worker of this script.\n\n"
           "  nebula run --nproc-per-node 8 --max-restarts 100 train.py\n",
           command_python },
-        { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
+        { "studio", "nebula studio [--path DIR]... [--port N] [--read-only] [--token-file FILE] [--host NAME] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
           "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
-          "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"
+          "alone, until Ctrl-C, and prints its address. DIR may have several jobs in it.\n"
+          "--read-only: without controls. --token-file and --host are for a reverse proxy\n"
+          "(docs/operate.md). --history is a checkpointHistories.csv\n"
           "that is not beside the storage; --every says how often it looks (1 s, at object\n"
           "stores 15 s).\n\n"
           "  nebula studio --path /scratch/run7\n",

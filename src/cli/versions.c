@@ -291,6 +291,7 @@ json_t *versions_json(const struct versions *versions)
                                                 (json_int_t)one->size, "written", (json_int_t)one->written, "files", (json_int_t)one->file_count,
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
+                line_format(&one->line, row);
                 if (versions->metrics && versions->metrics[i]) {
                         json_object_set(row, "metrics", json_object_get(versions->metrics[i], "metrics"));
                         json_object_set(row, "metadata", json_object_get(versions->metrics[i], "metadata"));
