@@ -108,7 +108,7 @@ def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
     told = studio.ask("GET", since)[2]
     tags = {one["tag"] for one in told["rows"].values()}
     assert "global_step3" in tags and "global_step1" not in tags and not told["all"]
-    assert studio.ask("POST", "/api/prune", {"versions": [{"tag": "global_step1", "entry": 1}]})[2]["results"][0]["removed"]
+    assert studio.work("prune", {"versions": [{"tag": "global_step1", "entry": 1}]})["results"][0]["removed"]
     studio.until(lambda state: [one["tag"] for one in state["rows"].values() if not one["where"]] == ["global_step1"])
     other = studio.ask("GET", f"/api/state?epoch=another&since={told['revision']}")[2]
     assert other["all"] and len(other["rows"]) == 3, "a page of an earlier studio has to begin anew"

@@ -103,6 +103,7 @@ _EMPTY: dict[str, Any] = {
     "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "files": None, "committed_at": 0.0, "where": [],
     "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None, "blocked_ms": None,
     "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
+    "line": [], "verified_at": None, "verified_ok": None,
 }  # fmt: skip
 
 
