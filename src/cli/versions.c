@@ -11,6 +11,7 @@
 #include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/verdict.h"
+#include "cli/verified.h"
 #include "os/os.h"
 #include "store/line_document.h"
 #include "store/manifest_load.h"
@@ -146,7 +147,7 @@ static void tell(void *argument, const struct manifest_scan *newest, size_t read
 }
 
 static enum nebula_status scan_path(const char *path, const struct telling *telling, struct manifest_scan *seen, struct pins *ret_pins,
-                                    struct nebula_error *error)
+                                    json_t **ret_verified, struct nebula_error *error)
 {
         const struct manifest_scan_options options = { .is_brief = true, .tell = telling->progress ? tell : NULL,
                                                        .argument = (void *)(uintptr_t)telling };
@@ -160,8 +161,25 @@ static enum nebula_status scan_path(const char *path, const struct telling *tell
                 cli_complain("the pins cannot be read: %s", error ? error->message : "");
                 *ret_pins = (struct pins){ 0 };
         }
+        if (!status)
+                *ret_verified = verified_load(store);
         store_close(store);
         return status;
+}
+
+/* A check that was stopped in the middle counts only if it has found damage. */
+static void add_verified(struct versions *versions, const json_t *verified)
+{
+        struct verified found;
+
+        for (size_t i = 0; versions->list && i < versions->count; i++) {
+                struct version *one = &versions->list[i];
+
+                if (!one->in_storage || !verified_find(verified, one->tag, one->sequence, &found) || (found.ok && found.done < one->file_count))
+                        continue;
+                one->verified_at = found.at;
+                one->verified_ok = found.ok;
+        }
 }
 
 enum nebula_status versions_load_again(const char *given_path, bool ask_agent, const struct versions_progress *progress,
@@ -171,7 +189,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
         static const struct manifest_scan nothing;
         const struct manifest_scan *found = seen;
         struct cli_agent *agent = NULL;
-        json_t *report = NULL;
+        json_t *report = NULL, *verified = NULL;
         enum nebula_status status = target_path(given_path, versions.path, error);
 
         *ret_versions = (struct versions){ 0 };
@@ -182,7 +200,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                 cli_agent_close(agent);
         }
         if (*versions.path) {
-                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, error);
+                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, &verified, error);
                 /* Nothing has been persisted yet: the first file makes the directory. */
                 if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions"))) {
                         status = NEBULA_OK;
@@ -197,6 +215,8 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                 status = merge(found, report, &versions, error);
         else if (versions.has_agent)
                 merge(&nothing, report, &versions, NULL);
+        add_verified(&versions, verified);
+        json_decref(verified);
         if (!status || versions.has_agent) {
                 versions.verdicts = json_incref(json_object_get(report, "verdicts"));
                 *ret_versions = versions;
@@ -292,6 +312,8 @@ json_t *versions_json(const struct versions *versions)
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
                 line_format(&one->line, row);
+                json_object_set_new(row, "verified_at", one->verified_at > 0 ? json_real(one->verified_at) : json_null());
+                json_object_set_new(row, "verified_ok", one->verified_at > 0 ? json_boolean(one->verified_ok) : json_null());
                 if (versions->metrics && versions->metrics[i]) {
                         json_object_set(row, "metrics", json_object_get(versions->metrics[i], "metrics"));
                         json_object_set(row, "metadata", json_object_get(versions->metrics[i], "metadata"));
@@ -363,17 +385,25 @@ static bool any_problem(const struct versions *versions, size_t first)
         return false;
 }
 
+static bool any_verified(const struct versions *versions, size_t first)
+{
+        for (size_t i = first; i < versions->count; i++)
+                if (versions->list[i].verified_at > 0)
+                        return true;
+        return false;
+}
+
 void versions_print(const struct versions *versions, size_t first)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
-                { "REASON", TABLE_LEFT, true },
+                { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "VERIFIED", TABLE_RIGHT, false },
+                { "PINNED", TABLE_LEFT, true }, { "REASON", TABLE_LEFT, true },
         };
         struct table_column chosen[sizeof columns / sizeof columns[0]];
-        size_t fixed = sizeof columns / sizeof columns[0] - 4, count = fixed;
-        bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first);
+        size_t fixed = sizeof columns / sizeof columns[0] - 5, count = fixed;
+        bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first), shows_verified = any_verified(versions, first);
         struct table *table;
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX], *said;
@@ -383,10 +413,12 @@ void versions_print(const struct versions *versions, size_t first)
                 chosen[count++] = columns[fixed];
         if (versions->metrics)
                 chosen[count++] = columns[fixed + 1];
-        if (versions->pins.count)
+        if (shows_verified)
                 chosen[count++] = columns[fixed + 2];
-        if (shows_reason)
+        if (versions->pins.count)
                 chosen[count++] = columns[fixed + 3];
+        if (shows_reason)
+                chosen[count++] = columns[fixed + 4];
         table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
@@ -411,6 +443,10 @@ void versions_print(const struct versions *versions, size_t first)
                         table_cell(table, STYLE_PLAIN, "%s", said ? said : "");
                         free(said);
                 }
+                if (shows_verified && one->verified_at > 0 && !one->verified_ok)
+                        table_cell(table, STYLE_BAD, "DAMAGED");
+                else if (shows_verified)
+                        table_cell(table, STYLE_PLAIN, "%s", one->verified_at > 0 ? human_age(one->verified_at, now, age) : "never");
                 if (versions->pins.count) {
                         const struct pin *pin = pins_find(&versions->pins, one->tag);
 

@@ -23,6 +23,8 @@ struct version {
         uint64_t sequence;
         struct line line;
         bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step */
+        double verified_at; /* when it was verified as a whole, seconds since 1970; 0: never */
+        bool verified_ok;
         char error[256]; /* why it failed or waits; "": neither */
 };
 struct versions {

@@ -137,12 +137,16 @@ WELL = {
     'nebula_checkpoint_blocked_seconds_bucket{le="10"}': "0+10x480",
     'nebula_checkpoint_blocked_seconds_bucket{le="+Inf"}': "0+10x480",
     "nebula_goodput_ratio": "0.97x480",
+    "nebula_checkpoint_verified_timestamp_seconds": "0x480",
+    "nebula_checkpoints_damaged": "0x480",
 }
 FAULTS = {
     "NebulaJobBroken": {'nebula_job_verdict{path="/scratch"}': "0x470 2x10"},
     "NebulaJobAtRisk": {'nebula_job_verdict{path="/scratch"}': "0x460 1x20"},
     "NebulaNoDurableCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x400 24000x80"},
     "NebulaNoCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x400 24000x80"},
+    "NebulaCheckpointsDamaged": {"nebula_checkpoints_damaged": "1x480"},
+    "NebulaNotVerified": {"nebula_checkpoint_verified_timestamp_seconds": "-3000000x480"},
     "NebulaCheckpointsFail": {'nebula_checkpoints_total{tier="storage",result="failure"}': "0x470 1x10"},
     "NebulaStorageFails": {"nebula_storage_retries_total": "0x460 0+1x20"},
     "NebulaStorageRequestsFail": {'nebula_storage_requests_total{store="az",operation="put",outcome="failure"}': "0+10x480"},
@@ -234,6 +238,7 @@ def live(nebula, tmp_path):
     try:
         fork_server.start(JOB, tmp_path / "store", 10, "kill", env=environment).communicate(timeout=120)
         subprocess.run([nebula, "stop"], env=environment, capture_output=True, timeout=60, check=True)
+        subprocess.run([nebula, "verify", "--path", tmp_path / "store"], env=environment, capture_output=True, timeout=60, check=True)
         for steps in (15, 20):
             resumed = fork_server.start(JOB, tmp_path / "store", steps, env=environment)
             resumed.communicate(timeout=120)
