@@ -1,6 +1,7 @@
 #include "cli/versions.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "os/os.h"
 #include "store/line_document.h"
 #include "store/manifest_load.h"
+#include "store/metrics.h"
 #include "store/order.h"
 #include "store/scan.h"
 #include "sum/sum.h"
@@ -251,6 +253,42 @@ void versions_load_metrics(struct versions *versions)
         store_close(store);
 }
 
+struct ranked {
+        struct version version;
+        json_t *metrics;
+        double value; /* the smallest is the best; infinity: it has none */
+};
+
+static int compare_ranked(const void *a, const void *b)
+{
+        const struct ranked *x = a, *y = b;
+
+        if (x->value < y->value || x->value > y->value)
+                return x->value < y->value ? -1 : 1;
+        return x->version.moved < y->version.moved ? 1 : -1; /* of equal ones the newer */
+}
+
+bool versions_sort_by_metric(struct versions *versions, const char *metric, bool largest_first)
+{
+        struct ranked *list = versions->metrics ? calloc(versions->count + 1, sizeof *list) : NULL;
+        bool has_any = false;
+
+        for (size_t i = 0; list && i < versions->count; i++) {
+                double value = metrics_value(json_object_get(versions->metrics[i], "metrics"), metric);
+
+                has_any = has_any || !isnan(value);
+                list[i] = (struct ranked){ versions->list[i], versions->metrics[i], isnan(value) ? INFINITY : largest_first ? -value : value };
+        }
+        if (list && has_any)
+                qsort(list, versions->count, sizeof *list, compare_ranked);
+        for (size_t i = 0; list && i < versions->count; i++) {
+                versions->list[i] = list[i].version;
+                versions->metrics[i] = list[i].metrics;
+        }
+        free(list);
+        return has_any;
+}
+
 void versions_done(struct versions *versions)
 {
         for (size_t i = 0; versions->metrics && i < versions->count; i++)
@@ -285,10 +323,12 @@ static bool is_loadable(const struct version *one)
 
 const struct version *versions_newest(const struct versions *versions)
 {
-        for (size_t i = versions->count; i-- > 0;)
-                if (is_loadable(&versions->list[i]))
-                        return &versions->list[i];
-        return NULL;
+        const struct version *newest = NULL;
+
+        for (size_t i = 0; i < versions->count; i++) /* the list may be in the order of a metric */
+                if (is_loadable(&versions->list[i]) && (!newest || compare(newest, &versions->list[i]) < 0))
+                        newest = &versions->list[i];
+        return newest;
 }
 
 json_t *versions_json(const struct versions *versions)
