@@ -37,7 +37,7 @@ static enum nebula_status newest_of(struct store *store, struct manifest *ret_ma
 static void add_agent(json_t *row, const json_t *report, const char *path)
 {
         const json_t *jobs = json_object_get(report, "jobs"), *worst = NULL;
-        double trainers = 0;
+        double trainers = 0, in_memory = 0;
 
         for (size_t i = 0; i < json_array_size(jobs); i++) {
                 const json_t *job = json_array_get(jobs, i), *verdict = json_object_get(job, "verdict");
@@ -45,10 +45,12 @@ static void add_agent(json_t *row, const json_t *report, const char *path)
                 if (strcmp(text_of(job, "persist_path"), path))
                         continue;
                 trainers += number_of(job, "sessions");
+                in_memory += number_of(job, "versions_in_memory");
                 if (verdict && (!worst || verdict_number(verdict) > verdict_number(worst)))
                         worst = verdict;
         }
         json_object_set_new(row, "trainers", json_integer((json_int_t)trainers));
+        json_object_set_new(row, "in_memory", json_integer((json_int_t)in_memory));
         json_object_set(row, "verdict", worst ? (json_t *)(uintptr_t)worst : json_null());
 }
 
@@ -139,6 +141,27 @@ static enum nebula_status add_below(const char *parent, struct store *store, con
         return NEBULA_OK;
 }
 
+/* 0: broken, or its storage cannot be read; 1: at risk; 2: the others. */
+static int badness(const json_t *row)
+{
+        int number = verdict_number(json_object_get(row, "verdict"));
+
+        return *text_of(row, "error") || number == 2 ? 0 : number == 1 ? 1 : 2;
+}
+
+/* The worst first, else in their order. */
+static json_t *worst_first(json_t *jobs)
+{
+        json_t *sorted = json_array();
+
+        for (int rank = 0; rank <= 2; rank++)
+                for (size_t i = 0; i < json_array_size(jobs); i++)
+                        if (badness(json_array_get(jobs, i)) == rank)
+                                json_array_append(sorted, json_array_get(jobs, i));
+        json_decref(jobs);
+        return sorted;
+}
+
 enum nebula_status jobs_load(const char *given_path, json_t **ret_jobs, struct nebula_error *error)
 {
         char path[TARGET_PATH_MAX];
@@ -169,7 +192,7 @@ enum nebula_status jobs_load(const char *given_path, json_t **ret_jobs, struct n
                 json_decref(jobs);
                 return status;
         }
-        *ret_jobs = json_pack("{s:s, s:b, s:o}", "path", path, "is_job", is, "jobs", jobs);
+        *ret_jobs = json_pack("{s:s, s:b, s:o}", "path", path, "is_job", is, "jobs", worst_first(jobs));
         return NEBULA_OK;
 }
 
@@ -197,7 +220,7 @@ void jobs_print(const json_t *told)
                         table_cell(table, styles[number + 1], "%s: %s", text_of(verdict, "state"), text_of(verdict, "reason"));
                 else
                         table_cell(table, styles[number + 1], "%s", number < 0 ? "-" : text_of(verdict, "state"));
-                table_cell(table, STYLE_PLAIN, "%s", has_newest ? text_of(row, "newest") : "none yet");
+                table_cell(table, STYLE_PLAIN, "%s", has_newest ? text_of(row, "newest") : number_of(row, "in_memory") > 0 ? "only in memory" : "none yet");
                 if (number_of(row, "step") < 0)
                         table_cell(table, STYLE_PLAIN, "-");
                 else

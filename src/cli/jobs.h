@@ -9,7 +9,8 @@
 
 #include "nebula.h"
 
-/* {"path", "is_job": the path itself is one, "jobs": [{"name", "path", "newest": tag or null, "step", "committed_at", "size", "trainers", "verdict", "error"}]}.
+/* {"path", "is_job": the path itself is one, "jobs": [{"name", "path", "newest": tag or null, "step", "committed_at", "size", "trainers", "in_memory", "verdict", "error"}]},
+ * the worst first.
  * The caller owns *ret_jobs. */
 enum nebula_status jobs_load(const char *given_path, json_t **ret_jobs, struct nebula_error *error);
 void jobs_print(const json_t *told);

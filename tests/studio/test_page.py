@@ -603,6 +603,10 @@ def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, st
         expect(banner).to_contain_text("storage fails, and ")
         expect(banner).to_contain_text("What to do: move away")
     assert banner.get_attribute("class") == "broken"
+    open_tab(page, "now")  # what memory has can be loaded
+    expect(card(page, "Newest loadable checkpoint").locator(".big")).to_have_text(re.compile(r"global_step\d+"))
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("in memory")
+    expect(card(page, "Lost if the node died now")).to_contain_text("not known")
     place.storage.unlink()
     aside.rename(place.storage)
     expect(banner).to_be_empty(timeout=60_000)

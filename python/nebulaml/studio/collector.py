@@ -114,7 +114,7 @@ class Collector:
         self._add_metrics(document["rows"])
         document["path"] = self._source.shown_path
         self._stored = document["now"]["stored"]
-        self._complete = self._complete or "versions" in status["storage"]
+        self._complete = self._complete or ("versions" in status["storage"] and not status["storage"].get("error"))
         return document
 
     def _begin(self, status: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ export const jobs = {
     this.grid = new Grid([
       { name: 'name', label: 'Job', width: 'name', value: (job) => job.name, cell: (job) => element('button', { class: 'tag', type: 'button', 'data-field': 'name', title: shown(job.path), onclick: () => open(job) }, named(job.name)) },
       { name: 'verdict', label: 'Verdict', width: 'wide', value: rank, cell: (job) => (job.error ? element('span', { class: 'bad' }, shown(job.error)) : job.verdict ? element('span', { class: { fine: 'good', 'at risk': 'warn', broken: 'bad' }[job.verdict.state], title: job.verdict.cure ? shown(job.verdict.cure) : null }, job.verdict.state === 'fine' ? 'fine' : `${job.verdict.state}: ${shown(job.verdict.reason)}`) : element('span', { class: 'faint', title: 'no agent of this machine has the job' }, '-')) },
-      { name: 'newest', label: 'Newest', width: 'name', value: (job) => job.newest, cell: (job) => (job.newest ? named(job.newest) : 'none yet') },
+      { name: 'newest', label: 'Newest', width: 'name', value: (job) => job.newest, cell: (job) => (job.newest ? named(job.newest) : job.in_memory ? 'only in memory' : 'none yet') },
       { name: 'step', label: 'Step', number: true, value: (job) => (job.step >= 0 ? job.step : null), cell: (job) => (job.step >= 0 ? String(job.step) : '-') },
       { name: 'age', label: 'Age', number: true, value: (job) => job.committed_at || null, cell: (job) => ago(job.committed_at, Date.now() / 1000) },
       { name: 'goodput', label: 'Goodput', number: true, value: (job) => job.goodput ?? null, cell: (job) => (job.goodput === null || job.goodput === undefined ? '-' : `${(100 * job.goodput).toFixed(1)} %`) },
