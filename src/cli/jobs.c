@@ -12,7 +12,6 @@
 #include "cli/verdict.h"
 #include "os/os.h"
 #include "store/index.h"
-#include "store/place.h"
 #include "store/scan.h"
 
 /* With one request of one page: whether the path has versions of its own. */
@@ -97,24 +96,11 @@ static void add_unsaved(json_t *jobs, const char *parent, const json_t *report)
         }
 }
 
-/* Opens the path below `parent`, with the signature that holds for the parent. */
 static enum nebula_status open_below(const char *parent, const char *key, char ret_path[TARGET_PATH_MAX], struct store **ret_store,
                                      struct nebula_error *error)
 {
-        char *query = strstr(parent, "://") ? place_query(parent) : NULL;
-        size_t key_length = strlen(key), length = strlen(parent);
-        char url[2 * TARGET_PATH_MAX];
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status = target_below(parent, key, ret_path, error);
 
-        while (key_length && key[key_length - 1] == '/')
-                key_length--;
-        while (length > 1 && parent[length - 1] == '/')
-                length--;
-        if (snprintf(url, sizeof url, "%.*s/%.*s%s%s", (int)length, parent, (int)key_length, key, query && *query != '?' ? "?" : "", query ? query : "") >= (int)sizeof url)
-                status = error_set(error, NEBULA_INVALID, 0, "the path of %s is too long", key);
-        place_forget(query);
-        if (!status)
-                status = target_absolute(url, ret_path, error);
         return status ? status : store_open(ret_path, ret_store, error);
 }
 
