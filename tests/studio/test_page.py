@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.parse
 from pathlib import Path
@@ -581,6 +582,19 @@ def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place
     steps = [right - left for left, right in itertools.pairwise(places)]
     assert min(steps) > 10 and max(steps) == steps[19] < 6 * min(steps), steps
     expect(page.locator("svg text", has_text="8.0 h")).to_be_visible()
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", " ".join(page.locator("svg text").all_text_contents())), "a time has its date"
+    picture = page.get_by_role("region", name="Saves over time")
+    picture.press("+")
+    expect(page.locator("svg circle")).not_to_have_count(40)
+    shown = page.locator("svg circle").count()
+    expect(page).to_have_url(re.compile(r"#timeline\?from=[\d.]+&to=[\d.]+$"))
+    page.reload()
+    expect(page.locator("svg circle")).to_have_count(shown)
+    picture.press("0")
+    expect(page.locator("svg circle")).to_have_count(40)
+    expect(page).to_have_url(re.compile("#timeline$"))
+    page.locator("svg circle").first.press("Enter")
+    expect(page).to_have_url(re.compile("#version/global_step1$"))
 
 
 def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, start, page, monkeypatch):
@@ -612,3 +626,22 @@ def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, st
     expect(banner).to_be_empty(timeout=60_000)
     trainer.kill()
     trainer.communicate()
+
+
+AXE = Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here: scripts/studio.sh browser installs it with npm")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
+    """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 that a program can check."""
+    save(1, 2, 3)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(start(place.storage).address)
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("global_step3")
+    page.evaluate(AXE.read_text())
+    for name in TABS:
+        open_tab(page, name)
+        page.wait_for_timeout(300)
+        found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] })")["violations"]
+        assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in found] == [], name

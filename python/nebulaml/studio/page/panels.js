@@ -427,24 +427,43 @@ function timeScale(times, saves) {
 const EVENT = { end: 'bad', restore: 'warn', pause: 'warn', start: 'good' };
 const timeline = {
   name: 'timeline', label: 'Timeline',
-  open(main) {
-    this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time' });
+  from: null, to: null, // seconds since 1970; null: all
+  place() { return { query: { from: this.from && this.from.toFixed(1), to: this.to && this.to.toFixed(1) } }; },
+  arrive(words, query) { [this.from, this.to] = [query.from, query.to].map((text) => (Number.isFinite(+text) && text ? +text : null)); },
+  // Shows the part between the shares `left` and `right` of what is shown now.
+  zoom(studio, left, right) {
+    const [first, last] = this.shownTimes || [];
+    if (first === undefined) return;
+    [this.from, this.to] = [first + left * (last - first), first + right * (last - first)];
+    if (this.from <= this.all[0] && this.to >= this.all[1]) [this.from, this.to] = [null, null];
+    studio.address(true);
+    this.update(studio);
+  },
+  open(main, studio) {
+    const steps = { '+': [0.25, 0.75], '=': [0.25, 0.75], '-': [-0.5, 1.5], 0: [-Infinity, Infinity], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
+    this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time; keys: + and - zoom, arrows move, 0 shows all',
+      onkeydown: (event) => { if (steps[event.key] && event.target === event.currentTarget) { event.preventDefault(); this.zoom(studio, ...steps[event.key]); } } });
+    const button = (text, key) => element('button', { class: 'act', type: 'button', onclick: () => this.zoom(studio, ...steps[key]) }, text);
     this.list = element('ul', { class: 'events' });
-    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, swatch('--bad', 'line'), 'end of a trainer'), element('span', {}, swatch('--warn', 'line'), 'load, return to an earlier step, pause'), element('span', {}, swatch('--faint', 'line'), 'start')),
+    main.append(element('h2', {}, 'Saves'), element('div', { class: 'bar' }, button('Zoom in', '+'), button('Zoom out', '-'), button('Earlier', 'ArrowLeft'), button('Later', 'ArrowRight'), button('All', '0')), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, swatch('--bad', 'line'), 'end of a trainer'), element('span', {}, swatch('--warn', 'line'), 'load, return to an earlier step, pause'), element('span', {}, swatch('--faint', 'line'), 'start')),
       this.picture, element('h2', {}, 'Step inflation'), this.inflation = element('p'), element('h2', {}, 'Events, newest first'), this.list);
   },
   update(studio) {
-    const rows = oldestFirst(studio).filter(begun).slice(-1000);
-    const events = studio.state.events || [];
-    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: EVENT[one.kind] || 'faint' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
+    const every = oldestFirst(studio).filter(begun);
+    const isShown = (at) => (this.from === null || at >= this.from) && (this.to === null || at <= this.to);
+    const rows = every.filter((row) => isShown(begun(row))).slice(-1000);
+    const all = studio.state.events || [], events = all.filter((one) => isShown(one.at));
+    if (every.length) this.all = [Math.min(begun(every[0]), ...all.map((one) => one.at)), Math.max(begun(every.at(-1)), ...all.map((one) => one.at))];
+    renewChildren(this.list, events.slice(-200).reverse().map((one) => element('li', { 'data-key': `${one.at} ${one.text}` }, element('span', { class: EVENT[one.kind] || 'faint' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
     if (!events.length) this.list.replaceChildren(element('li', { class: 'faint' }, 'nothing has happened since the studio started, and the history shows no way back'));
     const slow = rows.filter((row) => row.inflation !== null).sort((a, b) => b.inflation - a.inflation).slice(0, 3);
     this.inflation.replaceChildren(slow.length ? `Steps took longest before ${slow.map((row) => `${shown(row.tag)} (${(100 * row.inflation).toFixed(0)} % over the usual)`).join(', ')}.` : 'Not known yet: it needs three saves of numbered steps.');
-    if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, 'no saves yet')); return; }
+    if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, every.length ? 'no saves in this part: press 0, or All' : 'no saves yet')); this.shownTimes = [this.from ?? this.all?.[0], this.to ?? this.all?.[1]]; return; }
     const width = Math.max(300, this.picture.clientWidth), height = 260;
     const marks = events.filter((one) => one.at >= begun(rows[0]) - 60);
     const from = Math.min(begun(rows[0]), ...marks.map((one) => one.at));
     const to = Math.max(begun(rows.at(-1)), ...marks.map((one) => one.at), from + 1);
+    this.shownTimes = [this.from ?? from, this.to ?? to];
     const known = rows.map(step).filter((value) => value !== null);
     const numbered = known.length > 0;
     const low = numbered ? Math.min(...known) : 0, high = Math.max(...known, low + 1);
@@ -457,7 +476,7 @@ const timeline = {
       made.style.fill = 'var(--faint)';
       return made;
     };
-    const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
+    const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'group', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
     const colour = (row) => (row.state === 'failed' ? '--bad' : row.durable || row.where.includes('storage') ? '--mark3' : '--mark');
     const line = (at, colour, ...children) => {
       const made = element('svg:line', at, ...children);
@@ -484,12 +503,22 @@ const timeline = {
     let reached = low; // a version without a number is as high as the one before it
     for (const row of rows) {
       reached = step(row) ?? reached;
-      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(reached), r: rows.length > 300 ? 2.5 : 4.5 }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${milliseconds(row.blocked_ms)}`));
+      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(reached), r: rows.length > 300 ? 2.5 : 4.5, class: 'dot', role: 'link', tabindex: rows.length > 100 ? -1 : 0, 'aria-label': `${shown(row.tag)}, ${row.state}`, onclick: () => studio.open(row.tag), onkeydown: (event) => { if (event.key === 'Enter') studio.open(row.tag); } }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${milliseconds(row.blocked_ms)}`));
       mark.style.fill = `var(${colour(row)})`;
       svg.append(mark);
     }
-    for (const [at, anchor] of [[from, 'start'], [to, 'end']]) svg.append(label(clock(at), { x: x(at), y: height - 8, 'text-anchor': anchor }));
-    this.picture.replaceChildren(svg);
+    // As many times as fit, at saves: a time between two saves can be in a pause, which is drawn shorter.
+    const room = 24 + 8 * clock(to).length;
+    const ends = [[from, 'start'], [to, 'end']];
+    let reachedX = x(from) + room * 1.2;
+    for (const row of rows) {
+      const at = x(begun(row));
+      if (at < reachedX || at > x(to) - room * 1.2) continue;
+      ends.push([begun(row), 'middle']);
+      reachedX = at + room;
+    }
+    for (const [at, anchor] of ends) svg.append(label(clock(at), { x: x(at), y: height - 8, 'text-anchor': anchor }));
+    if (!this.picture.firstChild?.isEqualNode(svg)) this.picture.replaceChildren(svg);
   },
 };
 
