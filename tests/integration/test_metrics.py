@@ -382,3 +382,14 @@ def test_metrics_that_a_full_disk_did_not_take_are_no_success(nebula, history):
     with open("/dev/full", "w") as full:
         told = subprocess.run([nebula, "metrics", "--history", history], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (told.returncode, told.stderr) == (4, "nebula: cannot write the output\n")
+
+
+def test_the_unit_and_the_daemon_set_give_the_command_a_line_that_it_takes(nebula, tmp_path):
+    unit = re.search(r"ExecStart=/usr/bin/nebula (.*)", (ROOT / "docs/nebula-metrics.service").read_text())[1].split()
+    pod = re.search(r"command: \[nebula, (.*)\]", (ROOT / "docs/nebula-metrics.yaml").read_text())[1].replace('"', "").split(", ")
+    for line in (unit, pod):
+        assert line[:2] == ["metrics", "--listen"] and line[3] == "--path", line
+        serving = subprocess.Popen([nebula, line[0], line[1], "0", line[3], tmp_path], stdout=subprocess.PIPE, text=True)
+        assert serving.stdout.readline().endswith("/metrics\n")
+        serving.kill()
+        serving.wait()
