@@ -645,3 +645,18 @@ def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
         page.wait_for_timeout(300)
         found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] })")["violations"]
         assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in found] == [], name
+
+
+def test_a_verification_by_the_command_is_shown_and_closes_nothing_that_is_open(place, start, save, page):
+    save(1, 2)
+    page.goto(start(place.storage).address + "/version/global_step1")
+    expect(page.locator("#check")).to_have_text("never verified")
+    page.get_by_role("button", name="tensors of model.pt").click()
+    tensors = page.get_by_role("region", name="Tensors of model.pt")
+    expect(tensors).to_be_visible(timeout=30_000)
+    command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    subprocess.run([command, "verify", "--sample", "100%", "--path", place.storage], check=True, capture_output=True)
+    expect(page.locator("#check")).to_contain_text("every byte was as it was written, ", timeout=20_000)
+    expect(tensors).to_be_visible()
+    open_tab(page, "checkpoints")
+    assert page.locator("tbody tr[data-key] td", has_text=re.compile(r"^\d\d:\d\d:\d\d$")).count() == 4, "when, and when it was verified"

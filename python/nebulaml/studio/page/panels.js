@@ -271,8 +271,12 @@ const version = {
   async update(studio) {
     studio.tag ??= studio.state.now?.newest?.tag ?? null;
     const row = this.row(studio);
-    const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.generation}\0${row?.state}\0${row?.pinned}\0${row?.where}\0${row?.verified_at}`;
-    if (this.shownFor === key) return;
+    const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.generation}\0${row?.state}\0${row?.pinned}\0${row?.where}`;
+    if (this.shownFor === key) {
+      if (!this.found && this.check && this.verifiedAt !== row?.verified_at) this.check.replaceChildren(this.checkText(null, row)); // someone else has verified it
+      this.verifiedAt = row?.verified_at;
+      return;
+    }
     this.shownFor = key;
     if (studio.tag === null) { this.main.replaceChildren(element('p', {}, 'There is no checkpoint yet.')); return; }
     const tag = studio.tag;
@@ -287,11 +291,13 @@ const version = {
     const choice = element('select', { id: 'which', onchange: (event) => { studio.tag = event.target.value; studio.address(); again(); } },
       [...new Set([...studio.state.rows.values()].sort((a, b) => begun(b) - begun(a)).map((one) => one.tag))].slice(0, 2000).map((one) => element('option', { value: one, selected: one === tag }, shown(one))));
     const check = element('dd', { id: 'check' }, this.checkText(told.check, row));
+    Object.assign(this, { check, found: told.check, verifiedAt: row?.verified_at });
     const bar = element('div', { class: 'bar' }, element('label', { htmlFor: 'which' }, 'Checkpoint'), choice,
       element('button', { class: 'act control', type: 'button', onclick: async (event) => {
         event.target.disabled = true;
         check.textContent = 'reading every byte…';
         const found = await attempt(studio, `verify of ${shown(tag)}`, () => studio.work('verify', { tag }));
+        this.found = found;
         check.replaceChildren(this.checkText(found, row));
         event.target.disabled = false;
       } }, 'Verify'),
