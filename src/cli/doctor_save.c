@@ -21,7 +21,7 @@
 #define BYTES ((uint64_t)16 << 20)
 #define TAG "doctor"
 #define NAME "file"
-#define SCRATCH "NEBULA_DOCTOR_SCRATCH" /* a URL can hold a secret, which a command line would show */
+#define PATH_NAME "NEBULA_PERSISTENT_STORAGE_PATH" /* the URL can hold a secret, which a command line would show */
 #define WAIT_MS 120000
 
 /* Bytes that no storage can compress. */
@@ -48,7 +48,7 @@ static enum nebula_status open_session(const char *path, nebula_session **ret_se
 
 int doctor_save_and_die(void)
 {
-        const char *path = getenv(SCRATCH);
+        const char *path = getenv(PATH_NAME);
         struct nebula_range range = { .data = make_bytes(), .size = BYTES };
         nebula_checkpoint *checkpoint;
         nebula_session *session;
@@ -74,17 +74,22 @@ struct life {
 static enum nebula_status save_and_kill(struct life *life, struct nebula_error *error)
 {
         char *words[] = { (char[]){ "nebula" }, (char[]){ "doctor" }, (char[]){ "--save-and-die" }, NULL };
-        char *url = place_signed(life->path);
+        const char *set = getenv(PATH_NAME);
+        char *url = place_signed(life->path), *before = set ? strdup(set) : NULL;
         int code = 0, result = -1;
 
-        if (url && !setenv(SCRATCH, url, 1))
+        if (url && !setenv(PATH_NAME, url, 1))
                 result = os->spawn("/proc/self/exe", words, &code);
-        unsetenv(SCRATCH);
+        if (before)
+                setenv(PATH_NAME, before, 1);
+        else
+                unsetenv(PATH_NAME);
+        place_forget(before);
         place_forget(url);
         if (result < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "a process to save with does not start");
         if (code < 128) /* it was to die by a signal */
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the save failed: `%s=PATH nebula doctor --save-and-die` says why, and the agent's log", SCRATCH);
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the save failed: `%s=PATH nebula doctor --save-and-die` says why, and the agent's log", PATH_NAME);
         return NEBULA_OK;
 }
 
