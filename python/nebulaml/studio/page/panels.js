@@ -439,9 +439,10 @@ const timeline = {
   // Shows the part between the shares `left` and `right` of what is shown now.
   zoom(studio, left, right) {
     const [first, last] = this.shownTimes || [];
-    if (first === undefined) return;
-    [this.from, this.to] = [first + left * (last - first), first + right * (last - first)];
-    if (this.from <= this.all[0] && this.to >= this.all[1]) [this.from, this.to] = [null, null];
+    if (left === -Infinity) [this.from, this.to] = [null, null];
+    else if (first === undefined || last === undefined) return; // there are no saves yet
+    else [this.from, this.to] = [first + left * (last - first), first + right * (last - first)];
+    if (this.all && this.from <= this.all[0] && this.to >= this.all[1]) [this.from, this.to] = [null, null];
     studio.address(true);
     this.update(studio);
   },
