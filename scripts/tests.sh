@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# Four parts run side by side, since most tests wait for a process, a disk or a clock. The output of the first one appears while it runs, that of
-# the others when they have ended. The last lines name the tests that failed, and say how many passed in all.
+# The tests of the package and of the command share four workers, a file at a time, since most tests wait for a process, a disk or a clock; those of
+# the frameworks and of the page have other Pythons, and run beside them. Their output appears when they have ended. The last lines name the tests
+# that failed, and say how many passed in all. `tests.sh FRAMEWORK-TESTS --record-durations` writes down how long each file takes, for the order.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 chosen=$1
@@ -14,34 +15,18 @@ run() {
         ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
-# Runs a part's commands, all of them, and fails if one has failed.
-part() {
-        local command bad=
-        for command; do
-                eval "$command" || bad=1
-        done
+beside() {
+        local bad=
+        run tests/model tests/frameworks -k "$chosen" "$@" || bad=1
+        python=.envs/studio/bin/python run tests/studio "$@" || bad=1
         [ -z "$bad" ]
 }
-
-parts=()
-# in_background NAME COMMAND...
-in_background() {
-        part "${@:2}" >"$log/$1" &
-        parts+=($!)
-}
-
-arguments=${*@Q}
-in_background frameworks "run tests/model tests/frameworks -k ${chosen@Q} $arguments" \
-        "run tests/integration/test_elastic_nodes.py tests/integration/test_re[ps]*.py $arguments"
-in_background integration "run tests/integration --ignore=tests/integration/test_elastic_nodes.py --ignore-glob='*/test_re[ps]*.py' --ignore-glob='*/test_[s-z]*.py' $arguments"
-in_background python-m-z "run tests/python/test_[m-z]*.py $arguments" \
-        "run tests/integration/test_[s-z]*.py $arguments" "python=.envs/studio/bin/python run tests/studio $arguments"
 failed=
-part "run tests/python --ignore-glob='*/test_[m-z]*.py' $arguments" | tee "$log/python" || failed=1
-for one in "${parts[@]}"; do
-        wait "$one" || failed=1
-done
-cat "$log"/{python-m-z,integration,frameworks}
+beside "$@" >"$log/beside" &
+beside=$!
+run tests/python tests/integration -n 4 --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
+wait $beside || failed=1
+cat "$log/beside"
 grep -hE '^(FAILED|ERROR) ' "$log"/* || true
 awk '/ in [0-9.]+s/ && /=====/ {
         for (i = 2; i <= NF; i++)

@@ -12,7 +12,7 @@ import numbers
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +24,7 @@ from ._session.traced import traced
 from ._session.waits import patiently, refuse_within_save
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 from .integrations import guards
+from .tensors import buffers
 
 __all__ = ["Checkpoint"]
 
@@ -258,9 +259,17 @@ class Checkpoint:
             lost = functools.partial(self._lost, name, self._newest[name])
             self._open_for_save().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
-    def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
+    def _save_constants(self, name: str, parts: Any, constant: Sequence[int]) -> bool:
+        """Does save_bytes() for parts of which those with the numbers ``constant`` never change: the call waits for no copy of them."""
+        ranges = buffers.ranges(parts, name)
+        return self._attempt(name, self._save_ranges, (ranges, buffers.Copies(ranges, constant)))
+
+    def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool | buffers.Copies]) -> None:
         ranges, overlap = taken
         lost = functools.partial(self._lost, name, self._newest[name])
+        if isinstance(overlap, buffers.Copies):
+            self._open_for_save().save_ranges(name, ranges, lost, None, overlap)
+            return
         if "torch" not in sys.modules:  # nothing lies on a device that torch knows, and no memory is pinned
             self._open_for_save().save_ranges(name, ranges, lost)
             return

@@ -8,25 +8,38 @@
     latest = nm.get_latest_checkpoint()
     state = nj.load(latest, "state", template)           # onto the shardings of the template
 
+Or with a manager, which decides when to save and what to keep:
+
+    manager = nj.Manager("/scratch/run7", save_every_steps=100, keep_last=3)
+    restored = manager.restore({"state": state})
+    ...
+        manager.save(step, {"state": state}, metrics={"loss": loss})
+
 Each process writes the shards that it has with replica number 0, as one file, and an index of them. A load reads the ranges that its own shards
 need, from the files of all processes, so the number of processes and devices and the mesh may differ. docs/jax.md.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
 from . import api
+from ._session import config
 from .checkpoint import Checkpoint
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+from .manager import manager
 
-__all__ = ["init", "load", "save"]
+__all__ = ["Manager", "Restored", "init", "load", "save", "settings_of"]
 
 ALIGNMENT = 64  # bytes; of each shard in its file
 _MOST_SHOWN = 10
@@ -35,11 +48,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 def init(persistent_storage_path: str | os.PathLike[str] | None = None, *arguments: Any, **settings: Any) -> None:
     """Does nm.init() with the ranks of jax.distributed, unless a launcher has named others. Call it after jax.distributed.initialize()."""
+    _take_ranks()
+    api.init(persistent_storage_path, *arguments, **settings)
+
+
+def _take_ranks() -> None:
     if jax.process_count() > 1 and "RANK" not in os.environ:
         local = os.environ.get("LOCAL_WORLD_SIZE", str(jax.process_count() if _is_one_machine() else 1))
         os.environ.update(RANK=str(jax.process_index()), WORLD_SIZE=str(jax.process_count()), LOCAL_WORLD_SIZE=local)
         os.environ.setdefault("LOCAL_RANK", str(jax.process_index() % int(local)))
-    api.init(persistent_storage_path, *arguments, **settings)
 
 
 def _is_one_machine() -> bool:
@@ -62,6 +79,7 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
         if isinstance(leaf, jax.Array) and not _is_key(leaf):
             leaf.copy_to_host_async()
     parts: list[Any] = []
+    constant: list[int] = []  # JAX never writes to an array that somebody else holds
     entries: dict[str, Any] = {}
     at = 0
     for path, leaf in found:
@@ -69,12 +87,14 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
         for piece, index in pieces:
             at += _add(parts, b"\0" * (-at % ALIGNMENT))
             about["shards"].append([at, index])
+            if isinstance(leaf, jax.Array):
+                constant.append(len(parts))
             at += _add(parts, piece)
         entries[json.dumps(path)] = about
     text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
     if not checkpoint.save_bytes(_file(name, process, "json"), text.encode()):
         return False
-    return checkpoint.save_bytes(_file(name, process, "data"), parts)
+    return checkpoint._save_constants(_file(name, process, "data"), parts, constant)
 
 
 def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False) -> Any:
@@ -93,7 +113,9 @@ def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False
     wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[json.dumps(path)], leaf, cast))]
     if wrong:
         raise NebulaConfigError(f"{name!r} of {checkpoint.tag!r} does not fit: {'; '.join(wrong[:_MOST_SHOWN])}")
-    return jax.tree_util.tree_unflatten(structure, [saved.leaf(json.dumps(path), leaf) for path, leaf in wanted])
+    saved.fetch([(json.dumps(path), leaf) for path, leaf in wanted])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
+        return jax.tree_util.tree_unflatten(structure, list(pool.map(lambda one: saved.leaf(json.dumps(one[0]), one[1]), wanted)))
 
 
 # -- leaves
@@ -174,8 +196,7 @@ def _box(index: Any, shape: Any) -> list[list[int]]:
 def _add(parts: list[Any], data: Any) -> int:
     """Adds the bytes of an array."""
     view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    if view.nbytes:
-        parts.append(view)
+    parts.append(view)
     return int(view.nbytes)
 
 
@@ -230,6 +251,22 @@ class _Saved:
     def _index(self, process: int) -> dict[str, Any]:
         return json.loads(self._checkpoint.read_bytes(_file(self._name, process, "json")))
 
+    def fetch(self, wanted: list[tuple[str, Any]]) -> None:
+        """Reads and verifies the shards that the leaves need, many at a time."""
+        needed: dict[int, set[tuple[int, int]]] = {}
+        for path, target in wanted:
+            about = self.leaves[path]
+            shape = tuple(about.get("shape", ()))
+            boxes = [[[0, size] for size in shape]]
+            if about["kind"] != "key" and isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
+                boxes = [_box(index, shape) for index in target.sharding.addressable_devices_indices_map(shape).values()]
+            for process, offset, shard in about["shards"]:
+                if any(_common(box, shard) for box in boxes):
+                    needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
+        for process, ranges in needed.items():
+            mapped = self._maps[process] = self._checkpoint._map(_file(self._name, process, "data"), lazily=True)
+            mapped.fetch_parts(sorted(one for one in ranges if one[1]))
+
     def leaf(self, path: str, target: Any) -> Any:
         """Returns the value of a leaf, in the place that the template's leaf names."""
         about = self.leaves[path]
@@ -244,7 +281,7 @@ class _Saved:
             return key if sharding is None else jax.device_put(key, sharding)
         if isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
             def part(index: Any) -> np.ndarray[Any, Any]:
-                return self._part(about, _box(index, shape)).astype(target.dtype, copy=False)
+                return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
 
             return jax.make_array_from_callback(shape, target.sharding, part)
         found = self._whole(about, shape)
@@ -260,29 +297,159 @@ class _Saved:
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
 
-    def _part(self, about: dict[str, Any], box: list[list[int]]) -> np.ndarray[Any, Any]:
-        """Returns the elements of a box, put together from the shards that have some of them."""
+    def _part(self, about: dict[str, Any], box: list[list[int]], shared: bool = False) -> np.ndarray[Any, Any]:
+        """Returns the elements of a box, put together from the shards that have some of them.
+
+        shared: those of one shard lie in the mapped file, where JAX takes them over as they are. Its pages belong to this process alone.
+        """
         dtype = _dtype(about["dtype"])
+        overlaps = [(each, common) for each in about["shards"] if (common := _common(box, each[2])) is not None]
+        for each, _ in overlaps:
+            if shared and list(map(list, each[2])) == box:
+                return self._read(about, each, dtype)
         result = np.empty([stop - start for start, stop in box], dtype)
         missing = result.size
-        for process, offset, shard in about["shards"]:
-            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, shard, strict=True)]
-            if any(start >= stop for start, stop in common):
-                continue
-            sizes = [stop - start for start, stop in shard]
-            found = self._read(process, offset, int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize).view(dtype).reshape(sizes)
-            inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, shard, strict=True))
+        for each, common in overlaps:
+            inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, each[2], strict=True))
             into = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, box, strict=True))
-            result[into] = found[inside]
-            missing -= int(np.prod([stop - start for start, stop in common], dtype=np.int64))
+            result[into] = self._read(about, each, dtype)[inside]
+            missing -= math.prod(stop - start for start, stop in common)
         if missing:
             raise NebulaCorrupt(f"{missing} elements of a leaf of {self._name!r} are in no file")
         return result
 
-    def _read(self, process: int, offset: int, size: int) -> np.ndarray[Any, Any]:
-        """Returns verified bytes of a process's file, without a copy."""
-        if process not in self._maps:
-            self._maps[process] = self._checkpoint._map(_file(self._name, process, "data"), lazily=True)
-        mapped = self._maps[process]
-        mapped.fetch(offset, size)
-        return np.frombuffer(mapped, np.uint8, size, offset)
+    def _read(self, about: dict[str, Any], shard: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Returns the elements of a shard that was fetched, without a copy."""
+        process, offset, box = shard
+        data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), offset)
+        return data.view(dtype).reshape([stop - start for start, stop in box])
+
+
+def _common(box: Any, other: Any) -> list[tuple[int, int]] | None:
+    """Returns what two boxes have in common; None: nothing."""
+    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True)]
+    return None if any(start >= stop for start, stop in common) else common
+
+
+def _bytes(about: dict[str, Any], box: Any) -> int:
+    return math.prod(stop - start for start, stop in box) * _dtype(about["dtype"]).itemsize
+
+
+# -- the manager
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The result of Manager.restore(): the step, metrics and metadata of the version, and the new trees by the names of the items."""
+
+    step: int
+    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    items: dict[str, Any]
+
+
+class Manager(manager.Manager):
+    """``nebulaml.Manager`` for pytrees. All settings and methods are those of that class, but for these two:
+
+    save(step, items): the items are pytrees, as save() of this module takes them, or iterators with get_state() and set_state(), such as
+        Grain's, of which each process saves its own. All processes call it, and none waits for another one.
+    restore(items): the items are templates, as load() takes them, and iterators, which it sets back. It returns new trees.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
+        _take_ranks()
+        if "replicated" in settings:
+            raise NebulaConfigError("nebulaml.jax.Manager(replicated=...): each shard of a tree is written once in any case")
+        super().__init__(path, **settings)
+
+    def prepare(self, items: Mapping[str, Any]) -> None:
+        """Does nothing: the first save of a tree makes its memory."""
+
+    def _save_item(self, checkpoint: Checkpoint, name: str, item: Any, file: str) -> None:
+        if not _is_iterator(item):
+            save(checkpoint, name, item)
+            return
+        state = item.get_state()
+        said = {"bytes": base64.b64encode(state).decode()} if isinstance(state, bytes) else {"json": state}
+        try:
+            text = json.dumps({"nebula": "jax-iterator", "version": "1.0", "processes": jax.process_count(), **said})
+        except TypeError as failure:
+            raise NebulaConfigError(f"the state of the iterator {name!r} is neither bytes nor JSON: {failure}") from failure
+        checkpoint.save_bytes(_file(name, jax.process_index(), "iterator"), text.encode())
+
+    def _begin(self, step: int, items: Mapping[str, Any], said: Any) -> Checkpoint:
+        if jax.process_count() > 1 and self._engine.place().world != jax.process_count():
+            raise NebulaConfigError(f"this job has {self._engine.place().world} ranks, and JAX {jax.process_count()} processes")
+        return super()._begin(step, items, said)
+
+    def restore(  # type: ignore[override]
+        self, targets: Mapping[str, Any], step: int | None = None, *, cast: bool = False
+    ) -> Restored | None:
+        """Returns new trees in the form of the templates, with their shardings. Every process must call it. None: there is no checkpoint.
+
+        step: the version; None: the newest. cast: as for load(). Raises NebulaNotFound for a step, item or leaf that does not exist, and
+        NebulaConfigError for what does not fit; iterators are set back last.
+        """
+        self._raise_late()
+        if not isinstance(targets, Mapping) or not targets:
+            raise NebulaConfigError("targets are a dict, as {'state': state}")
+        checkpoint = self._newest() if step is None else self.checkpoint(step)
+        if checkpoint is None:
+            return None
+        said = checkpoint._said()
+        found = {name: load(checkpoint, name, target, cast=cast) for name, target in targets.items() if not _is_iterator(target)}
+        states = {name: self._state_of(checkpoint, name) for name, target in targets.items() if _is_iterator(target)}
+        for name, state in states.items():
+            targets[name].set_state(state)
+        self._goes_back_to(checkpoint.step)
+        return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), {**found, **{name: targets[name] for name in states}})
+
+    def _state_of(self, checkpoint: Checkpoint, name: str) -> Any:
+        file = _file(name, jax.process_index(), "iterator")
+        if file not in checkpoint._all_files():
+            raise NebulaNotFound(f"{checkpoint.tag} has no state of the iterator {name!r} of process {jax.process_index()}")
+        said = json.loads(checkpoint.read_bytes(file))
+        if said["processes"] != jax.process_count():
+            raise NebulaConfigError(
+                f"{checkpoint.tag}: the iterator {name!r} is that of {said['processes']} processes, and this job has {jax.process_count()}"
+            )
+        return base64.b64decode(said["bytes"]) if "bytes" in said else said["json"]
+
+
+def _is_iterator(item: Any) -> bool:
+    return callable(getattr(item, "get_state", None)) and callable(getattr(item, "set_state", None))
+
+
+_TRANSLATED = {"save_interval_steps": "save_every_steps", "max_to_keep": "keep_last", "keep_period": "keep_every"}
+# Options that change nothing here, with the values that do so; None: all.
+_FITTING: dict[str, tuple[Any, ...] | None] = dict.fromkeys((
+    "best_mode", "keep_checkpoints_without_metrics", "cleanup_tmp_directories", "enable_background_delete", "num_deletion_threads",
+    "async_options", "multiprocessing_options", "file_options", "save_root_metadata", "single_host_load_and_broadcast",
+    "enable_per_process_directory_creation", "lightweight_initialize", "temporary_path_class", "prevent_write_metrics",
+    "enable_should_save_is_saving_in_progress_check",
+)) | {"create": (True,), "enable_async_checkpointing": (True,)}  # fmt: skip
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """Returns the settings of ``Manager`` for an orbax.checkpoint.CheckpointManagerOptions.
+
+    Options at their defaults are left out. Raises NebulaConfigError for an option without a counterpart. One is best_fn: a rule of the agent
+    needs the name of a metric, so give Manager(keep_best=nebulaml.Best(...)).
+    """
+    plain = type(options)()
+    settings: dict[str, Any] = {}
+    refused = []
+    for name, value in vars(options).items():
+        default = getattr(plain, name, None)
+        if name in _TRANSLATED:
+            if value is not None:
+                settings[_TRANSLATED[name]] = value
+        elif value == default or (name in _FITTING and value in (_FITTING[name] or (value,))):
+            continue
+        else:
+            refused.append(f"{name}={value!r:.80}")
+    if refused:
+        raise NebulaConfigError(f"nebulaml.jax.Manager has no counterpart of {config.in_lines(sorted(refused))} (docs/jax.md)")
+    if "keep_every" in settings and "keep_last" not in settings:
+        del settings["keep_every"]  # Orbax keeps all then
+    return settings

@@ -345,7 +345,7 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
         if (fd < 0)
                 return fd;
         for (int64_t waited = 0;; waited += 50) {
-                int result = os->lock(fd, false), probe;
+                int result = os->lock(fd, OS_LOCK_ALONE), probe;
 
                 if (result >= 0) {
                         *ret_fd = fd;

@@ -152,7 +152,7 @@ bool cli_agent_is_there(uint32_t seen_pid)
         fd = os->open(place.lock, OS_READ | OS_WRITE | OS_NOFOLLOW);
         if (fd < 0)
                 return false;
-        result = os->lock(fd, false); /* an agent holds this lock until it ends */
+        result = os->lock(fd, OS_LOCK_ALONE); /* an agent holds this lock until it ends */
         os->close(fd);
         return result < 0;
 }

@@ -53,6 +53,7 @@ enum os_map { OS_MAP_READ = 1, OS_MAP_WRITE = 2, OS_MAP_PRIVATE = 4, OS_MAP_POPU
 enum os_advice { OS_ADVISE_HUGE, OS_ADVISE_POPULATE_WRITE, OS_ADVISE_POPULATE_READ, OS_ADVISE_COLLAPSE, OS_ADVISE_DONTNEED };
 
 /* The probes of doctor, and the value of each. A negative errno: not allowed, or not present. */
+enum os_lock { OS_LOCK_ALONE, OS_LOCK_SHARED, OS_LOCK_NONE };
 enum os_probe {
         OS_PROBE_TERMINAL_IN,  /* columns of the terminal behind stdin; -ENOTTY if it is not a terminal */
         OS_PROBE_TERMINAL_OUT,
@@ -124,7 +125,7 @@ struct os_table {
         int (*truncate)(int fd, uint64_t size);
         int (*allocate)(int fd, uint64_t offset, uint64_t size);   /* fallocate */
         int (*punch)(int fd, uint64_t offset, uint64_t size);      /* frees the pages, keeps the size */
-        int (*lock)(int fd, bool wait);                            /* exclusive flock, dies with the process */
+        int (*lock)(int fd, enum os_lock how);                     /* flock; -EAGAIN: another open file has it. Ends with the last descriptor and mapping */
         int (*stat)(const char *path, bool follow, struct os_stat *ret_stat);
         int (*fstat)(int fd, struct os_stat *ret_stat);
         int (*space)(const char *path, struct os_space *ret_space);

@@ -176,9 +176,9 @@ static int linux_punch(int fd, uint64_t offset, uint64_t size)
         return result_of(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size));
 }
 
-static int linux_lock(int fd, bool wait)
+static int linux_lock(int fd, enum os_lock how)
 {
-        return result_of(flock(fd, wait ? LOCK_EX : LOCK_EX | LOCK_NB));
+        return result_of(flock(fd, how == OS_LOCK_NONE ? LOCK_UN : how == OS_LOCK_SHARED ? LOCK_SH | LOCK_NB : LOCK_EX | LOCK_NB));
 }
 
 void os_linux_convert_stat(const struct stat *from, struct os_stat *to)

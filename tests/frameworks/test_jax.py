@@ -239,3 +239,63 @@ def test_sessions_managers_and_commands_need_no_torch(jax, node):
     assert said[0] == "b'abc' {'loss': 0.25} global_step4 True", said
     assert [line.split()[0] for line in said[1:]] in ([], ["Manager"], ["Manager", "ElasticSampler"]), said
     assert json.dumps(os.listdir(node.persist)).count("global_step") == 2
+
+
+MANAGED = """
+    import orbax.checkpoint as ocp
+
+    class Numbers:  # as Grain's DatasetIterator
+        def __init__(self):
+            self.at = 0
+        def __next__(self):
+            self.at += 1
+            return self.at
+        def get_state(self):
+            return {"at": self.at}
+        def set_state(self, state):
+            self.at = state["at"]
+
+    class Bytes(Numbers):  # as Grain's older DataLoader iterator
+        def get_state(self):
+            return b"at %d" % self.at
+        def set_state(self, state):
+            self.at = int(state[3:])
+
+    options = ocp.CheckpointManagerOptions(save_interval_steps=5, max_to_keep=2)
+    with nj.Manager(sys.argv[1], **nj.settings_of(options), keep_best=nm.Best("loss")) as manager:
+        state, data, more = {"w": jnp.zeros(8), "step": 0}, Numbers(), Bytes()
+        restored = manager.restore({"state": state, "data": data, "more": more})
+        if restored is not None:
+            say("restored", restored.step, restored.metrics, restored.items["state"]["w"][0], data.at, more.at, restored.items["data"] is data)
+            state = restored.items["state"]
+        for step in range(restored.step + 1 if restored else 1, 23):
+            next(data), next(more)
+            state = {"w": state["w"] + 1, "step": step}
+            manager.save(step, {"state": state, "data": data, "more": more}, metrics={"loss": abs(step - 5)})
+            if restored is None and step == 17:
+                manager.wait()
+                os.kill(os.getpid(), 9)
+        manager.wait()
+        say(manager.all_steps(), manager.latest_step(), manager.best_step())
+        say(manager.restore({"state": {"w": jnp.zeros(8)}}, step=5).items["state"]["w"][0])
+        for wrong in ({"nothing": state}, {"state": Numbers()}, {"state": {"w": jnp.zeros(9)}}):
+            try:
+                manager.restore(wrong)
+            except nm.NebulaError as failure:
+                say(type(failure).__name__)
+        for refused in ({"best_fn": len}, {"todelete_subdir": "x"}, {"step_prefix": "x"}):
+            try:
+                say(nj.settings_of(ocp.CheckpointManagerOptions(**refused)))
+            except nm.NebulaConfigError as failure:
+                say(str(failure).split("of ")[1].split("=")[0])
+"""
+
+
+def test_a_manager_of_trees_and_iterators_goes_on_after_sigkill_with_orbaxs_options(jax):
+    killed = jax(MANAGED, check=False)
+    said, errors = killed.communicate(timeout=240)
+    assert killed.returncode == -9 and said == "", errors
+    assert jax(MANAGED) == [
+        "restored 15 {'loss': 10.0} 15.0 15 15 True", "[5, 15, 20] 20 5", "5.0", "NebulaNotFound", "NebulaNotFound", "NebulaConfigError",
+        "best_fn", "todelete_subdir", "step_prefix",
+    ]  # fmt: skip

@@ -83,25 +83,82 @@ def check_that_it_resumes(run, tmp_path):
 
 def test_a_program_in_fortran_survives_sigkill(prefix, environment, tmp_path):
     needs("gfortran")
-    source, walk, part = ROOT / "examples/fortran", tmp_path / "walk", tmp_path / "nebula_c.o"
-    warnings = ["-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", "-std=gnu17", *warnings, "-c", source / "nebula_c.c", *flags_of(prefix, environment, "--cflags"), "-o", part], check=True)
-    fortran = ["gfortran", *warnings, "-J", tmp_path, source / "walk.f90", part, *flags_of(prefix, environment, "--libs"), "-o", walk]
-    subprocess.run(fortran, check=True)
+    source, walk = prefix / "include/nebula.f90", tmp_path / "walk"
+    fortran = ["gfortran", "-std=f2018", "-O2", "-Wall", "-Wextra", "-Werror", "-J", tmp_path, source, ROOT / "examples/fortran/walk.f90"]
+    subprocess.run([*fortran, *flags_of(prefix, environment, "--libs"), "-o", walk], check=True)
     check_that_it_resumes(
         lambda *arguments: subprocess.run([walk, *arguments], env=environment, capture_output=True, text=True, timeout=60), tmp_path
     )
 
 
-def test_two_ranks_of_an_mpi_job_survive_sigkill_of_one(prefix, environment, tmp_path):
-    needs("mpicc"), needs("mpirun")
-    ring = tmp_path / "ring"
-    flags = flags_of(prefix, environment, "--cflags", "--libs")
-    subprocess.run(["mpicc", "-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", ROOT / "examples/mpi/ring.c", *flags, "-o", ring], check=True)
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", ring]
-    check_that_it_resumes(
-        lambda *arguments: subprocess.run([*mpirun, *arguments], env=environment, capture_output=True, text=True, timeout=60), tmp_path
+def test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order(prefix, environment, tmp_path):
+    needs("gfortran")
+    torch = pytest.importorskip("torch")
+    flags = flags_of(prefix, environment, "--libs")
+    subprocess.run(["gfortran", "-J", tmp_path, prefix / "include/nebula.f90", ROOT / "tests/integration/arrays.f90", *flags, "-o", tmp_path / "check"], check=True)
+    ran = subprocess.run([tmp_path / "check", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == 'array "line" of file "all.pt" has another type or shape in the checkpoint\n', ran
+    assert ran.returncode == 1 and 'nebula: ' in ran.stderr and "none" in ran.stderr, ran  # the last load has no status: it ends the program
+    (saved,) = (tmp_path / "store").glob("step1/**/all.pt")
+    found = torch.load(saved)
+    assert found["cube"].shape == (4, 3, 2) and found["cube"].flatten().tolist() == list(range(1, 25))
+    assert found["number"].shape == () and found["number"] == 7 and found["wave"][0] == complex(1, -1)
+
+
+def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
+    needs("cmake")
+    source = ROOT / "examples/walk/walk.cpp"
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(walk CXX)\nset(CMAKE_CXX_STANDARD 17)\nfind_package(nebula 0.2 REQUIRED)\n"
+        f"add_executable(walk {source})\ntarget_link_libraries(walk nebula::nebula)\n"
     )
+    build = tmp_path / "build"
+    subprocess.run(["cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
+    ran = subprocess.run([build / "walk", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
+
+
+def built_with_mpi(source, prefix, environment, program):
+    needs("mpicc"), needs("mpirun")
+    flags = flags_of(prefix, environment, "--cflags", "--libs")
+    subprocess.run(["mpicc", "-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", source, *flags, "-o", program], check=True)
+
+    def run(ranks, *arguments):
+        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), program]
+        return subprocess.run([*mpirun, *arguments], env=environment, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_four_ranks_of_an_mpi_job_are_killed_and_three_continue(prefix, environment, tmp_path):
+    run = built_with_mpi(ROOT / "examples/mpi/ring.c", prefix, environment, tmp_path / "ring")
+    numbers = iter((1, 4, 3))
+    check_that_it_resumes(lambda *arguments: run(next(numbers), *arguments), tmp_path)
+
+
+def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix, environment, tmp_path):
+    run = built_with_mpi(ROOT / "tests/integration/blocks.c", prefix, environment, tmp_path / "blocks")
+    store = tmp_path / "store"
+
+    def says(ranks, what):
+        ran = run(ranks, store, what)
+        assert ran.returncode == 0, ran
+        said = [line.split(" ", 3) for line in sorted(ran.stdout.splitlines())]
+        assert [line[0] for line in said] == [str(rank) for rank in range(ranks)], ran
+        assert len({line[3] for line in said}) == 1, ran  # all ranks have the same status and message
+        return said[0][1], sum(int(line[2]) for line in said), said[0][3]
+
+    assert says(3, "load")[0] == "not_found"
+    assert says(8, "save") == ("ok", 0, "")  # of 7 rows: one rank has none
+    assert says(1, "load") == says(3, "load") == ("ok", 0, "")
+    status, _, message = says(2, "another type")  # that only one rank asks for
+    assert status == "invalid" and "another type or shape" in message
+    for file in store.glob("step1/**/matrix.5"):
+        file.unlink()
+    subprocess.run(["nebula", "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
+    status, _, message = says(2, "load")
+    assert status in ("not_found", "corrupt") and "matrix.5" in message
 
 
 INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "

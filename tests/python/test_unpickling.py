@@ -77,7 +77,7 @@ class Own:
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-@pytest.mark.parametrize("map_location", [None, "cpu", torch.device("cpu"), {"cpu": "cpu"}, lambda storage, place: storage], ids=str)
+@pytest.mark.parametrize("map_location", [None, "cpu", torch.device("cpu"), {"cpu": "cpu"}, lambda storage, place: storage], ids=lambda place: getattr(place, "__name__", str(place)))
 def test_usual_files_are_those_of_torch_load_without_its_reader(saved, torchs_reader, weights_only, map_location):
     found = saved(state()).load("x.pt", map_location, weights_only=weights_only)
     assert not torchs_reader

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import NebulaConfigError
 from .keeping import Best, items_text
 
-__all__ = ["Settings", "check_text", "history_dir", "local_path", "parse_number", "parse_seconds", "resolve"]
+__all__ = ["Settings", "check_text", "history_dir", "in_lines", "local_path", "parse_number", "parse_seconds", "resolve"]
 
 log = logging.getLogger("nebulaml")
 
@@ -310,3 +310,8 @@ def resolve(
 
 
 NAMES = tuple(name for name, one in inspect.signature(resolve).parameters.items() if one.kind is one.KEYWORD_ONLY)  # of init()'s arguments
+
+
+def in_lines(problems: list[str]) -> str:
+    """Joins the first twenty, and adds how many more there are."""
+    return "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")

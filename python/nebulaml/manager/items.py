@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._session import config
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import loading, named_states, names, unpickling
 
@@ -135,7 +136,7 @@ def _plan_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weight
         problems = problems or _misfits(target, saved, file)
     if problems and strict:
         kind = type(target).__name__
-        raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {loading.in_lines(problems)}")
+        raise NebulaConfigError(f"{file} does not fit the {kind} that it is restored into:\n  {config.in_lines(problems)}")
 
     def run() -> list[str]:
         if problems:

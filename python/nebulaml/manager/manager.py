@@ -27,9 +27,6 @@ from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFou
 from ..events import Event
 from ..export import background
 from ..export.background import HFExport
-from ..tensors import preparing
-from ..tensors.loading import in_lines
-from . import items as kinds
 from .failures import Failures
 from .far import Far, Second
 from .policy import SaveEvery
@@ -170,6 +167,9 @@ class Manager:
         Without it the first two saves wait until the agent has made memory. For an optimizer of torch it counts the state that
         its first step will make. It saves and changes nothing.
         """
+        from ..tensors import preparing
+        from . import items as kinds
+
         _check_names(items)
         place = self._engine.place()
         for name, item in items.items():
@@ -308,12 +308,17 @@ class Manager:
         try:
             for name, item in items.items():
                 if each[name] or place.rank == 0:
-                    check = functools.partial(kinds.check_restorable, name) if self._weights_only else None
-                    checkpoint._save_object(_file(name, each[name], place.rank), kinds.state_of(item), check=check)
+                    self._save_item(checkpoint, name, item, _file(name, each[name], place.rank))
         except BaseException as failure:
             checkpoint._give_up(f"a save failed: {failure!r:.400}")
             raise
         return checkpoint
+
+    def _save_item(self, checkpoint: Checkpoint, name: str, item: Any, file: str) -> None:
+        from . import items as kinds
+
+        check = functools.partial(kinds.check_restorable, name) if self._weights_only else None
+        checkpoint._save_object(file, kinds.state_of(item), check=check)
 
     def _forget_old(self) -> None:
         """Drops handles of versions that are complete or failed. They can be found again by their tags."""
@@ -333,6 +338,8 @@ class Manager:
         them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit. Then it has
         changed nothing, unless it is a load_state_dict() of the program that refuses.
         """
+        from . import items as kinds
+
         self._raise_late()
         if not isinstance(targets, Mapping):
             raise NebulaConfigError(f"targets are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(targets).__name__}")
@@ -358,16 +365,20 @@ class Manager:
             ]
             unmatched = kinds.without_a_match(patterns, matched)
             if unmatched and strict:
-                raise NebulaConfigError(f"{checkpoint.tag}: {in_lines(unmatched)}")
+                raise NebulaConfigError(f"{checkpoint.tag}: {config.in_lines(unmatched)}")
             left_out += unmatched
             for restore in ready:
                 left_out += restore()
-        if checkpoint.step is not None:  # the program trains these steps again, and its versions of them are new ones
-            self._saved = collections.deque((saved for saved in list(self._saved) if saved <= checkpoint.step), self._saved.maxlen)
-            self._decided = None
+        self._goes_back_to(checkpoint.step)
         if left_out:
-            log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, in_lines(left_out))
+            log.warning("nebula: %s is restored, but for:\n  %s", checkpoint.tag, config.in_lines(left_out))
         return Restored(checkpoint.step or 0, dict(said.metrics), dict(said.metadata), extra)
+
+    def _goes_back_to(self, step: int | None) -> None:
+        """The program trains the steps after this one again, and its versions of them are new ones."""
+        if step is not None:
+            self._saved = collections.deque((saved for saved in list(self._saved) if saved <= step), self._saved.maxlen)
+            self._decided = None
 
     def _newest(self) -> Checkpoint | None:
         if self._second is None or self._own:  # what was saved here is newer than all of the far storage

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _nebula
+from .._session import config
 from ..errors import NebulaConfigError, NebulaError
 from . import dense, device, named_states, names, unpickling, uploading
 
@@ -136,7 +137,7 @@ def plan_part(
     else:
         plan.container(source, target, name)
     if plan.problems and strict:
-        raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {in_lines(plan.problems)}")
+        raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {config.in_lines(plan.problems)}")
     is_part = not strict or select is not None
 
     def run() -> list[str]:
@@ -166,11 +167,6 @@ def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -
             return unpickling.read_own(mapped, _storage_of(mapped))
     mapped.fetch(0, len(memoryview(mapped)))
     return load(mapped, "cpu", weights_only, name=name, own_bytes=unpickling.ALL_BYTES)
-
-
-def in_lines(problems: list[str]) -> str:
-    """Joins the first twenty, and adds how many more there are."""
-    return "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")
 
 
 class _Lazy:

@@ -40,13 +40,13 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
         return used;
 }
 
-/* Bytes of the job's images that are reused. Images that a loader may have mapped are never reused. */
+/* Bytes of the job's images that may be reused. A reader gives back what it has; a trainer keeps it. */
 static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes = 0;
 
-        for (const struct image *image = catalogue->memory->images; image; image = image->next)
-                if (image->job == job && !image->exposed && !image->restored && !image->spilled)
+        for (struct image *image = catalogue->memory->images; image; image = image->next)
+                if (image->job == job && !image->restored && !image->spilled && !image->exposed && !(image->kept && memory_is_in_use(image)))
                         bytes += image->capacity;
         return bytes;
 }

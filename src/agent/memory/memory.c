@@ -82,7 +82,7 @@ static int directory_take(struct memory *memory, const char *directory, char *re
         }
         snprintf(path, sizeof path, "%s/lock", directory);
         memory->lock_fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
-        result = memory->lock_fd < 0 ? memory->lock_fd : os->lock(memory->lock_fd, false);
+        result = memory->lock_fd < 0 ? memory->lock_fd : os->lock(memory->lock_fd, OS_LOCK_ALONE);
         /* An agent that ended may have removed the file between the two calls. */
         if (result >= 0 && (os->fstat(memory->lock_fd, &stat) < 0 || os->stat(path, false, &named) < 0 || stat.inode != named.inode))
                 result = -EBUSY;
@@ -548,11 +548,31 @@ void memory_hold(struct image *image)
         free_remove(image);
 }
 
+bool memory_is_in_use(struct image *image)
+{
+        bool is_own;
+        int fd;
+
+        if (image->exposed || !image->lent)
+                return image->exposed;
+        fd = image_open(image, OS_READ | OS_WRITE, &is_own);
+        if (fd < 0)
+                return true;
+        image->lent = os->lock(fd, OS_LOCK_ALONE) < 0;
+        if (!image->lent) {
+                image->kept = false;
+                os->lock(fd, OS_LOCK_NONE);
+        }
+        if (is_own)
+                os->close(fd);
+        return image->lent;
+}
+
 void memory_drop(struct memory *memory, struct image *image)
 {
         if (--image->users)
                 return;
-        if (image->exposed || image->restored || image->spilled)
+        if (image->restored || image->spilled || memory_is_in_use(image))
                 memory_doom(memory, image);
         else if (image->is_listed)
                 free_add(memory, image);
@@ -615,7 +635,7 @@ void memory_release(struct memory *memory, struct image *image)
 {
         char path[MEMORY_PATH_MAX];
         bool is_own = false;
-        int fd = image->exposed || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
+        int fd = memory_is_in_use(image) || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
 
         if (image->named) {
                 image_path(memory, image->id, path);
@@ -765,6 +785,13 @@ enum nebula_status memory_open_read_only(const struct image *image, int *ret_fd,
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
         *ret_fd = fd;
         return NEBULA_OK;
+}
+
+void memory_set_lent(struct image *image, int fd)
+{
+        image->lent = true;
+        if (os->lock(fd, OS_LOCK_SHARED) < 0) /* a directory whose file system has no locks */
+                image->exposed = true;
 }
 
 static void unlink_named(struct memory *memory, const struct image *image)

@@ -14,9 +14,11 @@
  *     memory_doom          takes it off the list                (lock held)
  *     memory_release       removes the file and gives the pages back (lock not held: slow)
  *
- * An image that a loader may have mapped (`exposed`) is never reused, because pages that the loader has not touched
- * would show later writes to the file. The same holds for images of an earlier agent: this agent does not know which
- * of them were handed to loaders.
+ * An image is not reused while a loader has it open or mapped, because pages that the loader has not touched would
+ * show later writes to the file. The kernel knows: the loader's descriptor has a shared lock, which ends with the last
+ * descriptor and mapping of any process, so also if the loader is killed. Only images that were lent are asked for.
+ *
+ * An image into which a process may still write (`exposed`) is never reused. The same holds for images of an earlier agent.
  *
  * A small file takes only the pages that it needs. Each image keeps a descriptor open while there are plenty (half of
  * RLIMIT_NOFILE); beyond that, a named image is opened for each use. Free images are found by their size, so nothing
@@ -62,6 +64,7 @@ struct image {
         int fd;                        /* -1: a named image that is opened for each use */
         bool is_listed, is_free;
         bool is_counted;               /* its descriptor counts in memory->descriptor_count */
+        bool lent, kept;               /* lent: a loader may still have it. kept: by a trainer, whose tensors may lie in it */
         bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
         bool from_peer;                /* restored from another node's memory */
         bool is_sparse;                /* it takes `taken` bytes of the budget, and not its capacity */
@@ -189,8 +192,12 @@ void memory_prefault(struct image *image);
  * negative errno if this machine cannot join any.
  */
 int memory_join(const struct image *image, uint64_t offset, uint64_t size);
-/* Opens a read-only descriptor of an image that is held and exposed. Call without the lock. */
+/* Opens a read-only descriptor of an image that is held. Call without the lock. */
 enum nebula_status memory_open_read_only(const struct image *image, int *ret_fd, struct nebula_error *error);
+/* From now on the image is in use while any process has this descriptor or a mapping of it. Lock held. */
+void memory_set_lent(struct image *image, int fd);
+/* Whether another process may read or write the image. Lock held. */
+bool memory_is_in_use(struct image *image);
 
 /* Duplicates the image's descriptor, for the trainer that writes to it. */
 enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error);

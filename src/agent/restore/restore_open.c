@@ -334,10 +334,11 @@ enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image
         enum nebula_status status;
 
         memory_hold(image);
-        image->exposed = true;
         catalogue_unlock(catalogue);
         status = memory_open_read_only(image, ret_fd, error);
         catalogue_lock(catalogue);
+        if (!status)
+                memory_set_lent(image, *ret_fd);
         memory_drop(catalogue->memory, image);
         return status;
 }
@@ -432,8 +433,6 @@ static enum nebula_status lend_image(struct catalogue *catalogue, struct version
         *ret_opened = calloc(1, sizeof **ret_opened);
         if (!*ret_opened)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
-        if (!file->image->restored) /* no save can use this image any more, and the next save may come soon */
-                source->job->spare_due = true;
         **ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
         return restore_lend(catalogue, file->image, ret_fd, error);
 }
@@ -480,6 +479,8 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 status = NEBULA_OK;
                 goto done;
         }
+        if (!status && !file->image->restored && !(session && session->role == IPC_ROLE_READER))
+                file->image->kept = source->job->spare_due = true; /* the next save may come soon */
         if (!status)
                 status = lend_image(catalogue, source, file, from_storage, &opened, ret_fd, error);
 done:

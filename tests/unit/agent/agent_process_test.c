@@ -197,6 +197,7 @@ static void an_image_that_a_loader_keeps_is_replaced_ahead_of_need(void)
 {
         struct test_client client;
         uint64_t version;
+        int kept;
         pid_t pid;
 
         place_init(&place);
@@ -207,10 +208,12 @@ static void an_image_that_a_loader_keeps_is_replaced_ahead_of_need(void)
         CHECK(!save_whole(&client, "global_step2", 2, &version));
         CHECK(!flush(&client, "", 10000));
         CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
+        kept = dup(client.frame.fd);
         CHECK(!save_whole(&client, "global_step3", 3, NULL));
         CHECK(comes_to(3));
         CHECK(!save_whole(&client, "global_step4", 4, NULL));
         CHECK(comes_to(2));
+        close(kept);
         client_done(&client);
         CHECK(agent_end(pid, SIGTERM) == 0);
         place_done(&place);
@@ -470,7 +473,7 @@ static void a_second_daemon_finds_the_first_and_succeeds(void)
         client_done(&client);
         for (int i = 0; i < 500; i++) {
                 int fd = os->open(place.place.lock, OS_READ | OS_WRITE);
-                int locked = fd < 0 ? fd : os->lock(fd, false);
+                int locked = fd < 0 ? fd : os->lock(fd, OS_LOCK_ALONE);
 
                 os->close(fd);
                 if (locked >= 0)

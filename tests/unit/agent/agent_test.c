@@ -479,7 +479,7 @@ static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
 }
 
 /* Saves one file as the version global_step<step>, and waits until that is durable. Returns the file's image. */
-static uint64_t save_durable(struct test_client *client, unsigned step)
+static uint64_t save_durable(struct test_client *client, unsigned step, uint64_t *ret_version)
 {
         struct ipc_granted loan = { 0 };
         char tag[32];
@@ -489,6 +489,8 @@ static uint64_t save_durable(struct test_client *client, unsigned step)
         CHECK(!captured(client, loan.image_id));
         CHECK(!of_version(client, IPC_COMMIT, loan.version_id));
         CHECK(!wait_for(client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
+        if (ret_version)
+                *ret_version = loan.version_id;
         return loan.image_id;
 }
 
@@ -502,7 +504,7 @@ static void steady_memory_is_the_retained_versions_and_their_images_serve_again(
         agent = start();
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 8; i++) {
-                ids[i] = save_durable(&client, i);
+                ids[i] = save_durable(&client, i, NULL);
                 usleep(20000); /* the page maker makes a spare after the first */
         }
         for (unsigned i = 4; i < 8; i++)
@@ -541,6 +543,38 @@ static void an_image_that_a_loader_has_mapped_is_never_written_again(void)
                 changed += data[i] != byte_at(1, i);
         CHECK(!changed);
         munmap(data, FILE_BYTES);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void an_image_that_loaders_have_given_back_serves_again(void)
+{
+        struct test_client client, reader;
+        struct agent *agent;
+        struct ipc_open request = { 0 };
+        uint64_t ids[8];
+        void *data;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 63));
+        client_init(&reader, &place, 64);
+        reader.hello.role = IPC_ROLE_READER;
+        REQUIRE(!client_connect(&reader, &place));
+        strcpy(request.name, "m");
+        for (unsigned i = 0; i < 8; i++) {
+                ids[i] = save_durable(&client, i, &request.version_id);
+                REQUIRE(!ask(&reader, IPC_OPEN, &request, sizeof request));
+                data = mmap(NULL, FILE_BYTES, PROT_READ, MAP_PRIVATE, reader.frame.fd, 0);
+                REQUIRE(data != MAP_FAILED);
+                ipc_frame_done(&reader.frame);
+                munmap(data, FILE_BYTES);
+                usleep(20000); /* the page maker makes a spare after the first */
+        }
+        for (unsigned i = 4; i < 8; i++)
+                CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
+        client_done(&reader);
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -1208,7 +1242,7 @@ static void the_report_of_memory_leaves_out_what_only_storage_has(void)
         agent = start();
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 6; i++)
-                save_durable(&client, i);
+                save_durable(&client, i, NULL);
         CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step5") && reports(&client, NEBULA_REPORT_MEMORY, "global_step5"));
         CHECK(reports(&client, NEBULA_REPORT_VERSIONS, "global_step0") && !reports(&client, NEBULA_REPORT_MEMORY, "global_step0"));
         client_done(&client);
@@ -1395,7 +1429,7 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it),
          TEST(trainers_of_two_containers_that_have_one_number_are_told_apart),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
-         TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
+         TEST(an_image_that_a_loader_has_mapped_is_never_written_again), TEST(an_image_that_loaders_have_given_back_serves_again),
          TEST(a_load_has_another_image_made_for_the_saves_to_come),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
          TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_any_order),

@@ -135,10 +135,10 @@ static void a_lock_excludes_a_second_holder(void)
         first = os->open(path, OS_WRITE | OS_CREATE);
         second = os->open(path, OS_WRITE);
         REQUIRE(first >= 0 && second >= 0);
-        CHECK(os->lock(first, false) == 0);
-        CHECK(os->lock(second, false) == -EAGAIN);
+        CHECK(os->lock(first, OS_LOCK_ALONE) == 0);
+        CHECK(os->lock(second, OS_LOCK_ALONE) == -EAGAIN);
         os->close(first);
-        CHECK(os->lock(second, false) == 0);
+        CHECK(os->lock(second, OS_LOCK_ALONE) == 0);
         os->close(second);
         end();
 }

@@ -1,0 +1,41 @@
+! Saves arrays of each rank, and loads them. For test_installed.py.
+program check
+  use nebula
+  use, intrinsic :: iso_fortran_env, only: real32, real64, int32
+  implicit none
+  type(nebula_session) :: session
+  type(nebula_checkpoint) :: checkpoint
+  real(real32) :: cube(2, 3, 4)
+  real(real64) :: line(5)
+  complex(real64) :: wave(2)
+  integer(int32) :: number, other(3)
+  integer :: status
+  character(len=1000) :: path
+  call get_command_argument(1, path)
+  call session%open(path)
+  call session%latest(checkpoint, status)
+  if (status /= NEBULA_NOT_FOUND) error stop 'found one'
+  cube = reshape([(real(number), number = 1, 24)], [2, 3, 4])
+  line = 2.5d0
+  wave = (1d0, -1d0)
+  number = 7
+  call session%begin('step1', checkpoint)
+  call checkpoint%add('cube', cube)
+  call checkpoint%add('line', line)
+  call checkpoint%add('wave', wave)
+  call checkpoint%add('number', number)
+  call checkpoint%save('all.pt')
+  call checkpoint%commit()
+  cube = 0
+  wave = 0
+  call checkpoint%wait(timeout_ms=60000)
+  call session%find('step1', checkpoint)
+  if (checkpoint%tag() /= 'step1') error stop 'another tag'
+  call checkpoint%load('all.pt', 'cube', cube)
+  call checkpoint%load('all.pt', 'wave', wave)
+  if (cube(2, 1, 1) /= 2 .or. cube(1, 2, 1) /= 3 .or. cube(2, 3, 4) /= 24 .or. any(wave /= (1d0, -1d0))) error stop 'other values'
+  call checkpoint%load('all.pt', 'line', other, status)
+  if (status /= NEBULA_INVALID) error stop 'took another type'
+  print '(a)', nebula_last_message()
+  call checkpoint%load('all.pt', 'none', line)
+end program

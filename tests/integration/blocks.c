@@ -1,0 +1,72 @@
+/* Saves a matrix by rows, or loads it by columns, and prints for each rank: rank, status, wrong elements, message. For test_installed.py. */
+#include <nebula_mpi.h>
+
+#define ROWS 7
+#define COLUMNS 11
+
+/* Each rank has some rows, or some columns; of more than ROWS ranks some have no row. */
+static struct nebula_block part_of(int rank, int world, int dimension)
+{
+        struct nebula_block made = { .dtype = NEBULA_DTYPE_F32, .dim_count = 2, .global = { ROWS, COLUMNS }, .size = { ROWS, COLUMNS } };
+
+        made.from[dimension] = made.global[dimension] * (uint64_t)rank / (uint64_t)world;
+        made.size[dimension] = made.global[dimension] * ((uint64_t)rank + 1) / (uint64_t)world - made.from[dimension];
+        return made;
+}
+
+static enum nebula_status save(nebula_session *session, const struct nebula_block *block, float *data, struct nebula_error *error)
+{
+        nebula_checkpoint *checkpoint;
+        enum nebula_status status;
+
+        for (uint64_t i = 0; i < block->size[0]; i++)
+                for (uint64_t k = 0; k < COLUMNS; k++)
+                        data[i * COLUMNS + k] = (float)((block->from[0] + i) * 100 + k);
+        status = nebula_mpi_begin(MPI_COMM_WORLD, session, "step1", &checkpoint, error);
+        if (!status)
+                status = nebula_mpi_save_block(MPI_COMM_WORLD, checkpoint, "matrix", block, data, error);
+        if (!status)
+                status = nebula_mpi_commit(MPI_COMM_WORLD, checkpoint, error);
+        if (!status)
+                status = nebula_mpi_agree(MPI_COMM_WORLD, nebula_checkpoint_wait(checkpoint, NEBULA_STATE_DURABLE, 60000, error), error);
+        nebula_checkpoint_free(checkpoint);
+        return status;
+}
+
+static enum nebula_status load(nebula_session *session, const struct nebula_block *block, float *data, int *ret_wrong, struct nebula_error *error)
+{
+        nebula_checkpoint *checkpoint;
+        enum nebula_status status = nebula_mpi_latest(MPI_COMM_WORLD, session, &checkpoint, error);
+
+        if (!status)
+                status = nebula_mpi_load_block(MPI_COMM_WORLD, checkpoint, "matrix", block, data, error);
+        for (uint64_t i = 0; i < ROWS && !status; i++)
+                for (uint64_t k = 0; k < block->size[1]; k++)
+                        *ret_wrong += data[i * block->size[1] + k] != (float)(i * 100 + block->from[1] + k);
+        nebula_checkpoint_free(checkpoint);
+        return status;
+}
+
+int main(int argc, char **argv)
+{
+        static float data[ROWS * COLUMNS];
+        struct nebula_error error = { 0 };
+        struct nebula_block block;
+        nebula_session *session;
+        enum nebula_status status;
+        int rank, world, wrong = 0;
+
+        MPI_Init(&argc, &argv);
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &world);
+        if (argc != 3 || nebula_mpi_open(MPI_COMM_WORLD, argv[1], &session, &error))
+                MPI_Abort(MPI_COMM_WORLD, 2);
+        block = part_of(rank, world, strcmp(argv[2], "save") != 0);
+        if (!strcmp(argv[2], "another type") && rank == world - 1)
+                block.dtype = NEBULA_DTYPE_F64;
+        status = !strcmp(argv[2], "save") ? save(session, &block, data, &error) : load(session, &block, data, &wrong, &error);
+        printf("%d %s %d %s\n", rank, nebula_status_name(status), wrong, status ? error.message : "");
+        nebula_session_close(session);
+        MPI_Finalize();
+        return 0;
+}
