@@ -222,14 +222,15 @@ test-suites: package
 docs:
 	@scripts/docs.sh
 
-wheels: setup-test
+wheels:
+	@scripts/setup.sh wheels
 	@scripts/wheels.sh $(ARCH)
 deb: setup
 	@scripts/deb.sh
 emulated:
 	@$(MAKE) wheels ARCH=aarch64
 	@scripts/emulated.sh
-cleanroot: wheels
+cleanroot: setup-test wheels
 	@scripts/cleanroot.sh $(RELEASES)
 
 clean:

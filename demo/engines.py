@@ -10,7 +10,7 @@ from typing import Any, Protocol
 class Engine(Protocol):
     """The interface between the training loop and a checkpoint engine."""
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], loss: float) -> None:
         """Saves the state. Training may change it when this returns; the checkpoint keeps the values of the call."""
 
     def load(self) -> dict[str, Any] | None:
@@ -29,7 +29,7 @@ class Nothing:
     def __init__(self, folder: Path) -> None:
         pass
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], loss: float) -> None:
         pass
 
     def load(self) -> None:
@@ -56,8 +56,8 @@ class Nebula:
             on_error="raise",
         )
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        checkpoint = self.nm.Checkpoint(f"global_step{step}")
+    def save(self, step: int, state: dict[str, Any], loss: float) -> None:
+        checkpoint = self.nm.Checkpoint(f"global_step{step}", metrics={"loss": loss})
         checkpoint.save("state.pt", state)
         checkpoint.commit()
 
@@ -82,7 +82,7 @@ class TorchSave:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
+    def save(self, step: int, state: dict[str, Any], loss: float) -> None:
         temporary, final = self.folder / "writing.tmp", self.folder / f"step{step:06d}.pt"
         with open(temporary, "wb") as file:
             self.torch.save(state, file)

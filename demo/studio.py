@@ -31,7 +31,7 @@ def wait_for(folder: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
 
 
 LIVE = (("now", "light"),)
-AFTER = (("checkpoints", "dark"), ("version", "light"), ("timeline", "dark"))
+AFTER = (("checkpoints", "dark"), ("metrics", "light"), ("version", "light"), ("timeline", "dark"))
 
 
 def pictures(address: str, folder: Path, panels: tuple[tuple[str, str], ...]) -> None:

@@ -106,6 +106,7 @@ def main() -> None:
                     "schedule": schedule.state_dict(),
                     "random": torch.get_rng_state(),
                 },
+                loss.item(),
             )
             blocked = time.monotonic() - begun
         # The loss as text of its exact value, because losses are compared bit for bit.

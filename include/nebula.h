@@ -144,6 +144,9 @@ struct nebula_options {
         uint32_t keep_best_is_largest; /* not 0: the largest value is the best, else the smallest */
         uint32_t is_reader;            /* 1: a reader, see below */
         const char *keep_items;        /* storage retention: "PATTERN=COUNT,...": only the newest COUNT versions keep the files of that name; NULL: all do */
+        /* storage retention: also keep the newest version of each of the newest so many hours, days and weeks (UTC) that have one, and all that were
+         * committed no longer than so many seconds before the latest; 0: none. As the rules of `nebula prune` */
+        uint32_t keep_hourly, keep_daily, keep_weekly, keep_within_s;
 };
 
 /*

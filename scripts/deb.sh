@@ -62,7 +62,8 @@ CONTROL
 }
 
 find "$root/usr/share/man" -name '*.[13]' -exec gzip -9n {} +
-take nebula-checkpoint usr/bin/nebula "usr/lib/*/libnebula*.so.*" "usr/share/man/man1/*"
+take nebula-checkpoint usr/bin/nebula "usr/lib/*/libnebula*.so.*" "usr/share/man/man1/*" "usr/share/bash-completion/completions/*" \
+        "usr/share/zsh/site-functions/*" "usr/share/fish/vendor_completions.d/*"
 take libnebula-dev "usr/include/nebula*" "usr/lib/*/libnebula*.so" "usr/lib/*/pkgconfig/nebula.pc" "usr/lib/*/cmake/nebula" "usr/share/man/man3/*"
 strip --strip-unneeded "$work"/nebula-checkpoint/usr/bin/nebula "$work"/nebula-checkpoint/usr/lib/*/libnebula*.so.*.*
 

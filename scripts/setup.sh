@@ -3,9 +3,10 @@
 #
 #   scripts/setup.sh          for the build, the demo and the benchmark
 #   scripts/setup.sh test     also for the tests and the linters
+#   scripts/setup.sh wheels   only what scripts/wheels.sh needs: no torch, and no libraries of this system
 #
 # Does nothing, in a few milliseconds, if nothing has changed since the last run. System packages are
-# installed when this runs as root; otherwise it prints the command to type and stops.
+# installed when this runs as root, on a terminal after a question; otherwise it prints the command to type and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,7 +32,10 @@ done_before() {
 missing_packages() {
         local found=()
         command -v cc >/dev/null && command -v make >/dev/null || found+=(build-essential)
-        if ! command -v pkg-config >/dev/null; then
+        if [[ $purpose == wheels ]]; then # the libraries are compiled from their sources
+                command -v pkg-config >/dev/null || found+=(pkg-config)
+                command -v perl >/dev/null || found+=(perl)
+        elif ! command -v pkg-config >/dev/null; then
                 found+=(pkg-config libjansson-dev liburing-dev libssl-dev libcurl4-openssl-dev libcivetweb-dev)
         else
                 pkg-config --exists jansson || found+=(libjansson-dev)
@@ -84,9 +88,27 @@ system_packages() {
                 say "system packages are missing; type this and start again:"
                 stop "  sudo apt-get install -y ${packages[*]}"
         fi
+        if [[ -t 0 && -t 2 ]]; then
+                local answer
+                read -rp "setup: install ${packages[*]} with apt-get? [y/N] " answer
+                [[ $answer == [yY]* ]] || stop "nothing was installed"
+        fi
         say "installing ${packages[*]}"
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+        apt update -qq
+        DEBIAN_FRONTEND=noninteractive apt install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+}
+
+# Another apt may run, for example the one that updates the machine at night. apt-get itself waits for one of its two locks only.
+apt() {
+        local output try
+        for try in {1..60}; do
+                output=$(apt-get -o DPkg::Lock::Timeout=600 "$@" 2>&1) && return
+                [[ $output == *"Could not get lock"* || $output == *"Unable to acquire"* ]] || break
+                [[ $try != 1 ]] || say "waiting for another apt"
+                sleep 5
+        done
+        printf '%s\n' "$output" >&2
+        return 1
 }
 
 environment() {
@@ -94,6 +116,10 @@ environment() {
         if [[ ! -x $venv/bin/python ]]; then
                 say "creating $venv"
                 "$python" -m venv "$venv" || stop "python's venv module is missing; type: sudo apt-get install -y python3-venv"
+        fi
+        if [[ $purpose == wheels ]]; then
+                "$venv/bin/pip" install -q --disable-pip-version-check -r <(sed '/^# Testing/,$d' requirements/tools.txt)
+                return
         fi
         local torch
         torch=$(<requirements/torch.txt)

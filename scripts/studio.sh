@@ -22,6 +22,10 @@ if [[ ! -f $environment/.ready || $list -nt $environment/.ready ]]; then
         touch "$environment/.ready"
 fi
 [[ ${1:-} == browser ]] || exit 0
+axe=axe-core@4.10.3 # the accessibility check of the page's tests; without npm that test is skipped
+if [[ ! -f $environment/axe/$axe ]] && command -v npm >/dev/null; then
+        npm install --silent --no-audit --no-fund --prefix "$environment/axe" "$axe" >/dev/null && touch "$environment/axe/$axe"
+fi
 command -v chromium >/dev/null && exit 0
 if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
         echo "setup: a browser is missing; type: sudo apt-get install -y chromium" >&2

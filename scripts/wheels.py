@@ -232,6 +232,9 @@ def assemble(stage: Path, sources: Path, out: Path, python: str, arch: str) -> P
         check_elf(stage / "bin" / "nebula", arch, is_trainers=False)
         wheel.write(stage / "bin" / "nebula", f"{base}.data/scripts/nebula")
         wheel.write(stage / "include" / "nebula.h", f"{base}.data/headers/nebula.h")
+        for source in sorted((stage / "share").rglob("*")):  # the manual, and completion for shells
+            if source.is_file():
+                wheel.write(source, f"{base}.data/data/{source.relative_to(stage / 'share')}")
         for target, text in {
             "METADATA": head,
             "WHEEL": f"Wheel-Version: 1.0\nGenerator: nebula-wheels ({version})\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-{platform}\n",

@@ -118,6 +118,7 @@ _LAZY: dict[str, str] = {
     "rng_state": ".tensors.rng",
     "set_rng_state": ".tensors.rng",
     "wait_for_exports": ".integrations.export",
+    "watch": ".monitor.view",
 }
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
@@ -135,6 +136,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
     from .monitor.metrics import MetricsLog
     from .monitor.profiling import add_to_trace, profiler_track
     from .monitor.trackers import log_to
+    from .monitor.view import watch
     from .reader import Reader
     from .tensors.rng import rng_state, set_rng_state
     from .weights.publisher import Publisher, publish
@@ -179,6 +181,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "rng_state",
         "set_rng_state",
         "wait_for_exports",
+        "watch",
     ]
 
 if not TYPE_CHECKING:  # otherwise a type checker takes every name for one of the package

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._session.engine import is_initialized
+from ._session.keeping import Best
 from ._session.session import Session, default
 from .checkpoint import Checkpoint
 
@@ -52,6 +53,11 @@ def init(
     replicas: int | None = None,
     keep_last: int | None = None,
     keep_every: int | None = None,
+    keep_hourly: int | None = None,
+    keep_daily: int | None = None,
+    keep_weekly: int | None = None,
+    keep_within: float | str | None = None,
+    keep_best: Best | None = None,
     keep_items: Mapping[str, int] | None = None,
     job: str | None = None,
     world: int | None = None,
@@ -69,7 +75,9 @@ def init(
     on_error: "warn": Nebula logs its failures, and save() and commit() return False. "raise": it raises them.
     replicas: the number of copies of each version in the memory of other nodes, at most 8.
     keep_last, keep_every: the versions kept in storage: the newest keep_last, and those whose step is a multiple of
-        keep_every. Without keep_last all are kept. keep_every needs keep_last.
+        keep_every. Without keep_last all are kept. The others need keep_last.
+    keep_hourly, keep_daily, keep_weekly, keep_within, keep_best: also kept are the newest version of each of the newest so many hours, days
+        and weeks (UTC) that have one, all that were committed within that time before the latest ("14d"), and the best by a metric.
     keep_items: {pattern: count}, for example {"optim*": 2}: only the newest count versions keep the files of that name in storage. Loads
         of other files of older versions work as before. {}: all versions keep all files.
     job: a name that tells apart two jobs that share a path.
@@ -88,6 +96,11 @@ def init(
         replicas=replicas,
         keep_last=keep_last,
         keep_every=keep_every,
+        keep_hourly=keep_hourly,
+        keep_daily=keep_daily,
+        keep_weekly=keep_weekly,
+        keep_within=keep_within,
+        keep_best=keep_best,
         keep_items=keep_items,
         job=job,
         world=world,

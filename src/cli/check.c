@@ -176,7 +176,7 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
 
 /* Checks a record and all files that it lists. `order`: indices of files, those of this record first. */
 static void check_record(struct store *store, const struct manifest *manifest, size_t index, const uint32_t *order, size_t count,
-                         const char *only_name, json_t *version, struct nebula_error *outage)
+                         const char *only_name, struct check_part *part, json_t *version, struct nebula_error *outage)
 {
         const struct manifest_record *entry = &manifest->records[index];
         char key[MANIFEST_KEY_MAX] = "", *path = key;
@@ -195,12 +195,16 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                 json_object_set_new(version, "ok", json_false());
         }
         json_array_append_new(json_object_get(version, "documents"), document);
-        for (size_t i = 0; i < count && manifest->files[order[i]].record == index && !outage->status; i++) {
+        for (size_t i = 0; i < count && manifest->files[order[i]].record == index && !outage->status && !(part && part->is_over); i++) {
                 const struct manifest_file *one = &manifest->files[order[i]];
                 json_t *file;
 
                 if (only_name && strcmp(only_name, one->name))
                         continue;
+                if (part && part->done < part->skip) {
+                        part->done++;
+                        continue;
+                }
                 if (lost) {
                         file = new_stored_file(manifest, one);
                         add_damage(file, 0, one->size, "cannot be checked: the record that holds its checksums is damaged");
@@ -210,6 +214,10 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                 if (!check_ok(file))
                         json_object_set_new(version, "ok", json_false());
                 json_array_append_new(json_object_get(version, "files"), file);
+                if (part && !outage->status) {
+                        part->done++;
+                        part->is_over = part->ends(part->argument, one->size);
+                }
         }
         record_done(&record);
 }
@@ -221,7 +229,8 @@ static bool vouches_for(const struct manifest *manifest, size_t index, const cha
         return file && file->record == index;
 }
 
-json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct nebula_error *ret_outage)
+json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct check_part *part,
+                      struct nebula_error *ret_outage)
 {
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "generation",
                                     (json_int_t)manifest->generation, "ok", 1, "size",
@@ -229,9 +238,9 @@ json_t *check_version(struct store *store, const struct manifest *manifest, cons
         uint32_t *order = manifest_files_by_record(manifest);
 
         *ret_outage = (struct nebula_error){ 0 };
-        for (size_t i = 0, at = 0; version && order && i < manifest->record_count && !ret_outage->status; i++) {
+        for (size_t i = 0, at = 0; version && order && i < manifest->record_count && !ret_outage->status && !(part && part->is_over); i++) {
                 if (!only_name || vouches_for(manifest, i, only_name))
-                        check_record(store, manifest, i, order + at, manifest->file_count - at, only_name, version, ret_outage);
+                        check_record(store, manifest, i, order + at, manifest->file_count - at, only_name, part, version, ret_outage);
                 while (at < manifest->file_count && manifest->files[order[at]].record == i)
                         at++;
         }

@@ -15,9 +15,18 @@
 
 #include "cli/target.h"
 
-/* `only_name`: checks that file alone; NULL: all. Calls progress_add with every byte that was read. If the store does not answer, that is no
+/* A check of some files of a version: of those behind the first `skip`, until `ends` says so after a file of so many bytes. */
+struct check_part {
+        size_t skip;
+        bool (*ends)(void *argument, uint64_t bytes);
+        void *argument;
+        size_t done;  /* set: files that are checked, the skipped ones included */
+        bool is_over; /* set: `ends` has said so */
+};
+/* `part` NULL: all files. `only_name`: checks that file alone; NULL: all. Calls progress_add with every byte that was read. If the store does not answer, that is no
  * damage: the check ends, *ret_outage is the failure, and the result says nothing about the version. */
-json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct nebula_error *ret_outage);
+json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct check_part *part,
+                      struct nebula_error *ret_outage);
 /* Adds to each damaged file of a checked version the tags of other versions that have the same bytes there: files can share blocks. */
 void check_name_sharers(struct store *store, const struct manifest *manifest, json_t *version);
 /* The result for a version whose manifest cannot be loaded. */

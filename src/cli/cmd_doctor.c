@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 #include "cli/doctor.h"
 #include "cli/doctor_measure.h"
+#include "cli/doctor_save.h"
 #include "cli/table.h"
 #include "cli/target.h"
 
@@ -57,8 +58,10 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
 int command_doctor(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool measures = false;
-        const struct args_option options[] = { CLI_COMMON(common), { "measure", ARGS_FLAG, &measures } };
+        bool measures = false, saves = false, dies = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "measure", ARGS_FLAG, &measures }, { "save", ARGS_FLAG, &saves },
+                                               { "save-and-die", ARGS_FLAG, &dies } };
+        json_t *steps = NULL;
         struct doctor doctor = { 0 };
         struct doctor_limits limits = { 0 };
         char path[TARGET_PATH_MAX];
@@ -68,6 +71,8 @@ int command_doctor(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
+        if (dies)
+                return doctor_save_and_die();
         if (target_path(common.path, path, &error))
                 return cli_fail(common.json, &error);
         doctor.json = common.json;
@@ -79,15 +84,23 @@ int command_doctor(int argc, char **argv)
                 text_make_printable(measure_error.message);
                 doctor.is_bad = true;
         }
+        if (saves && doctor.is_bad)
+                cli_complain("the save is left out, because of what does not work");
+        else if (saves && !doctor_save(path, &steps))
+                doctor.is_bad = true;
         if (common.json) {
                 answer = json_pack("{s:b, s:s, s:o}", "ok", !doctor.is_bad, "path", path, "checks", doctor.list);
                 if (measures)
                         json_object_set_new(answer, "limits", doctor_limits_json(&limits, &measure_error));
+                if (steps)
+                        json_object_set_new(answer, "save", steps);
                 return cli_print_json(answer, doctor.is_bad ? CLI_WRONG : CLI_OK);
         }
         json_decref(doctor.list);
         if (measures)
                 doctor_limits_print(&limits, &measure_error);
+        doctor_save_print(steps);
+        json_decref(steps);
         if (doctor.is_bad)
                 term_print(STYLE_BAD, "\nsomething essential does not work\n");
         else

@@ -64,6 +64,28 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
         return result;
 }
 
+static int by_name(const void *a, const void *b)
+{
+        return strcmp(text_of(*(json_t *const *)a, "name"), text_of(*(json_t *const *)b, "name"));
+}
+
+/* The manifest has them in the order of their records. If there is no memory, that order stays. */
+static void sort_by_name(json_t *files)
+{
+        size_t count = json_array_size(files);
+        json_t **list = count > 1 ? calloc(count, sizeof *list) : NULL;
+
+        for (size_t i = 0; list && i < count; i++)
+                list[i] = json_incref(json_array_get(files, i));
+        if (list) {
+                qsort(list, count, sizeof *list, by_name);
+                json_array_clear(files);
+        }
+        for (size_t i = 0; list && i < count; i++)
+                json_array_append_new(files, list[i]);
+        free(list);
+}
+
 /* The whole answer as JSON; the text for people is printed from it. */
 static json_t *describe(struct store *store, const struct manifest *manifest)
 {
@@ -90,6 +112,7 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                                 json_array_append_new(files, describe_file(store, manifest, &manifest->files[i], &record));
                 record_done(&record);
         }
+        sort_by_name(files);
         version = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "job",
                          manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
                          (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",

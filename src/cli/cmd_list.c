@@ -1,20 +1,63 @@
-/* nebula list: versions in storage and in the agent's memory, merged. */
+/* nebula list: versions in storage and in the agent's memory, merged; --jobs: the jobs of a path; --stats, --find: what is in them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
+#include "cli/follow_best.h"
 #include "cli/human.h"
+#include "cli/jobs.h"
+#include "cli/stats.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "cli/versions.h"
 #include "os/os.h"
 
+static int show(const struct cli_common *common, json_t *told, void (*print)(const json_t *told), int code)
+{
+        if (common->json)
+                return cli_print_json(told, code);
+        print(told);
+        json_decref(told);
+        return code;
+}
+
+static int list_jobs(const struct cli_common *common)
+{
+        struct nebula_error error;
+        json_t *told;
+
+        return jobs_load(common->path, &told, &error) ? cli_fail(common->json, &error) : show(common, told, jobs_print, CLI_OK);
+}
+
+/* What the storage takes, or where a name is. */
+static int list_contents(const struct cli_common *common, const char *pattern)
+{
+        struct nebula_error error;
+        struct store *store;
+        json_t *told;
+        int code;
+
+        if (target_open(common->path, &store, &error))
+                return cli_fail(common->json, &error);
+        if (pattern ? find_load(store, pattern, &told, &error) : stats_load(store, &told, &error))
+                code = cli_fail(common->json, &error);
+        else if (pattern)
+                code = show(common, told, find_print, json_array_size(json_object_get(told, "found")) ? CLI_OK : CLI_NOT_FOUND);
+        else
+                code = show(common, told, stats_print, CLI_OK);
+        store_close(store);
+        return code;
+}
+
 int command_list(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool metrics = false;
-        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics } };
+        bool metrics = false, jobs = false, stats = false;
+        const char *best = NULL, *pattern = NULL;
+        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics }, { "jobs", ARGS_FLAG, &jobs }, { "stats", ARGS_FLAG, &stats },
+                                               { "best", ARGS_TEXT, &best }, { "find", ARGS_TEXT, &pattern } };
+        struct follow_best order = { 0 };
         struct versions versions;
         struct nebula_error error;
         enum nebula_status status;
@@ -23,11 +66,24 @@ int command_list(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
+        if (jobs + stats + (pattern != NULL) + (metrics || best) > 1)
+                return cli_usage_error("list", "--jobs, --stats, --find and --metrics cannot be used together");
+        if (pattern && !*pattern)
+                return cli_usage_error("list", "--find takes a name or a pattern, such as '*.attn.*'");
+        if (best && !follow_best_parse(best, &order))
+                return cli_usage_error("list", "--best takes METRIC, METRIC:min or METRIC:max, not \"%s\"", best);
+        follow_best_done(&order);
+        if (jobs)
+                return list_jobs(&common);
+        if (stats || pattern)
+                return list_contents(&common, pattern);
         status = versions_load(common.path, true, &versions, &error);
         if (status && !versions.has_agent)
                 return cli_fail(common.json, &error);
-        if (metrics)
+        if (metrics || best)
                 versions_load_metrics(&versions);
+        if (best && !versions_sort_by_metric(&versions, order.metric, order.is_largest))
+                cli_complain("no checkpoint has a metric \"%s\"", order.metric);
         code = versions.broken_count ? CLI_WRONG : CLI_OK;
         if (status)
                 code = cli_exit_of(status);
@@ -38,7 +94,8 @@ int command_list(int argc, char **argv)
                         json_object_set_new(body, "error", json_pack("{s:s, s:s}", "status", nebula_status_name(status), "message", error.message));
                 code = cli_print_json(body, code);
         } else {
-                versions_print_head(&versions);
+                if (!best) /* the rows are in another order */
+                        versions_print_head(&versions);
                 if (versions.count)
                         versions_print(&versions, 0);
                 else if (!status)

@@ -23,6 +23,7 @@
 #include "store/scan.h"
 
 #define NEWEST_SHOWN 8
+#define QUEUE_SHOWN 3 /* the newest version must stay on the first screen */
 #define REDRAW_MS 1000
 
 struct status {
@@ -53,7 +54,7 @@ static void status_load(const char *given_path, bool with_history, const struct 
                 if (agent || !cli_agent_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
         if (with_history && status->report)
-                cli_agent_report(agent, NEBULA_REPORT_HISTORY, "", &status->history, NULL);
+                cli_agent_report(agent, NEBULA_REPORT_HISTORY, path, &status->history, NULL);
         cli_agent_close(agent);
         status->has_versions = !versions_load_again(given_path, !*status->agent_problem, progress, seen, &status->versions, &status->storage_error);
 }
@@ -117,9 +118,13 @@ static void print_sessions(const json_t *sessions)
 
 static void print_queue(const json_t *queue)
 {
+        size_t shown = json_array_size(queue) > QUEUE_SHOWN ? QUEUE_SHOWN : json_array_size(queue);
+        uint64_t rest = 0;
         char size[HUMAN_MAX];
 
-        for (size_t i = 0; i < json_array_size(queue); i++) {
+        for (size_t i = shown; i < json_array_size(queue); i++)
+                rest += (uint64_t)number_of(json_array_get(queue, i), "size");
+        for (size_t i = 0; i < shown; i++) {
                 const json_t *one = json_array_get(queue, i);
 
                 term_print(STYLE_BOLD, "queue    ");
@@ -129,6 +134,8 @@ static void print_queue(const json_t *queue)
                         term_print(STYLE_BAD, ", has failed"); /* the verdict and the table say why */
                 printf("\n");
         }
+        if (rest)
+                printf("         and %zu more, %s\n", json_array_size(queue) - shown, human_size(rest, size));
 }
 
 static void print_newest(const struct versions *versions)
@@ -172,6 +179,16 @@ static int status_exit(const struct status *status)
         return status->has_versions && status->versions.broken_count ? CLI_WRONG : CLI_OK;
 }
 
+/* Why storage could not be read, and what memory has. */
+static json_t *unread_json(const struct status *status)
+{
+        json_t *unread = status->versions.has_agent ? versions_json(&status->versions) : json_object();
+
+        json_object_set_new(unread, "status", json_string(nebula_status_name(status->storage_error.status)));
+        json_object_set_new(unread, "error", json_string(status->storage_error.message));
+        return unread;
+}
+
 static json_t *status_json(const struct status *status)
 {
         json_t *result = json_object();
@@ -186,8 +203,7 @@ static json_t *status_json(const struct status *status)
         else if (status->has_versions)
                 json_object_set_new(result, "storage", versions_json(&status->versions));
         else
-                json_object_set_new(result, "storage", json_pack("{s:s, s:s}", "status", nebula_status_name(status->storage_error.status), "error",
-                                                                 status->storage_error.message));
+                json_object_set_new(result, "storage", unread_json(status));
         if (*status->agent_problem)
                 json_object_set_new(result, "error", json_string(status->agent_problem));
         if (status->of)

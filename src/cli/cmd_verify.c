@@ -3,12 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/human.h"
 #include "cli/table.h"
+#include "cli/verified.h"
 #include "os/os.h"
 #include "store/manifest_load.h"
 #include "store/place.h"
@@ -17,6 +19,15 @@
 
 #define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */
 
+#define STORE_NOTES_NS INT64_C(30000000000) /* a command that is killed loses no more than this */
+
+/* How much a sample reads. */
+struct budget {
+        uint64_t bytes, used; /* bytes 0: no limit */
+        int64_t until_ns;     /* 0: no limit */
+        struct check_part part; /* of the version that is checked now */
+};
+
 /* The object that the command line names. */
 struct verify_target {
         struct store *store; /* NULL: a file on its own */
@@ -24,6 +35,10 @@ struct verify_target {
         bool is_newest;      /* no tag was given: the newest version */
         size_t passed_over;  /* number of versions that cannot be read; one of them may be newer */
         char name[256];      /* "" = every file */
+        json_t *verified;    /* what was known before; NULL: not asked */
+        json_t *notes;       /* what was verified (verified.h) */
+        int64_t stored_ns;   /* when the notes were stored last */
+        struct budget *budget; /* NULL: no limit */
         char path[TARGET_PATH_MAX];
 };
 
@@ -173,15 +188,61 @@ static bool shares_blocks(struct store *store)
         return store && (store->ops->features(store) & (STORE_PATHS | STORE_REFERS)) == (STORE_PATHS | STORE_REFERS);
 }
 
+static bool budget_ends(void *argument, uint64_t bytes)
+{
+        struct budget *budget = argument;
+
+        budget->used += bytes;
+        return (budget->bytes && budget->used >= budget->bytes) || (budget->until_ns && os->now_ns() >= budget->until_ns);
+}
+
+/* Where the check of this version begins: behind the files that an earlier sample has checked. */
+static struct check_part *part_of(struct verify_target *target, const struct manifest *manifest, double *ret_began, bool *ret_was_ok)
+{
+        struct verified earlier;
+
+        if (!target->budget)
+                return NULL;
+        target->budget->part = (struct check_part){ .ends = budget_ends, .argument = target->budget };
+        if (verified_find(target->verified, manifest->tag, manifest->sequence, &earlier) && earlier.done < manifest->file_count) {
+                target->budget->part.skip = earlier.done;
+                *ret_began = earlier.at;
+                *ret_was_ok = earlier.ok;
+        }
+        return &target->budget->part;
+}
+
+static void store_notes(struct verify_target *target, const struct manifest_scan *known)
+{
+        struct nebula_error error;
+
+        if (target->store && verified_store(target->store, target->notes, known, &error))
+                cli_complain("the time of this check could not be stored: %s", error.message);
+        target->stored_ns = os->now_ns();
+}
+
+static void note(struct verify_target *target, const struct manifest *manifest, const struct check_part *part, const json_t *version, double began, bool was_ok)
+{
+        const struct verified one = { .at = began, .ok = was_ok && check_ok(version), .done = part ? part->done : manifest->file_count };
+
+        if (*target->name)
+                return;
+        verified_note(target->notes, manifest->tag, manifest->sequence, &one);
+        if (os->now_ns() - target->stored_ns > STORE_NOTES_NS)
+                store_notes(target, NULL);
+}
+
 /* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
-static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status,
+static bool append_once(struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status,
                         struct nebula_error *ret_outage)
 {
         struct manifest manifest = { 0 };
         struct nebula_error error;
         json_t *version = NULL;
         enum nebula_status status = manifest_load(target->store, tag, &manifest, &error);
-        bool is_gone;
+        double began = (double)os->wall_ns() / 1e9;
+        struct check_part *part = NULL;
+        bool is_gone, was_ok = true;
 
         *ret_outage = (struct nebula_error){ 0 };
         if (status && store_class(&error) == STORE_AGAIN)
@@ -190,7 +251,8 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
                 version = check_broken(target->store, tag, &error);
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
-                version = check_version(target->store, &manifest, *target->name ? target->name : NULL, ret_outage);
+                part = part_of(target, &manifest, &began, &was_ok);
+                version = check_version(target->store, &manifest, *target->name ? target->name : NULL, part, ret_outage);
                 if (*target->tag && !ret_outage->status && shares_blocks(target->store))
                         check_name_sharers(target->store, &manifest, version);
                 progress_end();
@@ -204,6 +266,8 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
         is_gone = status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest));
         if (!is_gone)
                 json_array_append(versions, version);
+        if (!is_gone && !status)
+                note(target, &manifest, part, version, began, was_ok);
         json_decref(version);
         manifest_done(&manifest);
         *ret_status = status;
@@ -212,7 +276,7 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
 
 /* NEBULA_NOT_FOUND: the version was removed. NEBULA_BUSY: it was written again during every attempt. Others: the store did not answer, and
  * `error` says so. In all these cases the version is not added to `versions`. */
-static enum nebula_status append_version(const struct verify_target *target, const char *tag, json_t *versions, struct nebula_error *error)
+static enum nebula_status append_version(struct verify_target *target, const char *tag, json_t *versions, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
         struct nebula_error outage;
@@ -234,7 +298,7 @@ static bool is_outage(enum nebula_status status)
 }
 
 /* Checks one version. If the newest was wanted and is removed meanwhile, checks the next newest. */
-static enum nebula_status append_one(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+static enum nebula_status append_one(struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         struct manifest newest;
         char tag[256];
@@ -265,7 +329,7 @@ static bool is_among(const struct manifest_scan *scan, const char *tag)
 }
 
 /* Adds directories that hold a manifest which the scan could not read. Directories of other users, such as lost+found, are only named. */
-static enum nebula_status append_broken(const struct verify_target *target, const struct manifest_scan *scan,
+static enum nebula_status append_broken(struct verify_target *target, const struct manifest_scan *scan,
                                         json_t *versions, struct nebula_error *error)
 {
         struct store *store = target->store;
@@ -343,7 +407,7 @@ static void report_incomplete(struct store *store)
 }
 
 /* Checks all readable versions, oldest first, then adds the unreadable ones. */
-static enum nebula_status append_all(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+static enum nebula_status append_all(struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         struct manifest_scan scan;
         enum nebula_status status = manifest_scan(target->store, &scan, error);
@@ -361,6 +425,79 @@ static enum nebula_status append_all(const struct verify_target *target, json_t 
         if (!status && !json_array_size(versions))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint in %s", target->store->root);
         return status;
+}
+
+struct turn {
+        const struct manifest *manifest;
+        struct verified last; /* at 0: never */
+};
+
+/* First the one whose check was stopped, then those that were never verified, then by the time of the last check. */
+static int compare_turns(const void *a, const void *b)
+{
+        const struct turn *x = a, *y = b;
+        bool x_goes_on = x->last.at > 0 && x->last.done < x->manifest->file_count, y_goes_on = y->last.at > 0 && y->last.done < y->manifest->file_count;
+
+        if (x_goes_on != y_goes_on)
+                return x_goes_on ? -1 : 1;
+        if (x->last.at < y->last.at || x->last.at > y->last.at)
+                return x->last.at < y->last.at ? -1 : 1;
+        return (x->manifest->sequence > y->manifest->sequence) - (x->manifest->sequence < y->manifest->sequence);
+}
+
+/* Checks versions until the budget ends, those first that were not verified for the longest time. */
+static enum nebula_status append_sample(struct verify_target *target, double share, json_t *versions, json_t **ret_sample, struct nebula_error *error)
+{
+        struct manifest_scan scan;
+        enum nebula_status status = manifest_scan(target->store, &scan, error);
+        struct turn *turns = status ? NULL : calloc(scan.count + 1, sizeof *turns);
+        size_t checked = 0, never = 0;
+        uint64_t total = 0;
+
+        if (status)
+                return status;
+        for (size_t i = 0; turns && i < scan.count; i++) {
+                turns[i].manifest = &scan.manifests[i];
+                total += manifest_size(&scan.manifests[i]);
+                if (!verified_find(target->verified, scan.manifests[i].tag, scan.manifests[i].sequence, &turns[i].last))
+                        turns[i].last = (struct verified){ 0 };
+        }
+        if (!turns)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %zu checkpoints", scan.count);
+        else
+                qsort(turns, scan.count, sizeof *turns, compare_turns);
+        if (share > 0)
+                target->budget->bytes = (uint64_t)((double)total * share) + 1;
+        for (; turns && checked < scan.count && !is_outage(status) && !target->budget->part.is_over; checked++)
+                status = append_version(target, turns[checked].manifest->tag, versions, error);
+        if (turns && !is_outage(status)) {
+                status = NEBULA_OK;
+                target->passed_over = scan.broken_count;
+                if (scan.broken_count)
+                        cli_complain("%zu checkpoint%s cannot be read: %s", scan.broken_count, scan.broken_count == 1 ? "" : "s", scan.broken);
+                for (size_t i = checked; i < scan.count; i++)
+                        never += turns[i].last.at <= 0;
+                *ret_sample = json_pack("{s:I, s:I, s:I, s:f}", "checkpoints", (json_int_t)scan.count, "bytes", (json_int_t)total, "never_verified", (json_int_t)never,
+                                        "oldest", checked < scan.count ? turns[checked].last.at : (double)os->wall_ns() / 1e9);
+                store_notes(target, &scan);
+                json_object_clear(target->notes);
+        }
+        free(turns);
+        manifest_scan_done(&scan);
+        return status;
+}
+
+static void print_sample(const json_t *sample)
+{
+        double never = json_number_value(json_object_get(sample, "never_verified")), oldest = json_number_value(json_object_get(sample, "oldest"));
+        char age[HUMAN_MAX], size[HUMAN_MAX];
+
+        printf("%.0f checkpoints, %s: ", json_number_value(json_object_get(sample, "checkpoints")),
+               human_size((uint64_t)json_number_value(json_object_get(sample, "bytes")), size));
+        if (never > 0)
+                printf("%.0f never verified; the next sample goes on with them\n", never);
+        else
+                printf("all were verified; the oldest check was %s\n", human_age(oldest, (double)os->wall_ns() / 1e9, age));
 }
 
 /* Prints one line per file, and each damage below it. */
@@ -440,7 +577,7 @@ static struct verify_sum sum_up(const json_t *versions)
         return sum;
 }
 
-static int finish(bool json, json_t *versions, size_t passed_over, double seconds)
+static int finish(bool json, json_t *versions, const json_t *sample, size_t passed_over, double seconds)
 {
         struct verify_sum sum = sum_up(versions);
         char size[HUMAN_MAX], speed[HUMAN_MAX], duration[HUMAN_MAX];
@@ -448,8 +585,8 @@ static int finish(bool json, json_t *versions, size_t passed_over, double second
         int code = ok ? CLI_OK : CLI_WRONG;
 
         if (json)
-                return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O}", "ok", ok, "bytes", (json_int_t)sum.bytes,
-                                                "files", (json_int_t)sum.files, "seconds", seconds, "versions", versions),
+                return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O, s:O?}", "ok", ok, "bytes", (json_int_t)sum.bytes,
+                                                "files", (json_int_t)sum.files, "seconds", seconds, "versions", versions, "sample", sample),
                                       code);
         for (size_t v = 0; v < json_array_size(versions); v++)
                 print_version(json_array_get(versions, v));
@@ -461,10 +598,12 @@ static int finish(bool json, json_t *versions, size_t passed_over, double second
                 term_print(STYLE_BAD, "no damage here, but %zu checkpoint(s) could not be read\n", passed_over);
         else
                 term_print(STYLE_GOOD, "no damage\n");
+        if (sample)
+                print_sample(sample);
         return code;
 }
 
-static enum nebula_status check_target(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+static enum nebula_status check_target(struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         if (target->store && *target->tag) {
                 return append_one(target, versions, error);
@@ -483,37 +622,71 @@ static enum nebula_status check_target(const struct verify_target *target, json_
         return NEBULA_OK;
 }
 
+/* "5%" */
+static bool parse_share(const char *text, double *ret_share)
+{
+        size_t length = strlen(text);
+        char number[32];
+
+        if (length < 2 || length >= sizeof number || text[length - 1] != '%')
+                return false;
+        snprintf(number, sizeof number, "%.*s", (int)length - 1, text);
+        if (conf_parse_number("--sample", number, ret_share, NULL))
+                return false;
+        *ret_share /= 100;
+        return *ret_share > 0 && *ret_share <= 1;
+}
+
 int command_verify(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         bool all = false;
-        const struct args_option options[] = { CLI_COMMON(common), { "all", ARGS_FLAG, &all } };
-        struct verify_target target = { 0 };
+        const char *sample_text = NULL, *bytes_text = NULL, *time_text = NULL;
+        const struct args_option options[] = { CLI_COMMON(common), { "all", ARGS_FLAG, &all }, { "sample", ARGS_TEXT, &sample_text },
+                                               { "bytes", ARGS_TEXT, &bytes_text }, { "time", ARGS_TEXT, &time_text } };
+        struct verify_target target = { .stored_ns = os->now_ns() };
+        struct budget budget = { 0 };
         struct nebula_error error = { 0 };
-        json_t *versions;
+        double share = 0, seconds = 0;
+        json_t *versions = NULL, *sample = NULL;
         struct args args;
         int64_t begun_ns;
         int code;
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 1))
                 return CLI_USAGE;
+        if (sample_text && !parse_share(sample_text, &share))
+                return cli_usage_error("verify", "--sample takes a share, such as 5%%");
+        if ((bytes_text && conf_parse_size("--bytes", bytes_text, &budget.bytes, &error)) || (time_text && conf_parse_duration("--time", time_text, &seconds, &error)))
+                return cli_usage_error("verify", "%s", error.message);
+        if (sample_text || bytes_text || time_text)
+                target.budget = &budget;
+        if (target.budget && (all || args.count))
+                return cli_usage_error("verify", "--sample, --bytes and --time choose the checkpoints: leave out %s", all ? "--all" : "the tag");
         if (all && args.count)
                 return cli_usage_error("verify", "--all and \"%s\" cannot be used together", args.positionals[0]);
-        if (resolve(common.path, args.count ? args.positionals[0] : NULL, all, &target, &error)) {
+        if (resolve(common.path, args.count ? args.positionals[0] : NULL, all || target.budget, &target, &error)) {
                 code = cli_fail(common.json, &error);
                 goto out;
         }
         begun_ns = os->now_ns();
+        budget.until_ns = seconds > 0 ? begun_ns + (int64_t)(seconds * 1e9) : 0;
         versions = json_array();
-        if (check_target(&target, versions, &error)) {
+        target.notes = json_object();
+        target.verified = target.budget ? verified_load(target.store) : NULL;
+        if (target.budget ? append_sample(&target, share, versions, &sample, &error) : check_target(&target, versions, &error)) {
                 for (size_t v = 0; v < json_array_size(versions) && !common.json; v++)
                         print_version(json_array_get(versions, v));
                 code = cli_fail(common.json, &error);
         } else {
-                code = finish(common.json, versions, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(common.json, versions, sample, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
         }
-        json_decref(versions);
+        store_notes(&target, NULL);
 out:
+        json_decref(versions);
+        json_decref(sample);
+        json_decref(target.notes);
+        json_decref(target.verified);
         if (target.store)
                 store_close(target.store);
         return code;

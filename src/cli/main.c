@@ -19,11 +19,16 @@ const struct cli_command cli_commands[] = {
           "which is one line of JSON.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
-        { "list", "nebula list [--metrics] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
+        { "list", "nebula list [--metrics | --best METRIC[:max] | --stats | --find NAME | --jobs] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
           "Oldest first. STATE is the promise each one keeps: durable survives power\n"
           "loss, committed survives the death of the trainer. --metrics also shows the\n"
-          "metrics that the program gave to each version.\n\n"
-          "  nebula list --path /scratch/run7\n",
+          "metrics that the program gave to each version, --best the best one first, the\n"
+          "smallest or, with :max, the largest. --stats: bytes by job, month and item, and\n"
+          "what rules of `nebula prune` would free. --find: the versions that have a file or\n"
+          "a tensor of that name; * and ? are known. --jobs: the jobs whose storage paths lie\n"
+          "in DIR, with the newest checkpoint of each.\n\n"
+          "  nebula list --path /scratch/run7\n"
+          "  nebula list --find '*.attn.*'\n",
           command_list },
         { "inspect", "nebula inspect TAG [NAME [--tensors]] [--path DIR] [--json]", "shows files, ranks, sizes and times of one checkpoint",
           "TAG may be \"latest\". With NAME it shows the records inside that torch file,\n"
@@ -54,11 +59,13 @@ const struct cli_command cli_commands[] = {
           "  nebula metrics --listen 9109 --path /scratch/run7\n"
           "  nebula metrics --textfile /var/lib/node_exporter/nebula.prom --every 15 --path /scratch/run7\n",
           command_metrics },
-        { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "checks every byte against its checksum",
+        { "verify", "nebula verify [TAG|PATH] [--all | --sample 5% | --bytes 50G | --time 10m] [--path DIR] [--json]", "checks every byte against its checksum",
           "Without TAG it checks the newest checkpoint. PATH is a storage path, the directory of\n"
           "one checkpoint, or a single file; also a URL in an object store. Names file and\n"
-          "offset of each damage. Exit code 1 if there is any.\n\n"
+          "offset of each damage. Exit code 1 if there is any. --sample, --bytes and --time check\n"
+          "a part, those first that were not verified for the longest time; the next one goes on.\n\n"
           "  nebula verify global_step500\n"
+          "  nebula verify --sample 5%\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
         { "restore", "nebula restore TAG (--to DIR [NAME...] | --hf DIR [NAME] [OPTIONS]) [--force] [--path DIR] [--json]",
@@ -108,10 +115,11 @@ const struct cli_command cli_commands[] = {
           "it was. If DST has another version of a tag, nothing is copied without --replace.\n\n"
           "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
           command_copy },
-        { "doctor", "nebula doctor [--measure] [--path DIR] [--json]", "checks this machine, and gives advice",
+        { "doctor", "nebula doctor [--measure] [--save] [--path DIR] [--json]", "checks this machine, and gives advice",
           "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
           "also measures how fast memory is copied and storage written and read, with\n"
-          "256 MiB, which `nebula plan` can take.\n\n"
+          "256 MiB, which `nebula plan` can take. --save saves a checkpoint, kills the process,\n"
+          "loads it from memory and from storage, and removes it, in a place of its own.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
         { "flush", "nebula flush [TAG] [--timeout SECONDS] [--path DIR] [--json]", "makes a version in memory durable now",
@@ -131,9 +139,11 @@ const struct cli_command cli_commands[] = {
           "those of the last worker of this script.\n\n"
           "  nebula run --nproc-per-node 8 --max-restarts 100 train.py\n",
           command_python },
-        { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
+        { "studio", "nebula studio [--path DIR]... [--port N] [--read-only] [--token-file FILE] [--host NAME] [--history FILE] [--every SECONDS]", "serves a page that shows the job and its checkpoints",
           "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
-          "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"
+          "alone, until Ctrl-C, and prints its address. DIR may have several jobs in it.\n"
+          "--read-only: without controls. --token-file and --host are for a reverse proxy\n"
+          "(docs/operate.md). --history is a checkpointHistories.csv\n"
           "that is not beside the storage; --every says how often it looks (1 s, at object\n"
           "stores 15 s).\n\n"
           "  nebula studio --path /scratch/run7\n",

@@ -13,6 +13,7 @@
 #include "cli/history.h"
 #include "cli/ledger.h"
 #include "cli/verdict.h"
+#include "cli/verified.h"
 
 static void add(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -277,6 +278,26 @@ static void add_agent(struct buf *buf, const char *path)
         cli_agent_close(agent);
 }
 
+/* Of a directory: in an object store, each scrape would cost a request. */
+static void add_verified(struct buf *buf, const char *path)
+{
+        struct store *store;
+        json_t *verified;
+        size_t damaged;
+        double latest;
+
+        if (strstr(path, "://") || store_open(path, &store, NULL))
+                return;
+        verified = verified_load(store);
+        verified_sum(verified, &damaged, &latest);
+        if (json_object_size(verified)) {
+                add_one(buf, "nebula_checkpoint_verified_timestamp_seconds", "gauge", "When a version was verified last, seconds since 1970.", latest);
+                add_one(buf, "nebula_checkpoints_damaged", "gauge", "Versions whose last verification found damage.", (double)damaged);
+        }
+        json_decref(verified);
+        store_close(store);
+}
+
 char *metrics_text(const char *path, const char *history, size_t *ret_size)
 {
         struct buf buf = { 0 };
@@ -284,5 +305,7 @@ char *metrics_text(const char *path, const char *history, size_t *ret_size)
         add_agent(&buf, path);
         if (*path || history)
                 add_history(&buf, path, history);
+        if (*path)
+                add_verified(&buf, path);
         return buf_take(&buf, ret_size);
 }

@@ -63,6 +63,24 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
         return NEBULA_OK;
 }
 
+enum nebula_status target_below(const char *parent, const char *key, char ret_path[TARGET_PATH_MAX], struct nebula_error *error)
+{
+        char *query = strstr(parent, "://") ? place_query(parent) : NULL;
+        size_t key_length = strlen(key), length = strlen(parent);
+        char url[2 * TARGET_PATH_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        while (key_length && key[key_length - 1] == '/')
+                key_length--;
+        while (length > 1 && parent[length - 1] == '/')
+                length--;
+        if (snprintf(url, sizeof url, "%.*s/%.*s%s%s", (int)length, parent, (int)key_length, key, query && *query != '?' ? "?" : "", query ? query : "") >=
+            (int)sizeof url)
+                status = error_set(error, NEBULA_INVALID, 0, "the path of %s is too long", key);
+        place_forget(query);
+        return status ? status : target_absolute(url, ret_path, error);
+}
+
 static bool holds_checkpoints(const char *path)
 {
         struct manifest_scan scan = { 0 };

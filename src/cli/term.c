@@ -1,5 +1,6 @@
 #include "cli/term.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "os/os.h"
 
 #define REDRAW_NS 150000000
+#define LINE_NS 500000000
 
 uint32_t term_columns(void)
 {
@@ -76,7 +78,7 @@ static struct {
         char what[80];
         uint64_t total, done;
         int64_t begun_ns, drawn_ns;
-        bool is_on;
+        bool is_on, is_json;
 } progress = { .lock = LOCK_INIT(LOCK_PROGRESS) };
 
 void progress_begin(const char *what, uint64_t total_bytes)
@@ -89,8 +91,16 @@ void progress_begin(const char *what, uint64_t total_bytes)
         progress.total = total_bytes;
         progress.done = 0;
         progress.begun_ns = progress.drawn_ns = os->now_ns();
-        progress.is_on = !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
+        progress.is_json = getenv("NEBULA_PROGRESS") && !strcmp(getenv("NEBULA_PROGRESS"), "json");
+        progress.is_on = progress.is_json || !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
         lock_give(&progress.lock);
+}
+
+/* For a program: {"done": BYTES, "total": BYTES} on a line of its own. */
+static void print_progress(int64_t now_ns)
+{
+        fprintf(stderr, "{\"done\": %" PRIu64 ", \"total\": %" PRIu64 "}\n", progress.done, progress.total);
+        progress.drawn_ns = now_ns;
 }
 
 static void draw(int64_t now_ns)
@@ -114,7 +124,9 @@ void progress_add(uint64_t bytes)
         lock_take(&progress.lock);
         progress.done += bytes;
         now_ns = progress.is_on ? os->now_ns() : 0;
-        if (progress.is_on && now_ns - progress.drawn_ns >= REDRAW_NS)
+        if (progress.is_json && now_ns - progress.drawn_ns >= LINE_NS)
+                print_progress(now_ns);
+        else if (progress.is_on && !progress.is_json && now_ns - progress.drawn_ns >= REDRAW_NS)
                 draw(now_ns);
         lock_give(&progress.lock);
 }
@@ -122,8 +134,8 @@ void progress_add(uint64_t bytes)
 void progress_end(void)
 {
         lock_take(&progress.lock);
-        if (progress.is_on && progress.drawn_ns != progress.begun_ns)
+        if (progress.is_on && !progress.is_json && progress.drawn_ns != progress.begun_ns)
                 fputs("\r\033[K", stderr);
-        progress.is_on = false;
+        progress.is_on = progress.is_json = false;
         lock_give(&progress.lock);
 }

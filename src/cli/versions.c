@@ -1,6 +1,7 @@
 #include "cli/versions.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,11 @@
 #include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/verdict.h"
+#include "cli/verified.h"
 #include "os/os.h"
 #include "store/line_document.h"
 #include "store/manifest_load.h"
+#include "store/metrics.h"
 #include "store/order.h"
 #include "store/scan.h"
 #include "sum/sum.h"
@@ -146,7 +149,7 @@ static void tell(void *argument, const struct manifest_scan *newest, size_t read
 }
 
 static enum nebula_status scan_path(const char *path, const struct telling *telling, struct manifest_scan *seen, struct pins *ret_pins,
-                                    struct nebula_error *error)
+                                    json_t **ret_verified, struct nebula_error *error)
 {
         const struct manifest_scan_options options = { .is_brief = true, .tell = telling->progress ? tell : NULL,
                                                        .argument = (void *)(uintptr_t)telling };
@@ -160,8 +163,25 @@ static enum nebula_status scan_path(const char *path, const struct telling *tell
                 cli_complain("the pins cannot be read: %s", error ? error->message : "");
                 *ret_pins = (struct pins){ 0 };
         }
+        if (!status)
+                *ret_verified = verified_load(store);
         store_close(store);
         return status;
+}
+
+/* A check that was stopped in the middle counts only if it has found damage. */
+static void add_verified(struct versions *versions, const json_t *verified)
+{
+        struct verified found;
+
+        for (size_t i = 0; versions->list && i < versions->count; i++) {
+                struct version *one = &versions->list[i];
+
+                if (!one->in_storage || !verified_find(verified, one->tag, one->sequence, &found) || (found.ok && found.done < one->file_count))
+                        continue;
+                one->verified_at = found.at;
+                one->verified_ok = found.ok;
+        }
 }
 
 enum nebula_status versions_load_again(const char *given_path, bool ask_agent, const struct versions_progress *progress,
@@ -171,7 +191,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
         static const struct manifest_scan nothing;
         const struct manifest_scan *found = seen;
         struct cli_agent *agent = NULL;
-        json_t *report = NULL;
+        json_t *report = NULL, *verified = NULL;
         enum nebula_status status = target_path(given_path, versions.path, error);
 
         *ret_versions = (struct versions){ 0 };
@@ -182,7 +202,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                 cli_agent_close(agent);
         }
         if (*versions.path) {
-                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, error);
+                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, &verified, error);
                 /* Nothing has been persisted yet: the first file makes the directory. */
                 if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions"))) {
                         status = NEBULA_OK;
@@ -197,6 +217,8 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                 status = merge(found, report, &versions, error);
         else if (versions.has_agent)
                 merge(&nothing, report, &versions, NULL);
+        add_verified(&versions, verified);
+        json_decref(verified);
         if (!status || versions.has_agent) {
                 versions.verdicts = json_incref(json_object_get(report, "verdicts"));
                 *ret_versions = versions;
@@ -229,6 +251,42 @@ void versions_load_metrics(struct versions *versions)
                 manifest_done(&manifest);
         }
         store_close(store);
+}
+
+struct ranked {
+        struct version version;
+        json_t *metrics;
+        double value; /* the smallest is the best; infinity: it has none */
+};
+
+static int compare_ranked(const void *a, const void *b)
+{
+        const struct ranked *x = a, *y = b;
+
+        if (x->value < y->value || x->value > y->value)
+                return x->value < y->value ? -1 : 1;
+        return x->version.moved < y->version.moved ? 1 : -1; /* of equal ones the newer */
+}
+
+bool versions_sort_by_metric(struct versions *versions, const char *metric, bool largest_first)
+{
+        struct ranked *list = versions->metrics ? calloc(versions->count + 1, sizeof *list) : NULL;
+        bool has_any = false;
+
+        for (size_t i = 0; list && i < versions->count; i++) {
+                double value = metrics_value(json_object_get(versions->metrics[i], "metrics"), metric);
+
+                has_any = has_any || !isnan(value);
+                list[i] = (struct ranked){ versions->list[i], versions->metrics[i], isnan(value) ? INFINITY : largest_first ? -value : value };
+        }
+        if (list && has_any)
+                qsort(list, versions->count, sizeof *list, compare_ranked);
+        for (size_t i = 0; list && i < versions->count; i++) {
+                versions->list[i] = list[i].version;
+                versions->metrics[i] = list[i].metrics;
+        }
+        free(list);
+        return has_any;
 }
 
 void versions_done(struct versions *versions)
@@ -265,10 +323,12 @@ static bool is_loadable(const struct version *one)
 
 const struct version *versions_newest(const struct versions *versions)
 {
-        for (size_t i = versions->count; i-- > 0;)
-                if (is_loadable(&versions->list[i]))
-                        return &versions->list[i];
-        return NULL;
+        const struct version *newest = NULL;
+
+        for (size_t i = 0; i < versions->count; i++) /* the list may be in the order of a metric */
+                if (is_loadable(&versions->list[i]) && (!newest || compare(newest, &versions->list[i]) < 0))
+                        newest = &versions->list[i];
+        return newest;
 }
 
 json_t *versions_json(const struct versions *versions)
@@ -291,6 +351,9 @@ json_t *versions_json(const struct versions *versions)
                                                 (json_int_t)one->size, "written", (json_int_t)one->written, "files", (json_int_t)one->file_count,
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
+                line_format(&one->line, row);
+                json_object_set_new(row, "verified_at", one->verified_at > 0 ? json_real(one->verified_at) : json_null());
+                json_object_set_new(row, "verified_ok", one->verified_at > 0 ? json_boolean(one->verified_ok) : json_null());
                 if (versions->metrics && versions->metrics[i]) {
                         json_object_set(row, "metrics", json_object_get(versions->metrics[i], "metrics"));
                         json_object_set(row, "metadata", json_object_get(versions->metrics[i], "metadata"));
@@ -362,17 +425,25 @@ static bool any_problem(const struct versions *versions, size_t first)
         return false;
 }
 
+static bool any_verified(const struct versions *versions, size_t first)
+{
+        for (size_t i = first; i < versions->count; i++)
+                if (versions->list[i].verified_at > 0)
+                        return true;
+        return false;
+}
+
 void versions_print(const struct versions *versions, size_t first)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
-                { "REASON", TABLE_LEFT, true },
+                { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "VERIFIED", TABLE_RIGHT, false },
+                { "PINNED", TABLE_LEFT, true }, { "REASON", TABLE_LEFT, true },
         };
         struct table_column chosen[sizeof columns / sizeof columns[0]];
-        size_t fixed = sizeof columns / sizeof columns[0] - 4, count = fixed;
-        bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first);
+        size_t fixed = sizeof columns / sizeof columns[0] - 5, count = fixed;
+        bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first), shows_verified = any_verified(versions, first);
         struct table *table;
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX], *said;
@@ -382,10 +453,12 @@ void versions_print(const struct versions *versions, size_t first)
                 chosen[count++] = columns[fixed];
         if (versions->metrics)
                 chosen[count++] = columns[fixed + 1];
-        if (versions->pins.count)
+        if (shows_verified)
                 chosen[count++] = columns[fixed + 2];
-        if (shows_reason)
+        if (versions->pins.count)
                 chosen[count++] = columns[fixed + 3];
+        if (shows_reason)
+                chosen[count++] = columns[fixed + 4];
         table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
@@ -410,6 +483,10 @@ void versions_print(const struct versions *versions, size_t first)
                         table_cell(table, STYLE_PLAIN, "%s", said ? said : "");
                         free(said);
                 }
+                if (shows_verified && one->verified_at > 0 && !one->verified_ok)
+                        table_cell(table, STYLE_BAD, "DAMAGED");
+                else if (shows_verified)
+                        table_cell(table, STYLE_PLAIN, "%s", one->verified_at > 0 ? human_age(one->verified_at, now, age) : "never");
                 if (versions->pins.count) {
                         const struct pin *pin = pins_find(&versions->pins, one->tag);
 

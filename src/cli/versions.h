@@ -23,6 +23,8 @@ struct version {
         uint64_t sequence;
         struct line line;
         bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step */
+        double verified_at; /* when it was verified as a whole, seconds since 1970; 0: never */
+        bool verified_ok;
         char error[256]; /* why it failed or waits; "": neither */
 };
 struct versions {
@@ -51,6 +53,8 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                                        struct manifest_scan *seen, struct versions *ret_versions, struct nebula_error *error);
 /* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */
 void versions_load_metrics(struct versions *versions);
+/* The best first, those without the metric last. Call versions_load_metrics before. False: none has it. */
+bool versions_sort_by_metric(struct versions *versions, const char *metric, bool largest_first);
 void versions_done(struct versions *versions);
 /* A checksum of all that versions_json shows, without metrics: if two are equal, nothing has changed. */
 uint64_t versions_sum(const struct versions *versions);

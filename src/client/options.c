@@ -154,6 +154,10 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.on_full = options->on_full;
         settings->hello.keep_last = options->keep_last;
         settings->hello.keep_every = options->keep_every;
+        settings->hello.keep_hourly = options->keep_hourly;
+        settings->hello.keep_daily = options->keep_daily;
+        settings->hello.keep_weekly = options->keep_weekly;
+        settings->hello.keep_within_s = options->keep_within_s;
         settings->hello.keep_best_count = options->keep_best ? options->keep_best_count : 0;
         settings->hello.keep_best_is_largest = options->keep_best && options->keep_best_is_largest;
         settings->hello.replica_count = options->replica_count;

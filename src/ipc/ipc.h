@@ -88,6 +88,7 @@ struct ipc_hello {
         uint32_t umask, group; /* those of the trainer, for files that the agent makes for it; UINT32_MAX: unknown */
         uint32_t has_begun;    /* the program has begun a checkpoint: it is not about to load one */
         uint32_t keep_best_count, keep_best_is_largest; /* keep_best_count 0: none */
+        uint32_t keep_hourly, keep_daily, keep_weekly, keep_within_s;
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* stays the same when a client reconnects after the agent died; see IPC_NONCE_FAMILY */
         double persist_interval_s;

@@ -6,6 +6,7 @@ import hmac
 import http.server
 import json
 import os
+import shutil
 import threading
 import time
 import urllib.parse
@@ -63,6 +64,30 @@ def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, each_stora
     left = [path for path in (tmp_path / "other storage").rglob("*") if "doctor" in path.name]
     assert left == []
     assert "Eby8vdM02x" not in told.stdout + told.stderr
+
+
+@pytest.fixture
+def with_agent(run, nebula):
+    """Runs commands that may start an agent, and ends it."""
+    runtime = f"/tmp/nb-{os.urandom(4).hex()}"  # a socket's path must be short
+    variables = {"NEBULA_RUNTIME_DIR": runtime, "NEBULA_AGENT_PATH": str(nebula)}
+    yield lambda *arguments: run(*arguments, **variables)
+    run("stop", "--now", "--yes", **variables)
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+def test_the_life_of_a_checkpoint_is_played_and_nothing_is_left(with_agent, make, tmp_path):
+    store = make("global_step1", "model.pt=100")
+    before = sorted(path for path in store.rglob("*") if path.is_file())
+    told = with_agent("doctor", "--save", "--path", store, "--json")
+    steps = json.loads(told.stdout)["save"]
+    assert told.returncode == 0 and all(one["ok"] and one["seconds"] > 0 for one in steps), told.stdout
+    assert [one["step"] for one in steps] == ["save and kill", "load from memory", "make durable", "load from storage", "remove"]
+    assert sorted(path for path in store.rglob("*") if path.is_file()) == before and not list(store.rglob("doctor*"))
+    assert [one["tag"] for one in json.loads(with_agent("list", "--path", store, "--json").stdout)["versions"]] == ["global_step1"]
+    (tmp_path / "file").write_text("no directory")
+    told = with_agent("doctor", "--save", "--path", tmp_path / "file", "--json")
+    assert told.returncode == 1 and "save" not in json.loads(told.stdout) and "the save is left out" in told.stderr
 
 
 def test_a_reader_learns_which_right_it_lacks(run, sas):

@@ -223,6 +223,8 @@ def test_debian_packages_install_and_a_program_is_built_and_run_with_them(debian
     (library,) = root.glob("usr/lib/*/libnebula.so")
     own = {**environment, "LD_LIBRARY_PATH": str(library.parent), "PATH": f"{root}/usr/bin:{environment['PATH']}"}
     assert subprocess.run([root / "usr/bin/nebula", "--version"], env=own, capture_output=True, text=True, check=True).stdout.strip()
+    for place in ("bash-completion/completions/nebula.bash", "zsh/site-functions/_nebula", "fish/vendor_completions.d/nebula.fish"):
+        assert (root / "usr/share" / place).exists()
     assert (root / "usr/share/man/man1/nebula.1.gz").exists() and (root / "usr/share/man/man3/nebula.3.gz").exists()
     own["PKG_CONFIG_PATH"] = str(library.parent / "pkgconfig")
     walk, flags = tmp_path / "walk", flags_of(root / "usr", own, "--cflags", "--libs")

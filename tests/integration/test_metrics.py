@@ -137,12 +137,16 @@ WELL = {
     'nebula_checkpoint_blocked_seconds_bucket{le="10"}': "0+10x480",
     'nebula_checkpoint_blocked_seconds_bucket{le="+Inf"}': "0+10x480",
     "nebula_goodput_ratio": "0.97x480",
+    "nebula_checkpoint_verified_timestamp_seconds": "0x480",
+    "nebula_checkpoints_damaged": "0x480",
 }
 FAULTS = {
     "NebulaJobBroken": {'nebula_job_verdict{path="/scratch"}': "0x470 2x10"},
     "NebulaJobAtRisk": {'nebula_job_verdict{path="/scratch"}': "0x460 1x20"},
     "NebulaNoDurableCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x400 24000x80"},
     "NebulaNoCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x400 24000x80"},
+    "NebulaCheckpointsDamaged": {"nebula_checkpoints_damaged": "1x480"},
+    "NebulaNotVerified": {"nebula_checkpoint_verified_timestamp_seconds": "-3000000x480"},
     "NebulaCheckpointsFail": {'nebula_checkpoints_total{tier="storage",result="failure"}': "0x470 1x10"},
     "NebulaStorageFails": {"nebula_storage_retries_total": "0x460 0+1x20"},
     "NebulaStorageRequestsFail": {'nebula_storage_requests_total{store="az",operation="put",outcome="failure"}': "0+10x480"},
@@ -234,6 +238,7 @@ def live(nebula, tmp_path):
     try:
         fork_server.start(JOB, tmp_path / "store", 10, "kill", env=environment).communicate(timeout=120)
         subprocess.run([nebula, "stop"], env=environment, capture_output=True, timeout=60, check=True)
+        subprocess.run([nebula, "verify", "--path", tmp_path / "store"], env=environment, capture_output=True, timeout=60, check=True)
         for steps in (15, 20):
             resumed = fork_server.start(JOB, tmp_path / "store", steps, env=environment)
             resumed.communicate(timeout=120)
@@ -377,3 +382,14 @@ def test_metrics_that_a_full_disk_did_not_take_are_no_success(nebula, history):
     with open("/dev/full", "w") as full:
         told = subprocess.run([nebula, "metrics", "--history", history], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (told.returncode, told.stderr) == (4, "nebula: cannot write the output\n")
+
+
+def test_the_unit_and_the_daemon_set_give_the_command_a_line_that_it_takes(nebula, tmp_path):
+    unit = re.search(r"ExecStart=/usr/bin/nebula (.*)", (ROOT / "docs/nebula-metrics.service").read_text())[1].split()
+    pod = re.search(r"command: \[nebula, (.*)\]", (ROOT / "docs/nebula-metrics.yaml").read_text())[1].replace('"', "").split(", ")
+    for line in (unit, pod):
+        assert line[:2] == ["metrics", "--listen"] and line[3] == "--path", line
+        serving = subprocess.Popen([nebula, line[0], line[1], "0", line[3], tmp_path], stdout=subprocess.PIPE, text=True)
+        assert serving.stdout.readline().endswith("/metrics\n")
+        serving.kill()
+        serving.wait()

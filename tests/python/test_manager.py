@@ -169,6 +169,7 @@ def kept(manager, steps):
 
 @pytest.mark.parametrize(("rules", "stay"), [
     ({"keep_last": 2}, [7, 8]),
+    ({"keep_within": "1h"}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ({"keep_last": 2, "keep_every": 4}, [4, 7, 8]),
     ({"keep_every": 3}, [3, 6, 8]),
     ({"keep_best": nm.Best("loss", count=2)}, [3, 4, 8]),
@@ -194,15 +195,17 @@ def test_without_a_rule_that_can_judge_all_stay(place, rules):
 def test_an_event_names_the_rule_that_removed_a_version(place, caplog):
     caplog.set_level("INFO", "nebulaml")
     removed = []
-    with nm.Manager(place.storage, keep_last=1, keep_every=2) as manager:
+    rules = {"keep_last": 1, "keep_every": 2, "keep_hourly": 1, "keep_daily": 1, "keep_weekly": 1}  # the newest of each is the newest of all
+    text = ", ".join(f"{name}={count}" for name, count in rules.items())
+    with nm.Manager(place.storage, **rules) as manager:
         manager.on_event(lambda event: removed.append((event.step, event.text)) if event.kind == "removed" else None)
         save(manager, 1, 2, 3, 4)
         manager.wait()
         until(lambda: len(removed) == 2, 30, "two events")
         manager.delete(2)
         until(lambda: len(removed) == 3, 30, "an event of the third")
-    assert removed == [(1, "keep_last=1, keep_every=2"), (3, "keep_last=1, keep_every=2"), (2, "a request of the program")]
-    assert "global_step3 was removed from storage, because keep_last=1, keep_every=2 does not name it" in caplog.text
+    assert removed == [(1, text), (3, text), (2, "a request of the program")]
+    assert f"global_step3 was removed from storage, because {text} does not name it" in caplog.text
 
 
 @pytest.mark.parametrize("found", [2000, None])

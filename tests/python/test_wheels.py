@@ -7,6 +7,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -147,3 +148,15 @@ def test_the_oldest_torch_is_the_one_that_is_tested():
     assert f"torch=={tested.stem.removeprefix('torch-')}\n" in tested.read_text()
     assert re.fullmatch(rf"torch-{re.escape(oldest)}(\.0)?", tested.stem)
     assert f"torch {oldest} or newer" in (ROOT / "README.md").read_text()
+
+
+def test_the_setup_waits_for_another_apt_and_tells_another_failure_at_once(tmp_path):
+    fake = tmp_path / "apt-get"
+    fake.write_text('#!/bin/sh\necho x >>"$COUNT"\n[ "$(wc -l <"$COUNT")" -gt 2 ] || { echo "E: $PROBLEM" >&2; exit 100; }\n')
+    fake.chmod(0o755)
+    script = 'source <(sed -n "/^apt() {/,/^}/p" "$1"); sleep() { :; }; say() { echo "$@"; }; apt update && echo done'
+    for problem, said in (("Could not get lock /var/lib/apt/lists/lock", "waiting for another apt\ndone\n"), ("no such package", "")):
+        count = tmp_path / problem[:3]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COUNT": str(count), "PROBLEM": problem}
+        done = subprocess.run(["bash", "-c", script, "bash", ROOT / "scripts/setup.sh"], env=environment, capture_output=True, text=True)
+        assert done.stdout == said and (problem in done.stderr) == (not said), done

@@ -33,9 +33,7 @@ class Studio:
         assert found, self.said + self.process.stdout.read()
         self.address, self.port, self.token = found[0], int(found[1]), found[2]
 
-    def ask(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = ""
-    ) -> tuple[int, dict[str, str], Any]:
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, token: str | None = "") -> tuple[int, dict[str, str], Any]:
         """Makes one request. body: bytes, or a value that is sent as JSON. token: None for none, "" for the right one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         sent = {} if token is None else {"X-Nebula-Token": token or self.token}
@@ -45,10 +43,17 @@ class Studio:
         content = answer.read()
         connection.close()
         kind = answer.headers.get("content-type", "")
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, json.loads(content) if "json" in kind else content.decode()
+        return (answer.status, {k.lower(): v for k, v in answer.getheaders()}, json.loads(content) if "json" in kind else content.decode())
 
     def state(self) -> dict[str, Any]:
         return self.ask("GET", "/api/state?since=0")[2]
+
+    def work(self, name: str, body: Any) -> Any:
+        """Starts long work, waits for its end, and returns its answer."""
+        status, _, told = self.ask("POST", f"/api/{name}", body)
+        assert status == 200, told
+        self.until(lambda state: next(one for one in state["works"] if one["id"] == told["work"])["state"] != "running")
+        return self.ask("GET", f"/api/work?id={told['work']}")[2]
 
     def until(self, holds: Callable[[dict[str, Any]], Any], limit_s: float = 20) -> dict[str, Any]:
         """Waits for a state for which the condition holds, and returns it."""

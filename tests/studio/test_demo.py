@@ -21,7 +21,7 @@ def test_the_demo_makes_its_pictures_and_leaves_nothing_running(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("SIGKILL") == 2 and done.stdout.count("training, pid") == 3
     made = sorted(one.name for one in (tmp_path / "pictures").iterdir())
-    assert made == ["studio-checkpoints.png", "studio-now.png", "studio-timeline.png", "studio-version.png"]
+    assert made == ["studio-checkpoints.png", "studio-metrics.png", "studio-now.png", "studio-timeline.png", "studio-version.png"]
     assert list(work.glob("nebula-*")) == []
     shutil.rmtree(work)
     left = [one for one in Path("/proc").glob("[0-9]*/environ") if str(work) in read(one)]

@@ -98,6 +98,22 @@ def test_the_configuration_is_the_agents_and_not_the_studios(monkeypatch):
     assert not [one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"] if one["name"].startswith("NEBULA_")]
 
 
+def test_the_configuration_shows_what_the_job_gave_to_init(place, start):
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 3, keep_last=2, keep_daily=7, keep_best=nm.Best("loss", count=2), on_full="skip", on_error="raise")
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save("model.pt", torch.ones(3))
+        checkpoint.wait("durable")
+        """,
+        place.storage,
+    )
+    state = start(place.storage).until(lambda state: state.get("config") and len(state["config"]["values"]) > 6)
+    values = {one["name"]: one["value"] for one in state["config"]["values"]}
+    assert values["num_of_version_in_retention"] == "3" and values["on_full"] == "skip"
+    assert values["stays in storage"] == "keep_last=2, keep_daily=7, keep_best=Best('loss', 'min', 2)"
+
+
 def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
     save(1, 2)
     studio = start(place.storage)
@@ -108,7 +124,7 @@ def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
     told = studio.ask("GET", since)[2]
     tags = {one["tag"] for one in told["rows"].values()}
     assert "global_step3" in tags and "global_step1" not in tags and not told["all"]
-    assert studio.ask("POST", "/api/prune", {"versions": [{"tag": "global_step1", "entry": 1}]})[2]["results"][0]["removed"]
+    assert studio.work("prune", {"versions": [{"tag": "global_step1", "entry": 1}]})["results"][0]["removed"]
     studio.until(lambda state: [one["tag"] for one in state["rows"].values() if not one["where"]] == ["global_step1"])
     other = studio.ask("GET", f"/api/state?epoch=another&since={told['revision']}")[2]
     assert other["all"] and len(other["rows"]) == 3, "a page of an earlier studio has to begin anew"

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.parse
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from nebulaml._session import locate
 from playwright.sync_api import expect
 
-TABS = ["now", "checkpoints", "version", "timeline", "nodes", "config"]
+TABS = ["now", "checkpoints", "metrics", "version", "compare", "timeline", "nodes", "config"]
 TRAINS = """
     path, first, interval = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     nm.init(path, interval, 2, on_error="raise")
@@ -136,7 +137,9 @@ def test_hostile_names_are_shown_and_do_nothing(place, start, page):
         folder = place.root / "shell"
         folder.mkdir()
         command = Path(os.environ.get("NEBULA_AGENT_PATH") or shutil.which("nebula"))
-        done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"})
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=folder, capture_output=True, text=True, env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+        )
         assert done.returncode == 0 and [one.name for one in folder.iterdir()] == ["restored"], done.stderr
         shutil.rmtree(folder)
 
@@ -157,23 +160,26 @@ def test_filter_sort_and_compare(place, start, save, page):
     assert page.evaluate("document.activeElement.dataset.name") == "tag"
     page.get_by_label("Filter").fill("step1")
     expect(rows).to_have_count(2)
-    page.locator("[data-name=metric]").click()  # val_loss is 3 / step
+    page.get_by_role("button", name="val_loss").click()  # it is 3 / step
     expect(page.locator("th[aria-sort=descending]")).to_contain_text("val_loss")
-    assert page.locator("tbody tr[data-key] td.brief.num").all_inner_texts() == ["3", "0.3"]
+    assert page.locator("tbody tr[data-key] td.metric").all_inner_texts() == ["3", "0.3"]
     page.get_by_label("Show", exact=True).select_option("failed")
     expect(rows).to_have_count(0)
     page.get_by_label("Show", exact=True).select_option("")
     page.get_by_label("Filter").fill("")
-    expect(page.get_by_role("button", name="Compare two")).to_be_disabled()
-    page.get_by_label("compare global_step10").check()
-    page.get_by_label("compare global_step2").check()
-    page.get_by_role("button", name="Compare two").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("val_loss")
-    cells = dialog.locator("tr", has_text="val_loss").locator("td")
-    assert [float(one) for one in cells.all_inner_texts()] == [1.5, 0.3]
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_disabled()
+    for step in (2, 3, 10):
+        page.get_by_label(f"compare global_step{step}").check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page).to_have_url(re.compile("#compare/global_step2/global_step3/global_step10$"))
+    table = page.get_by_role("table", name="Checkpoints side by side")
+    expect(table.locator("tr", has_text="val_loss").locator("td")).to_have_text(["1.5", "1", "0.3"])
+    page.get_by_role("button", name="Compare the tensors").click()
+    first = page.get_by_role("region", name="Tensors of global_step2 and global_step3")
+    expect(first.locator("tr", has_text="weight")).to_contain_text("2,048 of 2,048", timeout=30_000)
+    expect(page.get_by_role("region", name="Tensors of global_step2 and global_step10").locator("tr", has_text="weight").locator("td.num").first).to_have_text(
+        "8", timeout=30_000
+    )
 
 
 def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, page):
@@ -219,12 +225,10 @@ def test_compare_shows_the_files_of_the_last_writing_of_a_tag_only_there(place, 
     expect(page.locator("tbody tr[data-key]")).to_have_count(2)
     for one in page.get_by_label("compare global_step1").all():
         one.check()
-    page.get_by_role("button", name="Compare two").click()
-    rows = page.get_by_role("dialog").get_by_role("row")
-    expect(rows.filter(has_text="generation")).to_be_visible()
-    assert rows.filter(has_text="generation").locator("td").all_inner_texts() == ["1", "2"]
-    earlier, later = rows.filter(has_text="model.pt").locator("td").all_inner_texts()
-    assert earlier == "-" and "KiB" in later
+    page.get_by_role("button", name="Compare", exact=True).click()
+    rows = page.get_by_role("table", name="Checkpoints side by side").get_by_role("row")
+    expect(rows.filter(has_text="generation").locator("td")).to_have_text(["1", "2"])
+    expect(rows.filter(has_text="model.pt").locator("td")).to_have_text(["-", re.compile("KiB")])
 
 
 LONG = "a-name-that-a-program-made-" * 8
@@ -292,9 +296,7 @@ def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, st
     for tag in tags:
         shown = page.locator("button.tag").and_(page.get_by_title(tag, exact=True))
         assert shown.evaluate(is_cut) == (len(tag) > 100)
-    assert page.get_by_title("a_metric_with_a_long_name 1, val_loss 2").count() == len(tags)
-    page.get_by_label("Metric").select_option("val_loss")
-    assert page.locator("tbody tr[data-key] td.brief.num").all_inner_texts() == ["2"] * len(tags)
+    assert page.locator("tbody tr[data-key] td.metric").all_inner_texts() == ["1", "2"] * len(tags)
     page.get_by_title(tags[0], exact=True).click()
     expect(page.locator("dl")).to_contain_text(tags[0])
     assert page.locator("td").and_(page.get_by_title("f" * 150 + ".pt", exact=True)).evaluate(is_cut)
@@ -331,7 +333,7 @@ def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
     left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
     assert left == {"global_step1", "global_step4"}
     asked = {"versions": [{"tag": "global_step1", "entry": 1}, {"tag": "global_step4", "entry": 1}]}
-    told = studio.ask("POST", "/api/prune", asked)[2]["results"]
+    told = studio.work("prune", asked)["results"]
     assert [one["removed"] for one in told] == [False, False] and "pinned" in told[0]["reason"] and told[1]["reason"]
 
 
@@ -347,7 +349,7 @@ def test_prune_keeps_a_version_that_was_written_again_after_the_preview(place, s
     save(1, 9)  # the newest is another, so that a rule would still remove the first
     page.get_by_role("button", name="Remove them").click()
     expect(dialog).to_contain_text("Some stay", timeout=20_000)
-    expect(dialog).to_contain_text("global_step1: \"global_step1\" was written again meanwhile")
+    expect(dialog).to_contain_text('global_step1: "global_step1" was written again meanwhile')
     left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
     assert left == {"global_step1", "global_step3", "global_step9"}
 
@@ -497,7 +499,12 @@ def test_a_path_without_rights_says_so(place, start, save, tmp_path):
         one.chmod(0o755)
     command = Path(os.environ.get("NEBULA_AGENT_PATH") or shutil.which("nebula"))
     told = subprocess.run(
-        [command, "status", "--json", "--path", place.storage], capture_output=True, text=True, user=65534, env={"NEBULA_RUNTIME_DIR": str(tmp_path / "none")}, cwd="/"
+        [command, "status", "--json", "--path", place.storage],
+        capture_output=True,
+        text=True,
+        user=65534,
+        env={"NEBULA_RUNTIME_DIR": str(tmp_path / "none")},
+        cwd="/",
     )
     place.storage.chmod(0o755)
     if told.returncode == 126 or "Permission denied" not in told.stdout + told.stderr:
@@ -575,6 +582,19 @@ def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place
     steps = [right - left for left, right in itertools.pairwise(places)]
     assert min(steps) > 10 and max(steps) == steps[19] < 6 * min(steps), steps
     expect(page.locator("svg text", has_text="8.0 h")).to_be_visible()
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", " ".join(page.locator("svg text").all_text_contents())), "a time has its date"
+    picture = page.get_by_role("region", name="Saves over time")
+    picture.press("+")
+    expect(page.locator("svg circle")).not_to_have_count(40)
+    shown = page.locator("svg circle").count()
+    expect(page).to_have_url(re.compile(r"#timeline\?from=[\d.]+&to=[\d.]+$"))
+    page.reload()
+    expect(page.locator("svg circle")).to_have_count(shown)
+    picture.press("0")
+    expect(page.locator("svg circle")).to_have_count(40)
+    expect(page).to_have_url(re.compile("#timeline$"))
+    page.locator("svg circle").first.press("Enter")
+    expect(page).to_have_url(re.compile("#version/global_step1$"))
 
 
 def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, start, page, monkeypatch):
@@ -597,8 +617,46 @@ def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, st
         expect(banner).to_contain_text("storage fails, and ")
         expect(banner).to_contain_text("What to do: move away")
     assert banner.get_attribute("class") == "broken"
+    open_tab(page, "now")  # what memory has can be loaded
+    expect(card(page, "Newest loadable checkpoint").locator(".big")).to_have_text(re.compile(r"global_step\d+"))
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("in memory")
+    expect(card(page, "Lost if the node died now")).to_contain_text("not known")
     place.storage.unlink()
     aside.rename(place.storage)
     expect(banner).to_be_empty(timeout=60_000)
     trainer.kill()
     trainer.communicate()
+
+
+AXE = Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here: scripts/studio.sh browser installs it with npm")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
+    """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 that a program can check."""
+    save(1, 2, 3)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(start(place.storage).address)
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("global_step3")
+    page.evaluate(AXE.read_text())
+    for name in TABS:
+        open_tab(page, name)
+        page.wait_for_timeout(300)
+        found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] })")["violations"]
+        assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in found] == [], name
+
+
+def test_a_verification_by_the_command_is_shown_and_closes_nothing_that_is_open(place, start, save, page):
+    save(1, 2)
+    page.goto(start(place.storage).address + "/version/global_step1")
+    expect(page.locator("#check")).to_have_text("never verified")
+    page.get_by_role("button", name="tensors of model.pt").click()
+    tensors = page.get_by_role("region", name="Tensors of model.pt")
+    expect(tensors).to_be_visible(timeout=30_000)
+    command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    subprocess.run([command, "verify", "--sample", "100%", "--path", place.storage], check=True, capture_output=True)
+    expect(page.locator("#check")).to_contain_text("every byte was as it was written, ", timeout=20_000)
+    expect(tensors).to_be_visible()
+    open_tab(page, "checkpoints")
+    assert page.locator("tbody tr[data-key] td", has_text=re.compile(r"^\d\d:\d\d:\d\d$")).count() == 4, "when, and when it was verified"

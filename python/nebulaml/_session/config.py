@@ -45,6 +45,10 @@ class Settings:
     on_error: str = "warn"
     keep_last: int = 0
     keep_every: int = 0
+    keep_hourly: int = 0
+    keep_daily: int = 0
+    keep_weekly: int = 0
+    keep_within_s: float = 0.0
     keep_best: Best | None = None
     keep_items: str = ""  # as in nebula.h
     job: str = ""
@@ -53,6 +57,14 @@ class Settings:
     output_dir: str = ""  # as the user gave it; history_dir() returns the folder of the history
     run: str = ""
     alone: bool = False  # this process is a job of its own, whatever its launcher says
+
+
+def within_seconds(value: Any) -> float:
+    """Returns the whole seconds of keep_within, such as "14d". Raises NebulaConfigError."""
+    seconds = parse_seconds("keep_within", value)
+    if seconds and not 1 <= seconds < 2**32:
+        raise NebulaConfigError(f"keep_within={value!r:.40}: a time from 1 s to 136 years")
+    return float(int(seconds))
 
 
 def parse_number(name: str, value: Any) -> float:
@@ -243,6 +255,10 @@ def resolve(
     replicas: Any = None,
     keep_last: Any = None,
     keep_every: Any = None,
+    keep_hourly: Any = None,
+    keep_daily: Any = None,
+    keep_weekly: Any = None,
+    keep_within: Any = None,
     keep_best: Any = None,
     keep_items: Any = None,
     job: Any = None,
@@ -266,8 +282,10 @@ def resolve(
         changes["replica_count"] = _count("replicas", replicas, 0)
     if keep_last is not None:
         changes["keep_last"] = _count("keep_last", keep_last, 0)
-    if keep_every is not None:
-        changes["keep_every"] = _count("keep_every", keep_every, 0)
+    counts = {"keep_every": keep_every, "keep_hourly": keep_hourly, "keep_daily": keep_daily, "keep_weekly": keep_weekly}
+    changes |= {name: _count(name, value, 0) for name, value in counts.items() if value is not None}
+    if keep_within is not None:
+        changes["keep_within_s"] = within_seconds(keep_within)
     if keep_best is not None:
         if keep_best and not isinstance(keep_best, Best):
             raise NebulaConfigError(f"keep_best={keep_best!r}: give nebulaml.Best(metric, mode, count)")
@@ -281,7 +299,8 @@ def resolve(
             raise NebulaConfigError(f"world={world!r}: give 1 for a process that uses Nebula alone, or 0 for the launcher's world")
         changes["alone"] = world == 1
     chosen = dataclasses.replace(current or _defaults(), **changes)
-    excepted = f"keep_every={chosen.keep_every}" if chosen.keep_every else f"keep_best={chosen.keep_best}" if chosen.keep_best else ""
+    rules = {name: getattr(chosen, name) for name in ("keep_every", "keep_hourly", "keep_daily", "keep_weekly", "keep_within_s", "keep_best")}
+    excepted = next((f"{name.removesuffix('_s')}={value}" for name, value in rules.items() if value), "")
     if excepted and not chosen.keep_last:
         raise NebulaConfigError(
             f"{excepted} excepts versions from keep_last, and has no effect without keep_last: every version stays. Give "

@@ -102,9 +102,9 @@ class Session:
     def _alone_in(self, path: str) -> Session:
         """Returns a session for checkpoints that this process alone keeps in a storage path. Each becomes durable at once."""
         return self._other(
-            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, keep_last=0, keep_every=0, keep_best="", keep_items={},
-            replicas=0,
-        )
+            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, replicas=0, keep_last=0, keep_every=0, keep_hourly=0,
+            keep_daily=0, keep_weekly=0, keep_within=0, keep_best="", keep_items={},
+        )  # fmt: skip
 
     def _that_writes(self, path: str) -> Session:
         """Returns the session to read that path with: this one, or the one for that storage path."""

@@ -74,7 +74,10 @@ class Manager:
     save_every: "free": a step is due when the last save is durable, and saves take at most 1 % of the loop's time. save_every_steps is then
         the least distance of two saves, and save_every_s the time after which one comes in any case.
     keep_last, keep_every, keep_best: the versions that stay in storage: the newest keep_last, those whose step is a multiple of
-        keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of the three all stay.
+        keep_every, and the best by a metric. The newest and pinned versions always stay. Without any of these and of the next all stay.
+    keep_hourly, keep_daily, keep_weekly, keep_within: also the newest version of each of the newest so many hours, days and weeks (UTC)
+        that have one, and all that were committed within that time before the latest ("14d"). As `nebula prune` has them, which shows
+        without --yes why each version would stay.
     keep_items: {item: count}, for example {"optimizer": 2}: only the newest count versions keep that item. Older ones keep the others, and
         their storage is freed.
     on_error: "raise": failures are raised, and the next call raises a failure that came later. "warn": failures are logged,
@@ -98,6 +101,10 @@ class Manager:
         save_every: str | None = None,
         keep_last: int | None = None,
         keep_every: int | None = None,
+        keep_hourly: int | None = None,
+        keep_daily: int | None = None,
+        keep_weekly: int | None = None,
+        keep_within: float | str | None = None,
         keep_best: Best | None = None,
         keep_items: Mapping[str, int] | None = None,
         on_error: str = "raise",
@@ -122,7 +129,7 @@ class Manager:
         self._replicated = _names_of("replicated", replicated)
         self._session = Session(
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_items=_patterns(keep_items),
-            **_rule(keep_last, keep_every, keep_best), **settings,
+            **_rule(keep_last, keep_every, keep_hourly, keep_daily, keep_weekly, keep_within, keep_best), **settings,
         )
         self._engine = self._session._engine
         self._second = None if far is None else Second(self._session, far)
@@ -606,15 +613,17 @@ class Manager:
 _NAMES = tuple(name for name, one in inspect.signature(Manager.__init__).parameters.items() if one.kind is one.KEYWORD_ONLY)
 
 
-def _rule(last: Any, every: Any, best: Any) -> dict[str, Any]:
+def _rule(last: Any, every: Any, hourly: Any, daily: Any, weekly: Any, within: Any, best: Any) -> dict[str, Any]:
     """Returns the settings by which the agent removes versions. The newest always stays, so keep_last is 1 beside one of the others."""
-    for name, value in (("keep_last", last), ("keep_every", every)):
+    counts = {"keep_last": last, "keep_every": every, "keep_hourly": hourly, "keep_daily": daily, "keep_weekly": weekly}
+    for name, value in counts.items():
         if value is not None and not is_count(value):
             raise NebulaConfigError(f"{name}={value!r:.200}: a whole number of 1 or more, or None")
     if best is not None and not isinstance(best, Best):
         raise NebulaConfigError(f"keep_best={best!r}: give nebulaml.Best(metric, mode, count)")
-    has_any = any(value is not None for value in (last, every, best))
-    return {"keep_last": int(last or 1) if has_any else 0, "keep_every": int(every or 0), "keep_best": best or ""}
+    has_any = any(value is not None for value in (*counts.values(), within, best))
+    settings = {name: int(value or 0) for name, value in counts.items()}
+    return settings | {"keep_last": int(last or 1) if has_any else 0, "keep_within": within or 0, "keep_best": best or ""}
 
 
 def _patterns(items: Any) -> dict[str, Any]:

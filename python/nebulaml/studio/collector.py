@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import NebulaError
@@ -26,8 +27,9 @@ REST = 3.0  # after each look, the thread waits for this multiple of the time th
 class Collector:
     """Collects the document on one thread. `state` answers pages on any thread."""
 
-    def __init__(self, source: Source, every_s: float | None = None) -> None:
+    def __init__(self, source: Source, every_s: float | None = None, works: Callable[[], list[dict[str, Any]]] = list) -> None:
         self._source = source
+        self._works = works
         self._every_s = every_s or (LOCAL_S if source.is_local else CLOUD_S)
         self._per_version_s = 0.0 if every_s or source.is_local else CLOUD_PER_VERSION_S
         self._stored = 0
@@ -63,6 +65,12 @@ class Collector:
         """Makes the thread look soon, because an action may have changed something."""
         self._wanted.set()
 
+    def touch(self) -> None:
+        """Sends the state to pages again, because a work has gone on."""
+        with self._changed:
+            self._revision += 1
+            self._changed.notify_all()
+
     def state(self, epoch: str, since: int, wait_s: float) -> dict[str, Any]:
         """Returns the changes after revision `since`. It waits at most wait_s for a change. A page of an earlier server gets everything."""
         with self._changed:
@@ -71,7 +79,8 @@ class Collector:
             self._changed.wait_for(lambda: self._revision > since or self._ended, wait_s)
             rows = {key: row for key, (revision, row) in self._rows.items() if revision > since}
             gone = [key for key, revision in self._removed.items() if revision > since]
-            return {"epoch": self._epoch, "revision": self._revision, "all": since == 0, "rows": rows, "gone": gone, **self._rest}
+            changes = {"epoch": self._epoch, "revision": self._revision, "all": since == 0, "rows": rows, "gone": gone}
+            return {**changes, "works": self._works(), **self._rest}
 
     def _run(self) -> None:
         while not self._ended:
@@ -105,7 +114,7 @@ class Collector:
         self._add_metrics(document["rows"])
         document["path"] = self._source.shown_path
         self._stored = document["now"]["stored"]
-        self._complete = self._complete or "versions" in status["storage"]
+        self._complete = self._complete or ("versions" in status["storage"] and not status["storage"].get("error"))
         return document
 
     def _begin(self, status: dict[str, Any]) -> None:

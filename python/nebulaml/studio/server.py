@@ -1,7 +1,7 @@
 """The web application: the page, its state, and the controls.
 
-Only browsers of this machine reach it, and no other page can use it. The Host must be a loopback name with our port (DNS rebinding), an
-Origin must be ours, and every request but those for the page itself needs the token that is printed at start.
+No other page can use it. The Host must be a loopback name with our port (DNS rebinding) or a name that the person who started it has
+allowed, an Origin must be that host, and every request but those for the page itself needs the token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,9 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .._session import config
 from ..errors import NebulaConfigError, NebulaError
-from .collector import Collector
-from .source import Source
+from . import works
+from .fleet import Fleet, Job
 
 __all__ = ["build"]
 
@@ -36,6 +37,8 @@ PAGE = {
     "/studio.css": ("studio.css", "text/css; charset=utf-8"),
     "/studio.js": ("studio.js", "text/javascript; charset=utf-8"),
     "/panels.js": ("panels.js", "text/javascript; charset=utf-8"),
+    "/curves.js": ("curves.js", "text/javascript; charset=utf-8"),
+    "/jobs.js": ("jobs.js", "text/javascript; charset=utf-8"),
     "/grid.js": ("grid.js", "text/javascript; charset=utf-8"),
 }
 HEADERS = {
@@ -52,9 +55,11 @@ HEADERS = {
 class Guard:
     """Refuses other hosts and origins before the application sees the request, and requests below /api without the token."""
 
-    def __init__(self, app: ASGIApp, port: int, token: str) -> None:
+    def __init__(self, app: ASGIApp, port: int, token: str, hosts: Sequence[str] = ()) -> None:
+        """hosts: names, with a port unless it is that of https, under which a reverse proxy serves the page."""
         self._app, self._token = app, token.encode()
-        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | {one.lower() for one in hosts}
+        self._proxied = {one.lower() for one in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,9 +84,11 @@ class Guard:
             given.setdefault(name.lower(), []).append(value)
         hosts = [one.decode("latin-1").lower() for one in given.get(b"host", [])]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return 421, "this page is served to this machine alone: open it as http://127.0.0.1"
+            advice = "open it as http://127.0.0.1, or start it with --host NAME for the name of a reverse proxy"
+            return 421, f"this page is served to this machine alone: {advice}"
         for origin in given.get(b"origin", []):
-            if origin.decode("latin-1").lower() != f"http://{hosts[0]}":
+            schemes = ("http", "https") if hosts[0] in self._proxied else ("http",)
+            if origin.decode("latin-1").lower() not in [f"{scheme}://{hosts[0]}" for scheme in schemes]:
                 return 403, "requests of other pages are refused"
         if any(site not in (b"same-origin", b"none") for site in given.get(b"sec-fetch-site", [])) and scope["path"].startswith("/api"):
             return 403, "requests of other pages are refused"
@@ -90,70 +97,102 @@ class Guard:
         return None
 
 
-Work = Callable[[dict[str, Any]], Any]
+Work = Callable[[Job, dict[str, Any]], Any]
 
 
 class Studio:
     """Answers the requests of the page."""
 
-    def __init__(self, source: Source, collector: Collector) -> None:
-        self._source, self._collector = source, collector
-        self._checks: dict[str, dict[str, Any]] = {}
+    def __init__(self, fleet: Fleet, read_only: bool) -> None:
+        self._fleet, self._read_only = fleet, read_only
 
     def routes(self) -> list[Route]:
         reads: dict[str, Work] = {
-            "state": self._state,
+            "state": lambda job, asked: job.collector.state(asked.get("epoch", ""), _whole(asked, "since"), POLL_S),
             "version": self._version,
-            "records": lambda asked: self._source.records(_text(asked, "tag"), _text(asked, "name")),
-            "tensors": lambda asked: self._source.tensors(_text(asked, "tag"), _text(asked, "name")),
-            "doctor": lambda asked: {"checks": self._source.doctor()},
-            "prune-preview": self._prune_preview,
+            "records": lambda job, asked: job.source.records(_text(asked, "tag"), _text(asked, "name")),
+            "tensors": lambda job, asked: job.source.tensors(_text(asked, "tag"), _text(asked, "name")),
+            "doctor": lambda job, asked: {"checks": job.source.doctor()},
+            "prune-preview": lambda job, asked: job.source.prune_preview(_whole(asked, "keep_last") or None, asked.get("abandoned") == "1"),
+            "work": lambda job, asked: job.works.find(_whole(asked, "id")).answer,
         }
+        reads_only: dict[str, Work] = {"diff": self._diff, "stop": lambda job, asked: job.works.find(_number(asked, "id")).stop()}
         controls: dict[str, Work] = {
             "verify": self._verify,
-            "pin": lambda asked: self._source.pin(_text(asked, "tag"), _text(asked, "reason") if asked.get("reason") else ""),
-            "unpin": lambda asked: self._source.unpin(_text(asked, "tag")),
-            "prune": lambda asked: {"results": self._source.prune(_versions(asked))},
-            "flush": lambda asked: self._source.flush(_text(asked, "tag")),
-            "save-now": lambda asked: self._source.save_now(),
+            "copy": self._copy,
+            "pin": lambda job, asked: job.source.pin(_text(asked, "tag"), _text(asked, "reason") if asked.get("reason") else ""),
+            "unpin": lambda job, asked: job.source.unpin(_text(asked, "tag")),
+            "prune": self._prune,
+            "flush": lambda job, asked: job.source.flush(_text(asked, "tag")),
+            "save-now": lambda job, asked: job.source.save_now(),
         }
         routes = [Route(path, _static(*file)) for path, file in PAGE.items()]
+        routes += [Route("/api/about", self._of_all(lambda: {"several": self._fleet.several, "read_only": self._read_only}), methods=["GET"])]
+        routes += [Route("/api/jobs", self._of_all(self._fleet.table), methods=["GET"])]
         routes += [Route(f"/api/{name}", self._served(work, reading=True), methods=["GET"]) for name, work in reads.items()]
-        routes += [Route(f"/api/{name}", self._served(work, reading=False), methods=["POST"]) for name, work in controls.items()]
+        routes += [Route(f"/api/{name}", self._served(work, reading=False), methods=["POST"]) for name, work in reads_only.items()]
+        routes += [Route(f"/api/{name}", self._served(work, False, self._read_only), methods=["POST"]) for name, work in controls.items()]
         return routes
 
-    def _served(self, work: Work, reading: bool) -> Callable[[Request], Awaitable[Response]]:
+    def _of_all(self, answer: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            return JSONResponse(answer())
+
+        return endpoint
+
+    def _served(self, work: Work, reading: bool, refused: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            if refused:
+                return JSONResponse({"error": "this studio is read-only: it was started with --read-only"}, 403)
             try:
                 asked = dict(request.query_params) if reading else await _body(request)
-                answer = await to_thread.run_sync(work, asked, abandon_on_cancel=True)
+                name = asked.pop("job", "")
+                if not isinstance(name, str):
+                    raise NebulaConfigError("job is no text")
+                answer = await to_thread.run_sync(lambda: work(self._fleet.job(name), asked), abandon_on_cancel=True)
+                if not reading:
+                    log.info("nebula studio: %s %s", request.url.path, json.dumps(asked))
+                    self._fleet.job(name).collector.look()
             except NebulaError as failure:
                 return JSONResponse({"error": str(failure)}, 404 if failure.status == "not-found" else 409)
-            if not reading:
-                log.info("nebula studio: %s %s", request.url.path, json.dumps(asked))
-                self._collector.look()
             return JSONResponse(answer if answer is not None else {"ok": True})
 
         return endpoint
 
-    def _state(self, asked: dict[str, Any]) -> Any:
-        return self._collector.state(asked.get("epoch", ""), _whole(asked, "since"), POLL_S)
-
-    def _version(self, asked: dict[str, Any]) -> Any:
+    def _version(self, job: Job, asked: dict[str, Any]) -> Any:
         tag = _text(asked, "tag")
         return {
-            "version": self._source.inspect(tag),
-            "check": self._checks.get(tag),
-            "restore": self._source.restore_command(tag),
+            "version": job.source.inspect(tag),
+            "check": job.checks.get(tag),
+            "restore": job.source.restore_command(tag),
         }
 
-    def _verify(self, asked: dict[str, Any]) -> Any:
+    def _verify(self, job: Job, asked: dict[str, Any]) -> Any:
         tag = _text(asked, "tag")
-        self._checks[tag] = self._source.verify(tag)
-        return self._checks[tag]
 
-    def _prune_preview(self, asked: dict[str, Any]) -> Any:
-        return self._source.prune_preview(_whole(asked, "keep_last") or None, asked.get("abandoned") == "1")
+        def do(work: works.Work) -> Any:
+            job.checks[tag] = job.source.verify(work, tag)
+            return job.checks[tag]
+
+        return _begin(job, f"verify {tag}", do)
+
+    def _copy(self, job: Job, asked: dict[str, Any]) -> Any:
+        tag, to = _text(asked, "tag"), _text(asked, "to")
+        if "://" not in to and not to.startswith("/"):
+            raise NebulaConfigError(f"{to:.200} is no absolute path and no URL")
+        return _begin(job, f"copy {tag} to {config.shown(to)}", lambda work: job.source.copy(work, tag, to))
+
+    def _diff(self, job: Job, asked: dict[str, Any]) -> Any:
+        tag, other = _text(asked, "tag"), _text(asked, "other")
+        return _begin(job, f"compare {tag} and {other}", lambda work: job.source.diff(work, tag, other))
+
+    def _prune(self, job: Job, asked: dict[str, Any]) -> Any:
+        versions = _versions(asked)
+        return _begin(job, f"remove {len(versions)} versions", lambda work: {"results": job.source.prune(work, versions)})
+
+
+def _begin(job: Job, what: str, do: Callable[[works.Work], Any]) -> dict[str, Any]:
+    return {"work": job.works.begin(what, do, job.collector.look)}
 
 
 def _static(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -198,6 +237,13 @@ def _whole(asked: dict[str, Any], name: str) -> int:
     return int(value)
 
 
+def _number(asked: dict[str, Any], name: str) -> int:
+    value = asked.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise NebulaConfigError(f"{name}: a whole number")
+    return value
+
+
 def _versions(asked: dict[str, Any]) -> list[tuple[str, int]]:
     versions = asked.get("versions")
     if not isinstance(versions, list) or not versions:
@@ -212,6 +258,6 @@ def _tag_and_entry(version: Any) -> tuple[str, int]:
     return _text(version, "tag"), entry
 
 
-def build(source: Source, collector: Collector, port: int, token: str) -> ASGIApp:
+def build(fleet: Fleet, port: int, token: str, *, hosts: Sequence[str] = (), read_only: bool = False) -> ASGIApp:
     """Returns the application, for a server that listens on loopback at that port."""
-    return Guard(Starlette(routes=Studio(source, collector).routes()), port, token)
+    return Guard(Starlette(routes=Studio(fleet, read_only).routes()), port, token, hosts)

@@ -103,6 +103,7 @@ _EMPTY: dict[str, Any] = {
     "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "files": None, "committed_at": 0.0, "where": [],
     "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None, "blocked_ms": None,
     "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
+    "line": [], "verified_at": None, "verified_ok": None,
 }  # fmt: skip
 
 
@@ -223,6 +224,7 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
             {"name": "persistent_time_interval", "value": f"{job['persist_interval_s']:g} s", "origin": origin + ", as the agent has it"},
             {"name": "num_of_version_in_retention", "value": str(job["retention_count"]), "origin": origin + ", as the agent has it"},
         ]
+        values += [{"name": name, "value": value, "origin": origin + ", as the agent has it"} for name, value in _settings(job.get("settings"))]
     agent = status.get("agent") or {}
     if agent:
         values += [
@@ -235,6 +237,21 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
             origin = f"environment of the agent, pid {agent['pid']}" if value else "default of the agent"
             values.append({"name": name, "value": config.shown(value or default), "origin": origin})
     return values
+
+
+def _settings(told: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Returns the settings that the job's trainers gave, by the names of init()."""
+    if not told:
+        return []
+    settings = [(name, str(told[name])) for name in ("on_full", "replicas", "world") if told[name] != ""]
+    for rule in told["rules"]:
+        words = [f"{name}={rule[name]}" for name in rule if name.startswith("keep_") and name != "keep_best" and rule[name]]
+        mode = "max" if rule["largest"] else "min"
+        words += [f"keep_best=Best({rule['metric']!r}, {mode!r}, {rule['keep_best']})"] if rule["keep_best"] else []
+        settings.append(("stays in storage", ", ".join(words)))
+    if not told["rules"]:
+        settings.append(("stays in storage", "all versions"))
+    return settings + ([("keep_items", told["keep_items"])] if told["keep_items"] else [])
 
 
 def _environment(pid: int) -> dict[str, str] | None:

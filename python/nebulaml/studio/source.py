@@ -18,6 +18,7 @@ from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
 from .looks import Looks
+from .works import Work
 
 __all__ = ["Source", "shell_word"]
 
@@ -32,7 +33,8 @@ _GUARDED = re.compile("'[' ]*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 class Source:
     """One storage path, and the agent of this machine. Any thread may ask."""
 
-    def __init__(self, path: str, history: str | None = None) -> None:
+    def __init__(self, path: str, history: str | None = None, is_one_of_several: bool = False) -> None:
+        """is_one_of_several: the variables that move the history are of another job, or of none."""
         command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
         if command is None:
             raise NebulaUnavailable("the `nebula` command of this installation is not found; install the package again")
@@ -40,6 +42,7 @@ class Source:
         self.path = path
         self.is_local = "://" not in path.removeprefix("file://")
         self._history = history
+        self._is_one_of_several = is_one_of_several
         self._store = StoreProcess(path)
         self._looks = Looks(command, path)
         self._metrics: dict[tuple[str, int], dict[str, float]] = {}
@@ -53,27 +56,34 @@ class Source:
         """The path without the query of a URL, which can be a secret."""
         return config.shown(self.path)
 
+    def _environment(self) -> dict[str, str]:
+        # A URL can hold a secret, which a command line would show to all users of the machine.
+        return os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
+
     def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
         """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. If the answer is an error, raises it."""
-        # A URL can hold a secret, which a command line would show to all users of the machine.
-        environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
         try:
             done = subprocess.run(
-                [self.command, *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, cwd="/"
+                [self.command, *arguments], env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, cwd="/"
             )
         except subprocess.TimeoutExpired as failure:
             raise NebulaUnavailable(f"`nebula {arguments[0]}` has not ended after {limit_s:.0f} s") from failure
         except OSError as failure:
             raise NebulaUnavailable(f"`nebula {arguments[0]}` does not start: {failure}") from failure
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError as failure:
-            text = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
-            raise NebulaUnavailable(f"`nebula {arguments[0]}`: {text}") from failure
-        error = answer.get("error") if isinstance(answer, dict) else None
-        if isinstance(error, dict):
-            raise from_status(str(error.get("status")), str(error.get("message")), 0, 0)
-        return done.returncode, answer
+        return done.returncode, _answer(arguments[0], done.returncode, done.stdout, done.stderr.decode(errors="replace"))
+
+    def work(self, work: Work, *arguments: str) -> tuple[int, Any]:
+        """The same, with the progress of the command, and until someone stops it."""
+
+        def start() -> subprocess.Popen[str]:
+            # A session of its own: Ctrl-C must reach only the studio.
+            return subprocess.Popen(
+                [self.command, *arguments], env=self._environment() | {"NEBULA_PROGRESS": "json"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+
+        code, output, said = work.run(start)
+        return code, _answer(arguments[0], code, output, said)
 
     def status(self, on_progress: Callable[[dict[str, Any]], None] = lambda status: None) -> dict[str, Any]:
         """Returns the agent, its jobs, sessions, queue and history, and the versions in memory and storage.
@@ -93,10 +103,20 @@ class Source:
         answer: dict[str, Any] = self.ask("inspect", "--json", "--", tag, name)[1]
         return answer
 
-    def verify(self, tag: str) -> dict[str, Any]:
+    def verify(self, work: Work, tag: str) -> dict[str, Any]:
         """Reads every byte of a version, and returns the result."""
-        code, answer = self.ask("verify", "--json", "--", tag, limit_s=WORK_S)
+        code, answer = self.work(work, "verify", "--json", "--", tag)
         return {"ok": code == 0, "answer": answer}
+
+    def diff(self, work: Work, tag: str, other: str) -> dict[str, Any]:
+        """Returns the tensors of two versions that differ."""
+        answer: dict[str, Any] = self.work(work, "diff", "--json", "--", tag, other)[1]
+        return answer
+
+    def copy(self, work: Work, tag: str, to: str) -> dict[str, Any]:
+        """Copies a version to another storage path."""
+        answer: dict[str, Any] = self.work(work, "copy", "--json", "--tag", tag, "--", self.path, to)[1]
+        return answer
 
     def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:
         """Returns the versions that `nebula prune` would remove by these rules, and those that stay."""
@@ -107,16 +127,17 @@ class Source:
         answer: dict[str, Any] = self.ask("prune", *rules, "--json")[1]
         return answer
 
-    def prune(self, versions: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    def prune(self, work: Work, versions: list[tuple[str, int]]) -> list[dict[str, Any]]:
         """Removes these versions, one by one. Each is a tag and an entry of its log, which the caller has seen in a preview.
 
         A version that was written again since then stays. Each result gives the reason if the version stays.
         """
         results = []
-        for tag, entry in versions:
+        for i, (tag, entry) in enumerate(versions):
+            work.tell(i, len(versions))
             reason = ""
             try:
-                self.ask("prune", "--yes", "--json", "--tag", tag, "--entry", str(entry), limit_s=WORK_S)
+                self.work(work, "prune", "--yes", "--json", "--tag", tag, "--entry", str(entry))
             except NebulaError as failure:
                 reason = str(failure)
             results.append({"tag": tag, "removed": not reason, "reason": reason})
@@ -183,14 +204,15 @@ class Source:
     def history(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""
         try:
-            with open(self._history_file(), encoding="utf-8", errors="replace", newline="") as opened:
+            with open(self.history_file(), encoding="utf-8", errors="replace", newline="") as opened:
                 return _rows(opened)
         except OSError:
             return []
 
-    def _history_file(self) -> str:
+    def history_file(self) -> str:
         """Returns the absolute path of the first history that exists, or else of the first place for one; "": there is no place."""
         folders = [os.environ.get("NEBULA_OUTPUT_DIR"), "outputs/nebula" if os.environ.get("AZUREML_RUN_ID") else None]
+        folders = [] if self._is_one_of_several else folders
         folders += [os.path.join(self.path.removeprefix("file://"), ".nebula")] if self.is_local else []
         files = [os.path.abspath(os.path.join(folder, HISTORY)) for folder in folders if folder]
         if self._history:
@@ -205,7 +227,7 @@ class Source:
     def goodput(self) -> dict[str, Any] | None:
         """Returns the ledger of the job, from its history. None: there is none yet."""
         try:
-            answer: dict[str, Any] = self.ask("goodput", "--json", "--history", self._history_file())[1]
+            answer: dict[str, Any] = self.ask("goodput", "--json", "--history", self.history_file())[1]
         except NebulaError:
             return None
         return answer
@@ -213,6 +235,21 @@ class Source:
     def restore_command(self, tag: str) -> str:
         """Returns a shell command that restores the tag, even if the tag holds quotes or control characters."""
         return f"nebula restore --path {shell_word(self.shown_path)} --to ./restored -- {shell_word(tag)}"
+
+
+def _answer(name: str, code: int, output: str | bytes, said: str) -> Any:
+    """Returns the last JSON value of a command's output. If it is an error, raises it."""
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        try:
+            answer = json.loads(output.splitlines()[-1])  # of a command that prints a line for each event
+        except (ValueError, IndexError) as failure:
+            raise NebulaUnavailable(f"`nebula {name}`: {said.strip() or f'it ended with {code}'}") from failure
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict):
+        raise from_status(str(error.get("status")), str(error.get("message")), 0, 0)
+    return answer
 
 
 def _rows(lines: Iterator[str]) -> list[dict[str, Any]]:

@@ -119,7 +119,8 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
 struct keep_rule catalogue_rule(const struct ipc_hello *settings)
 {
         struct keep_rule rule = { .last = settings->keep_last, .every = settings->keep_every, .best = settings->keep_best_count,
-                                  .best_is_largest = settings->keep_best_is_largest != 0 };
+                                  .best_is_largest = settings->keep_best_is_largest != 0, .hourly = settings->keep_hourly, .daily = settings->keep_daily,
+                                  .weekly = settings->keep_weekly, .within_s = settings->keep_within_s };
 
         memcpy(rule.metric, settings->keep_best, sizeof rule.metric);
         memcpy(rule.items, settings->keep_items, sizeof rule.items);
@@ -133,7 +134,8 @@ bool catalogue_has_rules(const struct job *job)
 
 static bool is_same_rule(const struct keep_rule *a, const struct keep_rule *b)
 {
-        return a->last == b->last && a->every == b->every && a->best == b->best && a->best_is_largest == b->best_is_largest &&
+        return a->last == b->last && a->every == b->every && a->best == b->best && a->best_is_largest == b->best_is_largest && a->hourly == b->hourly &&
+               a->daily == b->daily && a->weekly == b->weekly && a->within_s == b->within_s &&
                !strcmp(a->metric, b->metric);
 }
 

@@ -25,6 +25,7 @@ struct keep_rule {
         uint32_t best;    /* so many with the best `metric`; 0: none */
         bool best_is_largest;
         uint64_t every;   /* 0: none */
+        uint32_t hourly, daily, weekly, within_s; /* store/order.h; 0: none */
         char metric[IPC_NAME_MAX];
         char items[IPC_NAME_MAX]; /* the rules of store/thin.h; "": none */
 };

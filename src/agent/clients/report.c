@@ -442,6 +442,24 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         return to_text(json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions, "verdicts", verdicts, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
 }
 
+/* The settings that the trainers of the job gave, by the names of init(). A rule without a word of it has 0. */
+static json_t *settings_json(const struct job_settings *settings)
+{
+        static const char *const on_full[] = { "wait", "stream", "skip" };
+        json_t *rules = json_array();
+
+        for (uint32_t i = 0; i < settings->rule_count; i++) {
+                const struct keep_rule *rule = &settings->rules[i];
+
+                json_array_append_new(rules, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b}", "keep_last", (json_int_t)rule->last, "keep_every", (json_int_t)rule->every,
+                                                       "keep_hourly", (json_int_t)rule->hourly, "keep_daily", (json_int_t)rule->daily, "keep_weekly", (json_int_t)rule->weekly,
+                                                       "keep_within", (json_int_t)rule->within_s, "keep_best", (json_int_t)rule->best, "metric", rule->metric, "largest",
+                                                       rule->best_is_largest));
+        }
+        return json_pack("{s:s, s:I, s:I, s:s, s:o}", "on_full", settings->on_full < 3 ? on_full[settings->on_full] : "", "replicas", (json_int_t)settings->replica_count, "world",
+                         (json_int_t)settings->world, "keep_items", settings->items, "rules", rules);
+}
+
 static json_t *job_json(struct catalogue *catalogue, struct job *job)
 {
         uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
@@ -454,12 +472,12 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                 unsaved_bytes += version_size(version);
         }
         verdict_update(catalogue, job);
-        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o}", "job", job->name, "persist_path", job->persist_path,
+        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
                          (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failures",
-                         (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job));
+                         (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
 }
 
 static json_t *requests_json(const struct store_counts *counts)

@@ -22,7 +22,7 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 5u
+#define RECORD_VERSION 6u
 #define CRC_BYTES 8u
 /* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
@@ -103,6 +103,10 @@ static void put_rule(char **at, const struct job_settings *settings)
         put_u32(at, rule->best);
         put_u8(at, rule->best_is_largest);
         put_text(at, rule->metric);
+        put_u32(at, rule->hourly);
+        put_u32(at, rule->daily);
+        put_u32(at, rule->weekly);
+        put_u32(at, rule->within_s);
 }
 
 /* The storage path is written too, with its signature, so that the next agent can go on persisting. The log is this user's alone. */
@@ -379,6 +383,10 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         settings->keep_best_count = get_u32(reader, UINT32_MAX);
         settings->keep_best_is_largest = get_u8(reader, 1);
         get_text(reader, true, settings->keep_best, sizeof settings->keep_best);
+        settings->keep_hourly = get_u32(reader, UINT32_MAX);
+        settings->keep_daily = get_u32(reader, UINT32_MAX);
+        settings->keep_weekly = get_u32(reader, UINT32_MAX);
+        settings->keep_within_s = get_u32(reader, UINT32_MAX);
         settings->world = get_u32(reader, WORLD_MAX);
         settings->local_world = get_u32(reader, WORLD_MAX);
         get_text(reader, true, spelling, IPC_PATH_MAX);

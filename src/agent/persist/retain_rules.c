@@ -51,9 +51,15 @@ static void add_text(struct rules *rules, const struct keep_rule *rule)
 {
         size_t size = sizeof rules->text, used = strlen(rules->text);
 
+        const struct {
+                const char *name;
+                uint64_t value;
+        } words[] = { { "every", rule->every }, { "hourly", rule->hourly }, { "daily", rule->daily }, { "weekly", rule->weekly }, { "within", rule->within_s } };
+
         used += (size_t)snprintf(rules->text + used, size - used, "%skeep_last=%u", used ? "; " : "", rule->last);
-        if (used < size && rule->every)
-                used += (size_t)snprintf(rules->text + used, size - used, ", keep_every=%" PRIu64, rule->every);
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+                if (used < size && words[i].value)
+                        used += (size_t)snprintf(rules->text + used, size - used, ", keep_%s=%" PRIu64, words[i].name, words[i].value);
         if (used < size && rule->best)
                 snprintf(rules->text + used, size - used, ", keep_best=Best('%s', '%s', %u)", rule->metric, rule->best_is_largest ? "max" : "min",
                          rule->best);
@@ -70,7 +76,8 @@ static struct rules copy_rules(struct catalogue *catalogue, const struct job *jo
         for (uint32_t i = 0; i < rules.count; i++) {
                 const struct keep_rule *rule = &rules.of_job[i];
 
-                rules.list[i] = (struct order_rule){ .last = rule->last, .every = rule->every, .best = rule->best, .best_is_largest = rule->best_is_largest };
+                rules.list[i] = (struct order_rule){ .last = rule->last, .every = rule->every, .best = rule->best, .best_is_largest = rule->best_is_largest,
+                                                    .hourly = rule->hourly, .daily = rule->daily, .weekly = rule->weekly, .within_s = rule->within_s };
                 add_text(&rules, rule);
         }
         return rules;

@@ -62,16 +62,43 @@ export function when(at) {
 export const count = (value) => Math.round(value).toLocaleString('en');
 export const number = (value) => (value === null || value === undefined ? '-' : Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(+value.toPrecision(6)));
 
+// Makes `old` equal to `fresh`, and touches only what differs: a text that someone has selected stays selected. What a person can press is
+// replaced as a whole, with its listeners.
+const PRESSED = /^(button|input|select|a)$/i;
+export function renew(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== 1 || old.nodeName !== fresh.nodeName || PRESSED.test(old.nodeName)) { old.replaceWith(fresh); return; }
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (old.childNodes.length !== fresh.childNodes.length) { old.replaceChildren(...fresh.childNodes); return; }
+  const pairs = [...old.childNodes].map((one, i) => [one, fresh.childNodes[i]]);
+  for (const [one, other] of pairs) renew(one, other);
+}
+// The same for the children of `node`. Children with the same data-key are the same, also if others come before them.
+export function renewChildren(node, fresh) {
+  const known = new Map([...node.children].filter((one) => one.dataset.key !== undefined).map((one) => [one.dataset.key, one]));
+  const stays = new Set();
+  const wanted = fresh.map((one) => {
+    const old = known.get(one.dataset?.key) ?? [...node.childNodes].find((other) => !stays.has(other) && other.isEqualNode(one));
+    const is = old && old.nodeName === one.nodeName && !stays.has(old) ? old : one;
+    if (is !== one) renew(is, one);
+    stays.add(is);
+    return is;
+  });
+  for (const one of [...node.childNodes]) if (!stays.has(one)) one.remove();
+  wanted.forEach((one, i) => { if (node.childNodes[i] !== one) node.insertBefore(one, node.childNodes[i] ?? null); });
+}
+
 const ROW = 30;
 const AHEAD = 12;
 const MAY_BE_CUT = 8; // a cell with more characters shows its whole text when the pointer rests on it
 
 // columns: {name, label, number, width, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
 // width: 'name' or 'brief' cuts a long text earlier than others, so that all columns of a wide table are in view. fit: the table is as wide as
-// its content, not as the page.
+// its content, not as the page. sorted: called when a person has sorted.
 export class Grid {
-  constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false, fit = false } = {}) {
-    Object.assign(this, { columns, sort, descending, select, selected });
+  constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false, fit = false, sorted = null } = {}) {
+    Object.assign(this, { columns, sort, descending, select, selected, sorted });
     this.rows = [];
     this.cells = new Map();
     this.head = element('tr', { 'aria-rowindex': 1 });
@@ -91,6 +118,7 @@ export class Grid {
         else { this.sort = column.name; this.descending = Boolean(column.number); }
         this.drawHead();
         this.set(this.rows);
+        this.sorted?.();
         this.head.querySelector(`[data-name="${column.name}"]`).focus();
       };
       const sign = sorted ? (this.descending ? ' \u2193' : ' \u2191') : '';
@@ -133,7 +161,7 @@ export class Grid {
       const text = cell?.textContent ?? cell;
       return element('td', { class: [column.number && 'num', column.width].filter(Boolean).join(' ') || null, title: text.length > MAY_BE_CUT && !cell.title ? text : null }, cell);
     })));
-    this.body.replaceChildren(...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : []));
+    renewChildren(this.body, [...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : [])]);
     if (focused && field && this.node.isConnected)
       [...this.body.children].find((one) => one.dataset.key === focused)?.querySelector(`[data-field="${field}"]`)?.focus({ preventScroll: true });
   }

@@ -1,5 +1,7 @@
 // The panels: open(main, studio) makes one, update(studio) brings it up to date, tick(studio) once a second.
-import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock, when, number, Grid } from '/grid.js';
+import { element, named, shown, bytes, seconds, milliseconds, count, ago, clock, when, number, renew, renewChildren, Grid } from '/grid.js';
+import { curves } from '/curves.js';
+import { jobs } from '/jobs.js';
 
 const wall = () => Date.now() / 1000;
 const KIND = { durable: 'good', replicated: 'good', committed: 'good', failed: 'bad', lost: 'bad', damaged: 'bad' };
@@ -30,7 +32,7 @@ function card(title, big, ...lines) {
 const now = {
   name: 'now', label: 'Now',
   open(main, studio) {
-    this.bar = element('div', { class: 'bar' },
+    this.bar = element('div', { class: 'bar control' },
       element('button', { class: 'act', type: 'button', onclick: () => attempt(studio, 'asked the job to save', () => studio.act('save-now')) }, 'Save now'),
       element('button', { class: 'act', type: 'button', onclick: () => this.flush(studio) }, 'Flush the newest version'),
       element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'));
@@ -69,15 +71,6 @@ const now = {
   },
 };
 
-// Makes `old` equal to `fresh`, and touches only what differs: a text that someone has selected stays selected.
-function renew(old, fresh) {
-  if (old.isEqualNode(fresh)) return;
-  if (!old.cloneNode(false).isEqualNode(fresh.cloneNode(false))) { old.replaceWith(fresh); return; }
-  if (old.childNodes.length !== fresh.childNodes.length) { old.replaceChildren(...fresh.childNodes); return; }
-  const pairs = [...old.childNodes].map((one, i) => [one, fresh.childNodes[i]]);
-  for (const [one, other] of pairs) renew(one, other);
-}
-
 // ---- Prune, with a preview
 async function prune(studio) {
   const keep = element('input', { type: 'number', min: 1, value: 3, id: 'keep-last' });
@@ -97,7 +90,7 @@ function preview(studio, seen) {
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
   ];
   const remove = ['Remove them', 'danger', async () => {
-    const told = await attempt(studio, 'pruned', () => studio.act('prune', { versions: seen.removed.map(({ tag, entry }) => ({ tag, entry })) }));
+    const told = await attempt(studio, 'pruned', () => studio.work('prune', { versions: seen.removed.map(({ tag, entry }) => ({ tag, entry })) }));
     const kept = told?.results.filter((one) => !one.removed) || [];
     if (kept.length) setTimeout(() => studio.dialog('Some stay', element('ul', {}, kept.map((one) => element('li', {}, named(one.tag), `: ${shown(one.reason)}`))), []));
   }];
@@ -106,14 +99,21 @@ function preview(studio, seen) {
 
 // ---- Checkpoints
 const metricText = (row) => Object.entries(row.metrics).map(([name, value]) => `${shown(name)} ${number(value)}`).join(', ');
+const names = (studio) => [...new Set([...studio.state.rows.values()].flatMap((row) => Object.keys(row.metrics)))].sort();
+const SORT = 'at', DESCENDING = true;
 const checkpoints = {
   name: 'checkpoints', label: 'Checkpoints',
-  filter: '', only: '', metric: '',
-  names(studio) { return [...new Set([...studio.state.rows.values()].flatMap((row) => Object.keys(row.metrics)))].sort(); },
+  filter: '', only: '', sort: SORT, descending: DESCENDING,
+  place() {
+    const isUsual = this.sort === SORT && this.descending === DESCENDING;
+    return { query: { filter: this.filter, show: this.only, sort: isUsual ? '' : this.sort, order: isUsual ? '' : this.descending ? 'down' : 'up' } };
+  },
+  arrive(words, query) {
+    Object.assign(this, { filter: query.filter || '', only: query.show || '', sort: query.sort || SORT, descending: query.sort ? query.order === 'down' : DESCENDING });
+  },
   open(main, studio) {
-    const names = this.names(studio);
-    if (!names.includes(this.metric)) this.metric = names[0] || '';
-    this.known = names.join('\0');
+    const known = names(studio);
+    this.known = known.join('\0');
     const pick = (row) => element('input', {
       type: 'checkbox', checked: studio.chosen.has(row.key), 'aria-label': `compare ${shown(row.tag)}`, 'data-field': 'pick',
       onchange: (event) => {
@@ -123,35 +123,35 @@ const checkpoints = {
       },
     });
     const columns = [
-      { name: 'pick', label: 'Compare', cell: pick },
+      { name: 'pick', label: 'Compare', width: 'pick', cell: pick },
       { name: 'tag', label: 'Tag', width: 'name', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
       { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
       { name: 'state', label: 'State', width: 'brief', value: (row) => row.state, cell: state },
       { name: 'at', label: 'When', number: true, value: begun, cell: (row) => when(begun(row)) },
+      ...known.map((name) => ({ name: `metric ${name}`, label: shown(name), number: true, width: 'metric', value: (row) => row.metrics[name] ?? null, cell: (row) => number(row.metrics[name]) })),
       { name: 'where', label: 'Where', value: places, cell: places },
       { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
-      { name: 'written', label: 'Written', number: true, value: (row) => row.written, cell: (row) => (row.written === null ? '-' : bytes(row.written)) },
-      { name: 'unchanged', label: 'Unchanged', number: true, value: (row) => (row.written === null ? null : row.size - row.written), cell: (row) => (row.written === null ? '-' : bytes(Math.max(0, row.size - row.written))) },
+      { name: 'written', label: 'Written', number: true, value: (row) => row.written, cell: (row) => (row.written === null ? '-' : element('span', { title: `${bytes(Math.max(0, row.size - row.written))} were in storage before` }, bytes(row.written))) },
       { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => milliseconds(row.blocked_ms) },
-      { name: 'committed', label: 'Committed', number: true, value: (row) => (row.committed ? row.committed - row.begun : null), cell: (row) => (row.committed ? `+${seconds(row.committed - row.begun)}` : '-') },
-      { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? `+${seconds(row.durable - row.begun)}` : '-') },
-      ...(this.metric ? [{ name: 'metric', label: shown(this.metric), number: true, width: 'brief', value: (row) => row.metrics[this.metric] ?? null, cell: (row) => element('span', { title: metricText(row) }, number(row.metrics[this.metric])) }] : []),
+      { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? element('span', { title: `committed after ${seconds(row.committed - row.begun)}` }, `+${seconds(row.durable - row.begun)}`) : '-') },
+      { name: 'verified', label: 'Verified', number: true, value: (row) => row.verified_at ?? null, cell: (row) => checked(row) },
       { name: 'pin', label: 'Pin', width: 'brief', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : row.pinned ? `pinned: ${shown(row.pinned)}` : 'pinned') },
     ];
-    this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: Math.max(360, innerHeight - 170) });
+    const isThere = columns.some((one) => one.value && one.name === this.sort); // a metric comes later than the page
+    this.grid = new Grid(columns, {
+      label: 'Checkpoints', sort: isThere ? this.sort : SORT, descending: isThere ? this.descending : DESCENDING, select: true, selected: (row) => studio.chosen.has(row.key), height: Math.max(360, innerHeight - 170),
+      sorted: () => { [this.sort, this.descending] = [this.grid.sort, this.grid.descending]; studio.address(); },
+    });
     this.count = element('span', { class: 'faint', role: 'status' });
-    this.compareButton = element('button', { class: 'act', type: 'button', onclick: () => compare(studio) }, 'Compare two');
-    const search = element('input', { type: 'search', id: 'filter', value: this.filter, placeholder: 'tag, state, metric', oninput: (event) => { this.filter = event.target.value; this.update(studio); } });
-    const only = element('select', { id: 'only', onchange: (event) => { this.only = event.target.value; this.update(studio); } },
+    this.compareButton = element('button', { class: 'act', type: 'button', onclick: () => studio.goTo(['compare', ...chosenTags(studio)]) }, 'Compare');
+    const search = element('input', { type: 'search', id: 'filter', value: this.filter, placeholder: 'tag, state, metric', oninput: (event) => { this.filter = event.target.value; studio.address(true); this.update(studio); } });
+    const only = element('select', { id: 'only', onchange: (event) => { this.only = event.target.value; studio.address(); this.update(studio); } },
       ['', 'durable', 'memory', 'failed', 'pinned', 'abandoned'].map((name) => element('option', { value: name, selected: this.only === name }, name || 'all')));
-    const metric = names.length > 1 && element('select', { id: 'metric', onchange: (event) => { this.metric = event.target.value; main.replaceChildren(); this.open(main, studio); this.update(studio); } },
-      names.map((name) => element('option', { value: name, selected: this.metric === name }, shown(name))));
     main.append(element('div', { class: 'bar' }, element('span', {}, element('label', { htmlFor: 'filter' }, 'Filter'), search), element('span', {}, element('label', { htmlFor: 'only' }, 'Show'), only),
-      metric && element('span', {}, element('label', { htmlFor: 'metric' }, 'Metric'), metric),
-      this.compareButton, element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'), this.count), this.grid.node);
+      this.compareButton, element('button', { class: 'act control', type: 'button', onclick: () => prune(studio) }, 'Prune…'), this.count), this.grid.node);
     this.buttons(studio);
   },
-  buttons(studio) { this.compareButton.disabled = studio.chosen.size !== 2; },
+  buttons(studio) { this.compareButton.disabled = studio.chosen.size < 2; },
   matches(row) {
     if (this.only === 'durable' && !row.where.includes('storage')) return false;
     if (this.only === 'memory' && !row.where.includes('memory')) return false;
@@ -161,10 +161,12 @@ const checkpoints = {
     return !this.filter || `${row.tag} ${row.state} ${row.error} ${metricText(row)}`.toLowerCase().includes(this.filter.toLowerCase());
   },
   update(studio) {
-    if (this.names(studio).join('\0') !== this.known) { // the first metrics have come, or others
+    if (names(studio).join('\0') !== this.known) { // the first metrics have come, or others
       const main = this.grid.node.parentNode;
+      const typed = document.activeElement?.id;
       main.replaceChildren();
       this.open(main, studio);
+      if (typed) document.getElementById(typed)?.focus();
     }
     const all = [...studio.state.rows.values()];
     for (const key of studio.chosen) if (!studio.state.rows.has(key)) studio.chosen.delete(key);
@@ -174,29 +176,93 @@ const checkpoints = {
     this.buttons(studio);
   },
 };
-
-async function compare(studio) {
-  const [left, right] = [...studio.chosen].map((key) => studio.state.rows.get(key)).sort((a, b) => begun(a) - begun(b));
-  const told = await attempt(studio, 'compared', () => Promise.all([left, right].map((row) => studio.ask('version', { tag: row.tag }).catch((failure) => ({ error: failure.message })))));
-  if (!told) return;
-  // Storage has the files of a tag's last generation only.
-  const files = (row, one) => (one.version?.generation === row.generation ? one.version.files : []);
-  const sizes = [left, right].map((row, i) => new Map(files(row, told[i]).map((file) => [file.name, file.size])));
-  const lines = [
-    ['tag', named(left.tag), named(right.tag)], ['generation', String(left.generation), String(right.generation)], ['state', state(left), state(right)], ['size', bytes(left.size), bytes(right.size)],
-    ['blocked', milliseconds(left.blocked_ms), milliseconds(right.blocked_ms)],
-    ['durable after', seconds(left.durable && left.durable - left.begun), seconds(right.durable && right.durable - right.begun)],
-    ...[...new Set([...Object.keys(left.metrics), ...Object.keys(right.metrics)])].map((name) => [shown(name), number(left.metrics[name]), number(right.metrics[name])]),
-    ...[...new Set([...sizes[0].keys(), ...sizes[1].keys()])].slice(0, 300).map((name) => [named(name), bytes(sizes[0].get(name)), bytes(sizes[1].get(name))]),
-  ];
-  studio.dialog('Two checkpoints', element('table', { class: 'plain' },
-    element('thead', {}, element('tr', {}, element('td'), element('th', { scope: 'col' }, 'earlier'), element('th', { scope: 'col' }, 'later'))),
-    element('tbody', {}, lines.map(([name, a, b]) => element('tr', {}, element('th', { scope: 'row' }, name), element('td', {}, a), element('td', {}, b))))), []);
+const checked = (row) => (row.verified_at ? element('span', { class: row.verified_ok ? null : 'bad', title: clock(row.verified_at) }, row.verified_ok ? when(row.verified_at) : 'DAMAGED') : '-');
+// An earlier writing of a tag has its generation behind the tag.
+const chosenTags = (studio) => [...studio.chosen].map((key) => studio.state.rows.get(key)).filter(Boolean).sort((a, b) => begun(a) - begun(b)).map((row) => (latest(studio, row.tag) === row ? row.tag : `${row.tag}@${row.generation}`));
+const latest = (studio, tag) => [...studio.state.rows.values()].filter((one) => one.tag === tag).sort((a, b) => b.generation - a.generation)[0];
+function rowOf(studio, word) {
+  const found = latest(studio, word);
+  if (found) return found;
+  const [, tag, generation] = word.match(/^(.*)@(\d+)$/s) || [];
+  return [...studio.state.rows.values()].find((one) => one.tag === tag && one.generation === +generation);
 }
+
+// ---- Compare
+const compare = {
+  name: 'compare', label: 'Compare',
+  tags: [],
+  place() { return { words: this.tags }; },
+  arrive(words) { this.tags = words.filter(Boolean); },
+  open(main, studio) {
+    this.facts = element('div');
+    this.tensors = element('div');
+    this.shownFor = null;
+    this.files = new Map();
+    main.append(this.facts, this.tensors);
+  },
+  update(studio) {
+    const rows = this.tags.map((word) => rowOf(studio, word));
+    if (rows.filter(Boolean).length < 2) {
+      renewChildren(this.facts, [element('p', {}, this.tags.length > 1 ? 'These checkpoints are not there, or no longer: ' : 'Choose two or more in ', this.tags.length > 1 ? this.tags.map(shown).join(', ') : 'Checkpoints', '.')]);
+      return;
+    }
+    rows.forEach((row, i) => row || this.tags.splice(i, 1));
+    const present = rows.filter(Boolean);
+    for (const row of present) if (!this.files.has(row.key)) { this.files.set(row.key, null); this.load(studio, row); }
+    const metrics = [...new Set(present.flatMap((row) => Object.keys(row.metrics)))].sort();
+    const fileNames = [...new Set(present.flatMap((row) => [...(this.files.get(row.key)?.keys() || [])]))].sort().slice(0, 300);
+    const lines = [
+      ['tag', (row) => element('button', { class: 'tag', type: 'button', onclick: () => studio.open(row.tag) }, named(row.tag))], ['step', (row) => String(step(row) ?? '-')], ['generation', (row) => String(row.generation)], ['state', state], ['saved', (row) => clock(begun(row))],
+      ...metrics.map((name) => [shown(name), (row) => number(row.metrics[name])]),
+      ['size', (row) => bytes(row.size)], ['blocked', (row) => milliseconds(row.blocked_ms)], ['durable after', (row) => seconds(row.durable && row.durable - row.begun)],
+      ['pin', (row) => (row.pinned === null ? '-' : shown(row.pinned) || 'pinned')],
+      ...fileNames.map((name) => [named(name), (row) => bytes(this.files.get(row.key)?.get(name))]),
+    ];
+    const fresh = element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checkpoints side by side' },
+      element('tbody', {}, lines.map(([name, cell]) => element('tr', {}, element('th', { scope: 'row' }, name), present.map((row) => element('td', {}, cell(row))))))));
+    renewChildren(this.facts, [this.facts.firstChild?.isEqualNode(fresh) ? this.facts.firstChild : fresh]);
+    if (this.shownFor !== this.tags.join('\0')) {
+      this.shownFor = this.tags.join('\0');
+      this.tensors.replaceChildren(element('h2', {}, 'Tensors'), element('button', { class: 'act', type: 'button', onclick: () => this.diff(studio, present) }, 'Compare the tensors'));
+    }
+  },
+  async load(studio, row) {
+    const told = await studio.ask('version', { tag: row.tag }).catch(() => ({}));
+    // Storage has the files of a tag's last generation only.
+    this.files.set(row.key, new Map((told.version?.generation === row.generation ? told.version.files : []).map((file) => [file.name, file.size])));
+    if (studio.panel === this) this.update(studio);
+  },
+  // Each later one with the first, one after the other: they read the same bytes.
+  async diff(studio, [first, ...others]) {
+    const found = element('div');
+    this.tensors.replaceChildren(element('h2', {}, 'Tensors'), found);
+    for (const other of others) {
+      const part = element('section', {}, element('p', { class: 'faint' }, `reading ${shown(first.tag)} and ${shown(other.tag)}…`));
+      found.append(part);
+      let told;
+      try { told = await studio.work('diff', { tag: first.tag, other: other.tag }); } catch (failure) { part.replaceChildren(element('p', { class: 'bad' }, shown(failure.message))); continue; }
+      const rows = told.files.flatMap((file) => [
+        ...(file.tensors || []).map((one, i) => ({ ...one, file: file.name, key: `${file.name}\0${i}` })),
+        ...(file.tensors?.length || file.result.startsWith('equal') ? [] : [{ file: file.name, name: file.tensors ? '(other)' : '(file)', result: file.result, key: file.name }]),
+      ]);
+      const grid = new Grid([
+        { name: 'file', label: 'File', width: 'name', value: (one) => one.file, cell: (one) => named(one.file) },
+        { name: 'name', label: 'Tensor', value: (one) => one.name, cell: (one) => named(one.name) },
+        { name: 'result', label: 'Result', value: (one) => one.result, cell: (one) => shown(one.result) },
+        { name: 'largest', label: 'Largest difference', number: true, value: (one) => (typeof one.largest === 'number' ? one.largest : null), cell: (one) => (typeof one.largest === 'string' ? one.largest : number(one.largest)) },
+        { name: 'differing', label: 'Differ', number: true, value: (one) => one.differing ?? null, cell: (one) => (one.differing === undefined ? '-' : `${count(one.differing)} of ${count(one.elements)}`) },
+      ], { label: `Tensors of ${shown(first.tag)} and ${shown(other.tag)}`, sort: 'largest', height: 360 });
+      part.replaceChildren(element('p', { class: rows.length ? null : 'good' }, named(first.tag), ' and ', named(other.tag), rows.length ? `: ${count(rows.length)} tensors or files differ` : ': all is equal'), rows.length ? grid.node : '');
+      grid.set(rows);
+    }
+  },
+};
 
 // ---- One checkpoint
 const version = {
   name: 'version', label: 'One checkpoint',
+  place(studio) { return { words: studio.tag === null ? [] : [studio.tag] }; },
+  arrive(words, query, studio) { if (words.length) studio.tag = words[0]; },
   open(main, studio) {
     this.main = main;
     this.shownFor = null;
@@ -206,7 +272,11 @@ const version = {
     studio.tag ??= studio.state.now?.newest?.tag ?? null;
     const row = this.row(studio);
     const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.generation}\0${row?.state}\0${row?.pinned}\0${row?.where}`;
-    if (this.shownFor === key) return;
+    if (this.shownFor === key) {
+      if (!this.found && this.check && this.verifiedAt !== row?.verified_at) this.check.replaceChildren(this.checkText(null, row)); // someone else has verified it
+      this.verifiedAt = row?.verified_at;
+      return;
+    }
     this.shownFor = key;
     if (studio.tag === null) { this.main.replaceChildren(element('p', {}, 'There is no checkpoint yet.')); return; }
     const tag = studio.tag;
@@ -214,25 +284,28 @@ const version = {
     try { told = await studio.ask('version', { tag }); } catch (failure) { told = { error: failure.message }; }
     if (studio.panel === this && studio.tag === tag) this.draw(studio, row, told);
   },
-  row(studio) { return [...studio.state.rows.values()].filter((one) => one.tag === studio.tag).sort((a, b) => b.generation - a.generation)[0]; },
+  row(studio) { return latest(studio, studio.tag); },
   draw(studio, row, told) {
     const tag = studio.tag;
     const again = () => { this.shownFor = null; this.update(studio); };
     const choice = element('select', { id: 'which', onchange: (event) => { studio.tag = event.target.value; studio.address(); again(); } },
       [...new Set([...studio.state.rows.values()].sort((a, b) => begun(b) - begun(a)).map((one) => one.tag))].slice(0, 2000).map((one) => element('option', { value: one, selected: one === tag }, shown(one))));
-    const check = element('dd', { id: 'check' }, this.checkText(told.check));
+    const check = element('dd', { id: 'check' }, this.checkText(told.check, row));
+    Object.assign(this, { check, found: told.check, verifiedAt: row?.verified_at });
     const bar = element('div', { class: 'bar' }, element('label', { htmlFor: 'which' }, 'Checkpoint'), choice,
-      element('button', { class: 'act', type: 'button', onclick: async (event) => {
+      element('button', { class: 'act control', type: 'button', onclick: async (event) => {
         event.target.disabled = true;
         check.textContent = 'reading every byte…';
-        const found = await attempt(studio, `verify of ${shown(tag)}`, () => studio.act('verify', { tag }));
-        check.replaceChildren(this.checkText(found));
+        const found = await attempt(studio, `verify of ${shown(tag)}`, () => studio.work('verify', { tag }));
+        this.found = found;
+        check.replaceChildren(this.checkText(found, row));
         event.target.disabled = false;
       } }, 'Verify'),
       row?.pinned === null || row === undefined
-        ? element('button', { class: 'act', type: 'button', onclick: () => pin(studio, tag) }, 'Pin…')
-        : element('button', { class: 'act', type: 'button', onclick: () => attempt(studio, `${shown(tag)} unpinned`, () => studio.act('unpin', { tag })) }, 'Unpin'),
-      element('button', { class: 'act', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
+        ? element('button', { class: 'act control', type: 'button', onclick: () => pin(studio, tag) }, 'Pin…')
+        : element('button', { class: 'act control', type: 'button', onclick: () => attempt(studio, `${shown(tag)} unpinned`, () => studio.act('unpin', { tag })) }, 'Unpin'),
+      element('button', { class: 'act control', type: 'button', onclick: () => copyTo(studio, tag) }, 'Copy to…'),
+      element('button', { class: 'act control', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
       told.restore && element('button', { class: 'act', type: 'button', onclick: () => copy(studio, told.restore) }, 'Copy the restore command'));
     const facts = element('dl', {}, [
       ['tag', named(tag)], ['state', row ? state(row) : '-'],
@@ -243,8 +316,9 @@ const version = {
     ].filter(Boolean).map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]), element('dt', {}, 'check'), check);
     this.main.replaceChildren(bar, element('div', { class: 'two' }, element('section', {}, element('h2', {}, 'Facts'), facts), this.waterfall(told.version, told.error)), this.files(studio, tag, told.version));
   },
-  checkText(found) {
-    if (!found) return element('span', { class: 'faint' }, 'not verified since the studio started');
+  checkText(found, row) {
+    if (!found && row?.verified_at) return element('span', { class: row.verified_ok ? 'good' : 'bad' }, row.verified_ok ? `every byte was as it was written, ${clock(row.verified_at)}` : `DAMAGED, ${clock(row.verified_at)}: verify it again for the places`);
+    if (!found) return element('span', { class: 'faint' }, 'never verified');
     if (found.ok) return element('span', { class: 'good' }, `every byte is as it was written (${bytes(found.answer.bytes)} in ${seconds(found.answer.seconds)})`);
     const damaged = (found.answer.versions || []).flatMap((one) => [...one.files, ...one.documents]).filter((one) => !one.ok);
     return element('span', { class: 'bad' }, `DAMAGED: ${damaged.map((one) => `${shown(one.name)} at byte ${one.damage[0]?.offset ?? '?'}`).join(', ')}`);
@@ -324,6 +398,11 @@ function pin(studio, tag) {
   studio.dialog('Pin a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'reason' }, 'Reason (may be empty) '), reason)],
     [['Pin', '', () => attempt(studio, `${shown(tag)} pinned`, () => studio.act('pin', { tag, reason: reason.value.trim() }))]]);
 }
+function copyTo(studio, tag) {
+  const place = element('input', { id: 'copy-to', size: 40, placeholder: 'a directory, or a URL such as az://account/container/run7' });
+  studio.dialog('Copy a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'copy-to' }, 'To '), place)],
+    [['Copy', '', () => { attempt(studio, `copy of ${shown(tag)}`, () => studio.work('copy', { tag, to: place.value.trim() })); }]]);
+}
 async function copy(studio, text) {
   try { await navigator.clipboard.writeText(text); studio.say('the restore command is in the clipboard'); } catch { /* it can be copied from the dialog */ }
   studio.dialog('Restore command', element('p', { class: 'mono' }, text), []);
@@ -354,24 +433,44 @@ function timeScale(times, saves) {
 const EVENT = { end: 'bad', restore: 'warn', pause: 'warn', start: 'good' };
 const timeline = {
   name: 'timeline', label: 'Timeline',
-  open(main) {
-    this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time' });
+  from: null, to: null, // seconds since 1970; null: all
+  place() { return { query: { from: this.from && this.from.toFixed(1), to: this.to && this.to.toFixed(1) } }; },
+  arrive(words, query) { [this.from, this.to] = [query.from, query.to].map((text) => (Number.isFinite(+text) && text ? +text : null)); },
+  // Shows the part between the shares `left` and `right` of what is shown now.
+  zoom(studio, left, right) {
+    const [first, last] = this.shownTimes || [];
+    if (left === -Infinity) [this.from, this.to] = [null, null];
+    else if (first === undefined || last === undefined) return; // there are no saves yet
+    else [this.from, this.to] = [first + left * (last - first), first + right * (last - first)];
+    if (this.all && this.from <= this.all[0] && this.to >= this.all[1]) [this.from, this.to] = [null, null];
+    studio.address(true);
+    this.update(studio);
+  },
+  open(main, studio) {
+    const steps = { '+': [0.25, 0.75], '=': [0.25, 0.75], '-': [-0.5, 1.5], 0: [-Infinity, Infinity], ArrowLeft: [-0.25, 0.75], ArrowRight: [0.25, 1.25] };
+    this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time; keys: + and - zoom, arrows move, 0 shows all',
+      onkeydown: (event) => { if (steps[event.key] && event.target === event.currentTarget) { event.preventDefault(); this.zoom(studio, ...steps[event.key]); } } });
+    const button = (text, key) => element('button', { class: 'act', type: 'button', onclick: () => this.zoom(studio, ...steps[key]) }, text);
     this.list = element('ul', { class: 'events' });
-    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, swatch('--bad', 'line'), 'end of a trainer'), element('span', {}, swatch('--warn', 'line'), 'load, return to an earlier step, pause'), element('span', {}, swatch('--faint', 'line'), 'start')),
+    main.append(element('h2', {}, 'Saves'), element('div', { class: 'bar' }, button('Zoom in', '+'), button('Zoom out', '-'), button('Earlier', 'ArrowLeft'), button('Later', 'ArrowRight'), button('All', '0')), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, swatch('--bad', 'line'), 'end of a trainer'), element('span', {}, swatch('--warn', 'line'), 'load, return to an earlier step, pause'), element('span', {}, swatch('--faint', 'line'), 'start')),
       this.picture, element('h2', {}, 'Step inflation'), this.inflation = element('p'), element('h2', {}, 'Events, newest first'), this.list);
   },
   update(studio) {
-    const rows = oldestFirst(studio).filter(begun).slice(-1000);
-    const events = studio.state.events || [];
-    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: EVENT[one.kind] || 'faint' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
+    const every = oldestFirst(studio).filter(begun);
+    const isShown = (at) => (this.from === null || at >= this.from) && (this.to === null || at <= this.to);
+    const rows = every.filter((row) => isShown(begun(row))).slice(-1000);
+    const all = studio.state.events || [], events = all.filter((one) => isShown(one.at));
+    if (every.length) this.all = [Math.min(begun(every[0]), ...all.map((one) => one.at)), Math.max(begun(every.at(-1)), ...all.map((one) => one.at))];
+    renewChildren(this.list, events.slice(-200).reverse().map((one) => element('li', { 'data-key': `${one.at} ${one.text}` }, element('span', { class: EVENT[one.kind] || 'faint' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
     if (!events.length) this.list.replaceChildren(element('li', { class: 'faint' }, 'nothing has happened since the studio started, and the history shows no way back'));
     const slow = rows.filter((row) => row.inflation !== null).sort((a, b) => b.inflation - a.inflation).slice(0, 3);
     this.inflation.replaceChildren(slow.length ? `Steps took longest before ${slow.map((row) => `${shown(row.tag)} (${(100 * row.inflation).toFixed(0)} % over the usual)`).join(', ')}.` : 'Not known yet: it needs three saves of numbered steps.');
-    if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, 'no saves yet')); return; }
+    if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, every.length ? 'no saves in this part: press 0, or All' : 'no saves yet')); this.shownTimes = [this.from ?? this.all?.[0], this.to ?? this.all?.[1]]; return; }
     const width = Math.max(300, this.picture.clientWidth), height = 260;
     const marks = events.filter((one) => one.at >= begun(rows[0]) - 60);
     const from = Math.min(begun(rows[0]), ...marks.map((one) => one.at));
     const to = Math.max(begun(rows.at(-1)), ...marks.map((one) => one.at), from + 1);
+    this.shownTimes = [this.from ?? from, this.to ?? to];
     const known = rows.map(step).filter((value) => value !== null);
     const numbered = known.length > 0;
     const low = numbered ? Math.min(...known) : 0, high = Math.max(...known, low + 1);
@@ -384,7 +483,7 @@ const timeline = {
       made.style.fill = 'var(--faint)';
       return made;
     };
-    const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
+    const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'group', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
     const colour = (row) => (row.state === 'failed' ? '--bad' : row.durable || row.where.includes('storage') ? '--mark3' : '--mark');
     const line = (at, colour, ...children) => {
       const made = element('svg:line', at, ...children);
@@ -411,12 +510,22 @@ const timeline = {
     let reached = low; // a version without a number is as high as the one before it
     for (const row of rows) {
       reached = step(row) ?? reached;
-      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(reached), r: rows.length > 300 ? 2.5 : 4.5 }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${milliseconds(row.blocked_ms)}`));
+      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(reached), r: rows.length > 300 ? 2.5 : 4.5, class: 'dot', role: 'link', tabindex: rows.length > 100 ? -1 : 0, 'aria-label': `${shown(row.tag)}, ${row.state}`, onclick: () => studio.open(row.tag), onkeydown: (event) => { if (event.key === 'Enter') studio.open(row.tag); } }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${milliseconds(row.blocked_ms)}`));
       mark.style.fill = `var(${colour(row)})`;
       svg.append(mark);
     }
-    for (const [at, anchor] of [[from, 'start'], [to, 'end']]) svg.append(label(clock(at), { x: x(at), y: height - 8, 'text-anchor': anchor }));
-    this.picture.replaceChildren(svg);
+    // As many times as fit, at saves: a time between two saves can be in a pause, which is drawn shorter.
+    const room = 24 + 8 * clock(to).length;
+    const ends = [[from, 'start'], [to, 'end']];
+    let reachedX = x(from) + room * 1.2;
+    for (const row of rows) {
+      const at = x(begun(row));
+      if (at < reachedX || at > x(to) - room * 1.2) continue;
+      ends.push([begun(row), 'middle']);
+      reachedX = at + room;
+    }
+    for (const [at, anchor] of ends) svg.append(label(clock(at), { x: x(at), y: height - 8, 'text-anchor': anchor }));
+    if (!this.picture.firstChild?.isEqualNode(svg)) this.picture.replaceChildren(svg);
   },
 };
 
@@ -479,4 +588,4 @@ const config = {
   },
 };
 
-export const panels = [now, checkpoints, version, timeline, nodes, config];
+export const panels = [jobs, now, checkpoints, curves, version, compare, timeline, nodes, config];

@@ -1,13 +1,18 @@
 // State, requests and the panels' frame. The token stands after '#' in the address that `nebula studio` prints: no server sees it there.
-import { element, shown, clock } from '/grid.js';
+import { element, shown, clock, bytes, renewChildren } from '/grid.js';
 import { panels } from '/panels.js';
 
-// Then '#' is followed by the panel, and '/' and the tag of "One checkpoint".
-const parts = () => location.hash.slice(1).split('/').map((text) => { try { return decodeURIComponent(text); } catch { return text; } });
+// Then '#' is followed by the panel, by '/' and the words of what it shows (tags), and by '?' and its choices: #version/global_step500?job=run7
+function parts() {
+  const [path, query] = location.hash.slice(1).split('?');
+  const words = path.split('/').map((text) => { try { return decodeURIComponent(text); } catch { return text; } });
+  return { words, query: Object.fromEntries(new URLSearchParams(query)) };
+}
 const asked = parts();
 const isPanel = (name) => panels.some((one) => one.name === name);
-if (asked[0] && !isPanel(asked[0])) sessionStorage.setItem('nebula-token', asked.shift());
-const token = sessionStorage.getItem('nebula-token') || '';
+// In the storage of the browser, so that a second tab and an address without the token work. The next start of the studio makes another token.
+if (asked.words[0] && !isPanel(asked.words[0])) localStorage.setItem('nebula-token', asked.words.shift());
+const token = localStorage.getItem('nebula-token') || '';
 const $ = (id) => document.getElementById(id);
 
 export const studio = {
@@ -15,21 +20,44 @@ export const studio = {
   panel: null,
   chosen: new Set(), // keys of versions, to compare
   tag: null, // of the panel "One checkpoint"
+  job: '', // its name, if the studio serves several
   async ask(name, query = {}) {
-    return answer(await fetch(`/api/${name}?${new URLSearchParams(query)}`, { headers: { 'X-Nebula-Token': token } }));
+    return answer(await fetch(`/api/${name}?${new URLSearchParams({ job: this.job, ...query })}`, { headers: { 'X-Nebula-Token': token } }));
   },
   async act(name, body = {}) {
     return answer(await fetch(`/api/${name}`, {
-      method: 'POST', headers: { 'X-Nebula-Token': token, 'Content-Type': 'application/json' }, body: JSON.stringify(body),
+      method: 'POST', headers: { 'X-Nebula-Token': token, 'Content-Type': 'application/json' }, body: JSON.stringify({ job: this.job, ...body }),
     }));
+  },
+  // Long work of the server: shown above each panel with its progress, and a button that stops it. Returns its answer.
+  async work(name, body) {
+    const { work } = await this.act(name, body);
+    for (;;) {
+      await new Promise((done) => { waiting.push(done); });
+      const found = (this.state.works || []).find((one) => one.id === work);
+      if (!found) throw new Error('the studio has forgotten this work: it was started again');
+      if (found.state === 'stopped') throw new Error(`${found.what} was stopped`);
+      if (found.state === 'failed') throw new Error(found.error);
+      if (found.state === 'done') return this.ask('work', { id: work });
+    }
+  },
+  // The panel of all jobs.
+  showAll(told) {
+    showVerdict(null);
+    $('path').textContent = '';
+    document.title = 'Nebula studio';
+    $('problems').replaceChildren(...(told.problems || []).map((text) => element('p', {}, shown(text))));
   },
   say(text) { $('live').textContent = text; },
   open(tag) { this.tag = tag; choose('version', true); },
   // The address of what is shown. `replaces`: the address before it needs no place in the browser's history.
   address(replaces = false) {
-    const hash = `#${[this.panel.name, ...(this.panel.name === 'version' && this.tag !== null ? [this.tag] : [])].map(encodeURIComponent).join('/')}`;
+    const { words = [], query = {} } = this.panel.place?.(this) || {};
+    const chosen = Object.entries({ job: this.panel.isOfAll ? '' : this.job, ...query }).filter(([, value]) => value !== '' && value !== null && value !== undefined);
+    const hash = `#${[this.panel.name, ...words].map(encodeURIComponent).join('/')}${chosen.length ? `?${new URLSearchParams(chosen)}` : ''}`;
     if (hash !== location.hash) history[replaces ? 'replaceState' : 'pushState'](null, '', hash);
   },
+  goTo(words, query = {}) { goTo({ words, query: { job: this.job, ...query } }, false); },
   // A dialog. buttons: [label, class, action]; an action that returns false keeps it open.
   dialog(title, content, buttons) {
     const node = $('dialog');
@@ -50,6 +78,7 @@ async function answer(response) {
 }
 
 function choose(name, focus = false, replaces = false) {
+  if (studio.several && !studio.job) name = 'jobs';
   studio.panel = panels.find((one) => one.name === name);
   studio.address(replaces);
   for (const tab of $('tabs').children) {
@@ -61,12 +90,14 @@ function choose(name, focus = false, replaces = false) {
   $('main').setAttribute('aria-labelledby', `tab-${name}`);
   $('main').replaceChildren();
   studio.panel.open($('main'), studio);
-  studio.panel.update?.(studio);
+  if (studio.panel.isOfAll || of !== studio.job) { showVerdict(null); showWorks([]); }
+  else { showVerdict(studio.state.verdict); showWorks(studio.state.works); $('path').textContent = shown(studio.state.path || ''); }
+  if (of === studio.job) studio.panel.update?.(studio);
   if (focus) $('main').focus({ preventScroll: true });
 }
 
 function makeTabs() {
-  $('tabs').replaceChildren(...panels.map((one) => element('button', {
+  $('tabs').replaceChildren(...panels.filter((one) => studio.several || !one.isOfAll).map((one) => element('button', {
     role: 'tab', id: `tab-${one.name}`, type: 'button', 'data-name': one.name, 'aria-controls': 'main', onclick: () => choose(one.name),
     onkeydown: (event) => {
       const turn = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -88,29 +119,51 @@ function showVerdict(verdict) {
   $('verdict').replaceChildren(...lines.map((line) => element('p', {}, line)));
 }
 
-function take(told) {
+const waiting = []; // calls that continue when a state has come
+function showWorks(works) {
+  const running = (works || []).filter((one) => one.state === 'running');
+  renewChildren($('works'), running.map((one) => {
+    const { done, total } = one.progress || {};
+    return element('p', { 'data-key': String(one.id) }, element('span', {}, shown(one.what)), total ? element('progress', { max: total, value: Math.min(done, total), 'aria-label': `progress of ${shown(one.what)}` }) : element('progress', { 'aria-label': `progress of ${shown(one.what)}` }),
+      element('span', { class: 'faint' }, total ? `${bytes(done)} of ${bytes(total)}` : ''), element('button', { class: 'act', type: 'button', onclick: () => studio.act('stop', { id: one.id }) }, 'Stop'));
+  }));
+}
+let of = ''; // the job whose state is shown
+function take(told, job) {
   const { state } = studio;
+  if (job !== of) { state.rows = new Map(); studio.chosen.clear(); }
+  of = job;
   if (told.all) state.rows.clear();
   for (const key of told.gone) state.rows.delete(key);
   for (const [key, row] of Object.entries(told.rows)) state.rows.set(key, { ...row, key });
   const { rows, gone, all, ...rest } = told;
   Object.assign(state, rest);
   $('path').textContent = shown(state.path || '');
+  document.title = `${shown(state.path || '')} - Nebula studio`;
   showVerdict(state.verdict);
   $('problems').replaceChildren(...(state.problems || []).map((text) => element('p', {}, shown(text))));
-  studio.panel?.update?.(studio);
+  showWorks(state.works);
+  for (const done of waiting.splice(0)) done();
+  if (!studio.panel?.isOfAll) studio.panel?.update?.(studio);
 }
 
+let leave = new AbortController();
 async function follow() {
   let epoch = '', since = 0;
   for (;;) {
+    const job = studio.job;
+    if (studio.several && !job) { await new Promise((done) => setTimeout(done, 200)); continue; }
+    if (job !== of) [epoch, since] = ['', 0];
     try {
-      const told = await studio.ask('state', { epoch, since });
-      if (told.revision !== since || told.epoch !== epoch) take(told);
+      leave = new AbortController();
+      const told = await answer(await fetch(`/api/state?${new URLSearchParams({ job, epoch, since })}`, { headers: { 'X-Nebula-Token': token }, signal: leave.signal }));
+      if (job !== studio.job) continue;
+      if (told.revision !== since || told.epoch !== epoch) take(told, job);
       [epoch, since] = [told.epoch, told.revision];
       const { reading } = studio.state;
       studio.say(told.revision && !reading ? `live, ${clock(Date.now() / 1000)}` : `reading the storage…${reading ? ` ${reading.read} of ${reading.of} versions` : ''}`);
     } catch (failure) {
+      if (failure.name === 'AbortError') continue;
       studio.say('not connected');
       $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
       await new Promise((done) => setTimeout(done, 2000));
@@ -118,13 +171,33 @@ async function follow() {
   }
 }
 
-function goTo([name, tag], replaces) {
-  if (tag !== undefined) studio.tag = tag;
-  choose(isPanel(name) ? name : 'now', false, replaces);
+function goTo({ words: [name, ...words], query }, replaces) {
+  const { job = '', ...rest } = query;
+  const panel = panels.find((one) => one.name === name);
+  if (job !== studio.job && !panel?.isOfAll) { Object.assign(studio, { job, tag: null }); leave.abort(); }
+  const first = studio.several && !studio.job ? 'jobs' : 'now';
+  panel?.arrive?.(words, rest, studio);
+  choose(panel && (studio.several || !panel.isOfAll) ? name : first, false, replaces);
 }
 
-makeTabs();
-goTo(asked, true);
-addEventListener('popstate', () => goTo(parts(), true));
-setInterval(() => studio.panel?.tick?.(studio), 1000); // ages go on between two answers
-follow();
+async function begin() {
+  for (;;) {
+    try {
+      const told = await studio.ask('about');
+      Object.assign(studio, { several: told.several, readOnly: told.read_only });
+      document.body.classList.toggle('read-only', told.read_only);
+      break;
+    } catch (failure) {
+      studio.say('not connected');
+      $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
+      await new Promise((done) => setTimeout(done, 2000));
+    }
+  }
+  $('problems').replaceChildren();
+  makeTabs();
+  goTo(asked, true);
+  addEventListener('popstate', () => goTo(parts(), true));
+  setInterval(() => studio.panel?.tick?.(studio), 1000); // ages go on between two answers
+  follow();
+}
+begin();

@@ -1,0 +1,171 @@
+"""The jobs that a studio serves: one storage path, several, or all that lie in one path.
+
+A job costs something only while a page shows it: then it has a collector. The table of all jobs comes from `nebula list --jobs`, which finds
+the newest version of each with three small requests, and rests longer than it works.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from .._session import config
+from ..errors import NebulaConfigError, NebulaError
+from .collector import REST, Collector
+from .source import Source
+from .works import Works
+
+__all__ = ["Fleet", "Job"]
+
+_LOGGER = logging.getLogger("nebulaml")
+TABLE_LOCAL_S = 3.0
+TABLE_CLOUD_S = 60.0
+IDLE_S = 120.0  # without a page, a job's collector ends
+
+
+class Job:
+    """A storage path that a page shows."""
+
+    def __init__(self, path: str, history: str | None, every_s: float | None, is_one_of_several: bool) -> None:
+        self.source = Source(path, history, is_one_of_several)
+        self.works = Works(lambda: self.collector.touch())
+        self.collector = Collector(self.source, every_s, self.works.rows)
+        self.checks: dict[str, dict[str, Any]] = {}
+        self.used = time.monotonic()
+        self.collector.start()
+
+    def close(self) -> None:
+        self.works.close()
+        self.collector.close()
+        self.source.close()
+
+
+class Fleet:
+    """Any thread may call. The thread for the table runs only if there are several jobs."""
+
+    def __init__(self, paths: list[str], history: str | None, every_s: float | None) -> None:
+        self._paths, self._history, self._every_s = paths, history, every_s
+        self._lock = threading.Lock()  # guards the open jobs
+        self._open: dict[str, Job] = {}
+        self._known: dict[str, str] = {}  # paths by name; the table's thread replaces it
+        self._table: dict[str, Any] = {"jobs": [], "problems": [], "looked_at": None}
+        self._goodput: dict[str, tuple[float, float | None]] = {}  # of local paths: with the time of the history's last change
+        self._ended = threading.Event()
+        self.several = len(paths) > 1 or self._is_parent(paths[0])
+        self._thread: threading.Thread | None = None
+
+    def _is_parent(self, path: str) -> bool:
+        source = Source(path)
+        try:
+            told = source.ask("list", "--jobs", "--json")[1]
+        except NebulaError:
+            return False  # the page of the path says why
+        finally:
+            source.close()
+        return not told["is_job"] and bool(told["jobs"])
+
+    def start(self) -> None:
+        if self.several:
+            self._thread = threading.Thread(target=self._run, name="nebula-studio-jobs", daemon=True)
+            self._thread.start()
+        else:
+            self.job("")
+
+    def job(self, name: str) -> Job:
+        """Returns the job of that name, "" if there is only one. Raises NebulaConfigError: there is none."""
+        path = self._known.get(name) if self.several else self._paths[0]
+        if path is None:
+            raise NebulaConfigError(f"there is no job {name!r} in {', '.join(map(config.shown, self._paths))}" if name else "choose a job")
+        with self._lock:
+            if self._ended.is_set():
+                raise NebulaConfigError("the studio ends")
+            found = self._open.get(name)
+            if found is None:
+                found = self._open[name] = Job(path, self._history, self._every_s, self.several)
+            found.used = time.monotonic()
+            return found
+
+    def table(self) -> dict[str, Any]:
+        return self._table
+
+    def stop(self) -> None:
+        """Ends the waits of pages."""
+        self._ended.set()
+        with self._lock:
+            opened = list(self._open.values())
+        for one in opened:
+            one.collector.stop()
+
+    def close(self) -> None:
+        self.stop()
+        if self._thread:
+            self._thread.join(5)
+        for one in self._open.values():
+            one.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            begun = time.monotonic()
+            try:
+                self._look()
+            except Exception as failure:  # if the thread ended, the page would show old numbers as current ones
+                _LOGGER.exception("nebula studio: a look at the jobs failed")
+                self._table = {**self._table, "problems": [f"a look failed: {type(failure).__name__}: {failure}"]}
+            self._close_idle()
+            is_local = all("://" not in path.removeprefix("file://") for path in self._paths)
+            least = self._every_s or (TABLE_LOCAL_S if is_local else TABLE_CLOUD_S)
+            self._ended.wait(max(least, REST * (time.monotonic() - begun)))
+
+    def _look(self) -> None:
+        jobs: list[dict[str, Any]] = []
+        problems: list[str] = []
+        known: dict[str, str] = {}
+        for path in self._paths:
+            source = Source(path)
+            try:
+                told = source.ask("list", "--jobs", "--json")[1]
+            except NebulaError as failure:
+                problems.append(str(failure))
+                known |= {name: one for name, one in self._known.items() if one.startswith(path.partition("?")[0])}
+                continue
+            finally:
+                source.close()
+            for row in told["jobs"]:
+                name = row["name"] if len(self._paths) == 1 else config.shown(row["path"])
+                known[name] = path if told["is_job"] else _below(path, row["name"])
+                jobs.append({**row, "name": name, "goodput": self._goodput_of(known[name])})
+            if not told["jobs"]:
+                problems.append(f"{config.shown(path)} has no checkpoint yet")
+        self._known = known
+        self._table = {"jobs": jobs, "problems": problems, "looked_at": time.time()}
+
+    def _goodput_of(self, path: str) -> float | None:
+        if "://" in path:
+            return None  # its history is not beside its versions
+        source = Source(path, None, is_one_of_several=True)
+        try:
+            changed = os.stat(source.history_file()).st_mtime
+            if self._goodput.get(path, (0.0, None))[0] != changed:
+                told = source.goodput()
+                self._goodput[path] = (changed, told.get("goodput") if told else None)
+            return self._goodput[path][1]
+        except OSError:
+            return None
+        finally:
+            source.close()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle = [name for name, one in self._open.items() if time.monotonic() - one.used > IDLE_S and not one.works.are_running()]
+            closed = [self._open.pop(name) for name in idle]
+        for one in closed:
+            one.close()
+
+
+def _below(path: str, name: str) -> str:
+    """Returns the path of a directory in a path, with the signature that the URL may have."""
+    base, question, query = path.partition("?") if "://" in path else (path, "", "")
+    return f"{base.rstrip('/')}/{name.strip('/')}{question}{query}"

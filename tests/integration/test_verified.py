@@ -1,0 +1,80 @@
+"""`nebula verify --sample, --bytes, --time`: a part of the versions at a time, and the time of each check is remembered in storage."""
+
+import json
+import pathlib
+import time
+
+import pytest
+
+
+@pytest.fixture
+def four(make):
+    """Makes four versions with two files of one chunk each."""
+    for step in (1, 2, 3, 4):
+        store = make(f"global_step{step}", f"a.pt={1000 * step}", f"b.pt={1000 * step + 7}")
+    return store
+
+
+def listed(run, store):
+    return {one["step"]: one for one in json.loads(run("list", "--path", store, "--json").stdout)["versions"]}
+
+
+def sample(run, store, *words, code=0):
+    done = run("verify", *words, "--json", "--path", store)
+    assert done.returncode == code, done.stderr
+    told = json.loads(done.stdout)
+    return [(one["tag"][11:], [file["name"] for file in one["files"]]) for one in told["versions"]], told["sample"]
+
+
+def test_samples_go_on_where_the_last_one_stopped_until_all_were_verified_and_then_begin_with_the_oldest(run, four):
+    assert sample(run, four, "--bytes", "1K") == ([("1", ["a.pt"])], {"checkpoints": 4, "bytes": pytest.approx(0, abs=1 << 30), "never_verified": 3, "oldest": 0.0})
+    assert listed(run, four)[1]["verified_at"] is None, "half of it was checked"
+    assert sample(run, four, "--bytes", "1K")[0] == [("1", ["b.pt"])]
+    assert listed(run, four)[1]["verified_ok"] is True
+    seen, told = sample(run, four, "--sample", "100%")
+    assert [tag for tag, _ in seen] == ["2", "3", "4", "1"] and told["never_verified"] == 0
+    assert "all were verified" in run("verify", "--sample", "1%", "--path", four).stdout
+    assert sample(run, four, "--time", "1h")[0][0] == ("2", ["b.pt"]), "the last sample had read one file of it"
+
+
+def test_the_time_of_a_check_is_stored_and_listed_and_a_new_writing_of_the_tag_was_not_checked(run, four, make):
+    before = time.time()
+    assert run("verify", "global_step2", "--path", four).returncode == 0
+    row = listed(run, four)[2]
+    assert before - 2 <= row["verified_at"] <= time.time() and row["verified_ok"]
+    assert run("verify", "global_step3", "--path", four / "global_step3" / "a.pt").returncode != 2
+    assert listed(run, four)[3]["verified_at"] is None, "one file is not the version"
+    table = run("list", "--path", four).stdout
+    assert "VERIFIED" in table and "never" in table
+    make("global_step2", "a.pt=5000", "--generation", "2")
+    assert listed(run, four)[2]["verified_at"] is None
+
+
+def test_damage_is_remembered_and_in_the_metrics(run, four):
+    file = four / "global_step3/b.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert run("verify", "--sample", "100%", "--path", four).returncode == 1
+    assert [step for step, one in listed(run, four).items() if not one["verified_ok"]] == [3]
+    assert "DAMAGED" in run("list", "--path", four).stdout
+    page = run("metrics", "--path", four).stdout
+    assert "\nnebula_checkpoints_damaged 1\n" in page and "nebula_checkpoint_verified_timestamp_seconds 1" in page
+
+
+def test_a_list_of_checks_that_cannot_be_read_counts_as_empty_and_is_written_again(run, four):
+    file = pathlib.Path(four, ".nebula/verified.json")
+    assert run("verify", "--all", "--path", four).returncode == 0
+    for content in (b"", b"{}", b"\xff" * 100, file.read_bytes().replace(b"true", b"null")):
+        file.write_bytes(content)
+        assert all(one["verified_at"] is None for one in listed(run, four).values())
+    assert run("verify", "--sample", "100%", "--path", four).returncode == 0
+    assert all(one["verified_ok"] for one in listed(run, four).values())
+    assert run("prune", "--keep-last", "1", "--yes", "--path", four).returncode == 0
+    assert run("verify", "--sample", "1%", "--path", four).returncode == 0
+    assert list(json.loads(file.read_text())["versions"]) == ["global_step4"], "entries of versions that are gone stay"
+
+
+@pytest.mark.parametrize("words", [["--sample", "5"], ["--sample", "0%"], ["--sample", "101%"], ["--bytes", "x"], ["--time", "-1"], ["--sample", "5%", "--all"], ["--bytes", "1G", "latest"]])
+def test_a_wrong_sample_is_a_wrong_command_line(run, four, words):
+    assert run("verify", *words, "--path", four).returncode == 2

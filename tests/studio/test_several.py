@@ -1,0 +1,134 @@
+"""Several jobs in one studio, a studio that only reads, one behind a reverse proxy, and long work that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nebulaml._session import locate
+from playwright.sync_api import expect
+
+SAVE = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    for step in map(int, sys.argv[2:]):
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        checkpoint.save("model.pt", {"weight": torch.ones(1000)})
+        assert checkpoint.commit()
+        checkpoint.wait("durable")
+"""
+
+
+def nebula(*words):
+    command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    done = subprocess.run([command, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_parent_directory_is_a_table_of_its_jobs_and_each_has_an_address(place, start, page):
+    for job, steps in (("run7", (1, 2)), ("run8", (5,))):
+        place.run(SAVE, place.storage / job, *steps)
+    (place.storage / "notes").mkdir()
+    studio = start(place.storage)
+    page.goto(studio.address)
+    rows = page.locator("tbody tr[data-key]")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("run7")
+    expect(rows.nth(0)).to_contain_text("global_step2")
+    expect(rows.nth(1)).to_contain_text("global_step5")
+    expect(rows.nth(0)).to_contain_text("fine")
+    page.get_by_label("Filter").fill("run8")
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="run8").click()
+    expect(page).to_have_url(re.compile(r"#now\?job=run8$"))
+    newest = page.locator(".card").first
+    expect(newest).to_contain_text("global_step5")
+    page.locator("#tab-checkpoints").click()
+    expect(page).to_have_url(re.compile(r"#checkpoints\?job=run8$"))
+    page.reload()
+    expect(page.get_by_role("button", name="global_step5")).to_be_visible()
+    page.goto(page.url.replace("run8", "run7"))
+    expect(page.get_by_role("button", name="global_step2")).to_be_visible()
+    assert page.get_by_role("button", name="global_step5").count() == 0
+    page.locator("#tab-jobs").click()
+    expect(page).to_have_url(re.compile("#jobs"))
+    assert studio.ask("GET", "/api/state?since=0&job=nothing")[0] == 409
+    two = start(place.storage / "run7", "--path", str(place.storage / "run8"))
+    page.goto(two.address)
+    expect(page.locator("tbody tr[data-key]")).to_have_count(2)
+    expect(page.get_by_role("button", name=str(place.storage / "run7"))).to_be_visible()
+
+
+def test_the_command_lists_jobs_with_few_looks_at_each(place):
+    for job in ("run7", "run8"):
+        place.run(SAVE, place.storage / job, 1)
+    told = json.loads(nebula("list", "--jobs", "--path", place.storage, "--json"))
+    assert [(one["name"], one["newest"], one["verdict"]["state"]) for one in told["jobs"]] == [
+        ("run7", "global_step1", "fine"),
+        ("run8", "global_step1", "fine"),
+    ]
+    assert not told["is_job"] and "run7" in nebula("list", "--jobs", "--path", place.storage)
+    one = json.loads(nebula("list", "--jobs", "--path", place.storage / "run7", "--json"))
+    assert one["is_job"] and [row["path"] for row in one["jobs"]] == [str(place.storage / "run7")]
+
+
+def test_a_studio_that_only_reads_shows_no_control_and_refuses_each(place, start, save, page):
+    save(1, 2)
+    studio = start(place.storage, "--read-only")
+    for name in ("verify", "copy", "pin", "unpin", "prune", "flush", "save-now"):
+        status, _, told = studio.ask("POST", f"/api/{name}", {"tag": "global_step1", "to": "/tmp/x", "versions": [{"tag": "global_step1", "entry": 1}]})
+        assert status == 403 and "read-only" in told["error"], name
+    assert len(studio.work("diff", {"tag": "global_step1", "other": "global_step2"})["files"]) == 2
+    page.goto(studio.address)
+    expect(page.locator(".card").first).to_contain_text("global_step2")
+    for tab in ("now", "checkpoints", "version"):
+        page.locator(f"#tab-{tab}").click()
+        page.wait_for_timeout(200)
+        for name in ("Save now", "Flush", "Prune…", "Verify", "Pin…", "Copy to…"):
+            assert not page.get_by_role("button", name=name).is_visible(), (tab, name)
+
+
+def test_a_reverse_proxy_reads_the_token_from_a_file_and_may_use_its_own_name(place, start, save, tmp_path):
+    save(1)
+    file = tmp_path / "token"
+    studio = start(place.storage, "--token-file", str(file), "--host", "studio.example.org")
+    assert studio.token == file.read_text().strip() and stat.S_IMODE(file.stat().st_mode) == 0o600
+    proxied = {"Host": "studio.example.org", "Origin": "https://studio.example.org"}
+    assert studio.ask("GET", "/api/state?since=0", headers=proxied)[0] == 200
+    assert studio.ask("GET", "/api/state?since=0", headers={"Host": "other.example.org"})[0] == 421
+    assert studio.ask("GET", "/api/state?since=0", headers={**proxied, "Origin": "https://other.example.org"})[0] == 403
+    assert start(place.storage, "--token-file", str(file)).token == studio.token, "a second studio reads what the first has made"
+    file.chmod(0o644)
+    line = [sys.executable, "-m", "nebulaml", "studio", "--path", str(place.storage), "--token-file", str(file)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"chmod 600 {file}" in done.stderr, done.stderr
+
+
+def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, page, monkeypatch):
+    save(1)
+    real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    script = place.root / "command"
+    script.write_text(
+        f'#!/bin/sh\nif [ "$1" = verify ]; then echo \'{{"done": 1048576, "total": 4194304}}\' >&2; echo $$ >{place.root}/pid; exec sleep 1000; fi\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(script))
+    page.goto(start(place.storage).address + "/version/global_step1")
+    page.get_by_role("button", name="Verify").click()
+    works = page.get_by_role("status", name="Long work")
+    expect(works).to_contain_text("verify global_step1")
+    expect(works).to_contain_text("1.0\u00a0MiB of 4.0\u00a0MiB")
+    page.locator("#tab-now").click()
+    works.get_by_role("button", name="Stop").click()
+    expect(works).to_be_empty()
+    expect(page.get_by_role("dialog")).to_contain_text("verify global_step1 was stopped")
+    pid, deadline = (place.root / "pid").read_text().strip(), time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the command goes on"
+        time.sleep(0.05)
