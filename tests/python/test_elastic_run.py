@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -131,3 +132,29 @@ def test_a_worker_ends_with_a_torchrun_of_our_rendezvous_and_a_program_that_it_s
         for process in (program, of_worker):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+STUBBORN = """
+import os, signal, sys, time
+rank, count, place = os.environ["LOCAL_RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[1]
+signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer that waits for a lost rank in a collective
+open(f"{place}/{rank}-{count}", "w").close()
+while not os.path.exists(f"{place}/0-{count}") or not os.path.exists(f"{place}/1-{count}"):
+    time.sleep(0.01)
+if count == 0 and rank == "1":
+    sys.exit(3)
+time.sleep(60 if count == 0 else 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["auto", "off"])
+def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, how):
+    """torchrun alone would wait 30 s for a worker that catches SIGTERM."""
+    (tmp_path / "worker.py").write_text(STUBBORN)
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=2", "--max_restarts=1", f"--warm={how}"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=100)
+    assert job.returncode == 0, job.stderr
+    assert {"0-1", "1-1"} <= set(os.listdir(tmp_path))
+    assert time.monotonic() - begun < 25
+    assert "exitcode: 3" in job.stderr, "the failure that torchrun reports is the first one"

@@ -24,6 +24,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 from ..errors import NebulaConfigError
+from .workers import Workers
 
 __all__ = ["main", "parse"]
 
@@ -76,6 +77,8 @@ def main(words: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         _tie_workers(options)
+        if options.standalone:  # other jobs have a handler that does this (handlers.py)
+            Workers().begin()
         try:
             run.run(options)
         except RendezvousClosedError:
