@@ -15,14 +15,14 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
-import time
 
 __all__ = ["LEFT_S", "Workers"]
 
 LEFT_S = 10.0
 LOOK_S = 0.1
-KNOWN_S = 1.0  # torchrun looks at its workers every 0.1 s
+LEFT = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit codes of workers that were told to leave: the others of the node were told, too
 MARK = b"TORCHELASTIC_RUN_ID="
 TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -78,31 +78,26 @@ class Workers:
             return [pid for pid, is_worker in self._seen.items() if is_worker]
 
     def _watch(self) -> None:
-        ends: dict[int, int] = {}  # of each worker, a descriptor that is readable when it has ended
-        failed, since = 0, 0.0
         while True:
-            ready = _readable(LOOK_S, self._woken.fileno(), *ends.values())
-            told = self._woken.recv(4096) if self._woken.fileno() in ready else b""
+            told = self._woken.recv(4096) if _readable(LOOK_S, self._woken.fileno()) else b""
             if any(number in told for number in TOLD):
                 self.stopping()
-            for pid, end in list(ends.items()):
-                if end in ready:
-                    del ends[pid]
-                    os.close(end)
-                    if not failed and _has_failed(pid):
-                        failed, since = pid, time.monotonic()
-            pids = self.pids()
-            for pid in pids:
-                if pid not in ends and not _has_ended(pid):
-                    with contextlib.suppress(OSError):
-                        ends[pid] = os.pidfd_open(pid)
             with self._lock:
                 is_stopping = self._is_stopping
-            if failed and is_stopping:
-                failed = 0
-            elif failed and (failed not in pids or time.monotonic() - since > KNOWN_S):
-                failed = 0
+            if not is_stopping and _stops_after_failure():
                 self.end()
+
+
+def _stops_after_failure() -> bool:
+    """Whether torchrun, in the main thread, waits for workers to end because one of them has failed."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "_close" and "multiprocessing" in frame.f_code.co_filename:
+            handlers = getattr(frame.f_locals.get("self"), "subprocess_handlers", {})
+            codes = [handler.proc.returncode for handler in list(handlers.values())]
+            return any(code not in (None, 0, *LEFT) for code in codes)
+        frame = frame.f_back
+    return False
 
 
 def _readable(seconds: float, *descriptors: int) -> list[int]:
@@ -116,25 +111,6 @@ def _is_worker(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         return any(each.startswith(MARK) for each in file.read().split(b"\0"))
     return False
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:
-        return True
-
-
-def _has_failed(pid: int) -> bool:
-    """Whether that child has ended with a failure that nobody asked for. It stays torchrun's to reap."""
-    try:
-        about = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return False
-    if about is None:
-        return False
-    is_told = about.si_status == (128 + signal.SIGTERM if about.si_code == os.CLD_EXITED else signal.SIGTERM)
-    return about.si_status != 0 and not is_told
 
 
 def _kill(held: list[tuple[int, int]]) -> None:
