@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._session.engine import is_initialized
+from ._session.pulse import phase, progress
 from ._session.session import Session, default
 from .checkpoint import Checkpoint
 
@@ -23,7 +24,9 @@ __all__ = [
     "is_initialized",
     "list_checkpoints",
     "persist_path",
+    "phase",
     "prepare",
+    "progress",
     "stats",
     "unpublish",
 ]

@@ -57,7 +57,7 @@ def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog
     with caplog.at_level(logging.WARNING):
         for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
             found = vars(parsed(line))
-            assert found.pop("warm") == "auto" and found == vars(get_args_parser().parse_args(line.split()))
+            assert (found.pop("warm"), found.pop("on_hang")) == ("auto", "report") and found == vars(get_args_parser().parse_args(line.split()))
     assert not caplog.text
 
 

@@ -13,7 +13,7 @@ from .. import _nebula
 from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
-from . import config, engine, progress
+from . import config, engine, progress, pulse
 from .rows import Row, Rows, listing
 from .traced import traced
 from .waits import interruptible, patiently
@@ -271,6 +271,7 @@ class Session:
         done = owner.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
         owner.raise_late()
         if tag is None:  # begin the flush of all sessions, even if one fails
+            pulse.rest()  # a program flushes when its steps are over
             done = all([done, *(other.flush_persistence(None, timeout) for other in list(self._others.values()))])
         return done
 

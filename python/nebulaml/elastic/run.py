@@ -1,12 +1,15 @@
 """``nebula run``, or ``python -m nebulaml.elastic.run``: torchrun for elastic jobs.
 
 It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
-All options are torchrun's, and ``--warm``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
+All options are torchrun's, ``--warm`` and ``--on-hang``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
 ``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
 
 ``--warm auto`` (the default): workers are forked from a process that has imported what the last worker of this script had imported when it
 committed its first checkpoint, and else torch. ``--warm torch,transformers`` names the modules. ``--warm off``: each worker is a new
 interpreter.
+
+``--on-hang report`` (the default): if the job makes no steps, the agent says where it hangs. ``--on-hang restart``: it also kills the workers,
+and they resume.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import uuid
 from argparse import Namespace
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from .._session.pulse import ON_HANG
 from ..errors import NebulaConfigError
 from .workers import Workers
 
@@ -38,8 +43,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     """Parses torchrun's options, with our defaults. Sets variables that the storage account needs in ``environment``."""
     from torch.distributed import run
 
-    parser = run.get_args_parser()
-    parser.add_argument("--warm", default="auto")
+    parser = _parser()
     # torchrun also takes an option from the environment, as PET_<OPTION>.
     parser.set_defaults(
         **{name: value for name, value in _DEFAULTS.items() if f"PET_{name.upper()}" not in environment}
@@ -48,9 +52,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
         parser.set_defaults(rdzv_id=None)
     options = parser.parse_args(list(words))
     if options.standalone:  # it needs torchrun's defaults: with 1:50 nodes it would wait for others
-        parser = run.get_args_parser()
-        parser.add_argument("--warm", default="auto")
-        return parser.parse_args(list(words))
+        return _parser().parse_args(list(words))
     options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
     if options.rdzv_endpoint == "None":  # the wrapper passes this word if it has no endpoint
         options.rdzv_endpoint = ""
@@ -66,6 +68,15 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     return options
 
 
+def _parser() -> Any:
+    from torch.distributed import run
+
+    parser = run.get_args_parser()
+    parser.add_argument("--warm", default="auto")
+    parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
+    return parser
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a job. Returns 0; a job that fails ends this process with torchrun's exit code."""
     from torch.distributed import run
@@ -76,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def launch() -> None:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        os.environ[ON_HANG] = options.on_hang
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
             Workers().begin()
