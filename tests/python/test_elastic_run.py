@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 from nebulaml.elastic import run, worker
+from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
 
@@ -57,7 +58,8 @@ def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog
     with caplog.at_level(logging.WARNING):
         for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
             found = vars(parsed(line))
-            assert (found.pop("warm"), found.pop("on_hang")) == ("auto", "report") and found == vars(get_args_parser().parse_args(line.split()))
+            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "", "max_failures_without_progress": 3}
+            assert {name: found.pop(name) for name in own} == own and found == vars(get_args_parser().parse_args(line.split()))
     assert not caplog.text
 
 
@@ -158,3 +160,62 @@ def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, h
     assert {"0-1", "1-1"} <= set(os.listdir(tmp_path))
     assert time.monotonic() - begun < 25
     assert "exitcode: 3" in job.stderr, "the failure that torchrun reports is the first one"
+
+
+STALLS = """
+import os, sys
+with open(f"{sys.argv[1]}/starts", "a") as starts:
+    print(os.environ["TORCHELASTIC_RESTART_COUNT"], file=starts)
+import nebulaml as nm
+nm.init(f"{sys.argv[1]}/storage", 0)
+latest = nm.get_latest_checkpoint()
+step = latest.step if latest else 0
+for step in range(step + 1, 3):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save_bytes("b", [b"x"])
+sys.exit(9)  # step 3 never succeeds
+"""
+
+
+def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
+    (tmp_path / "worker.py").write_text(STALLS)
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=200)
+    assert job.returncode == 1
+    assert "nebula run: 3 restarts have committed no new step after step 2, so the job ends" in job.stderr
+    assert len((tmp_path / "starts").read_text().split()) == 4, "the first one has committed, and three others have tried"
+
+
+def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula(monkeypatch):
+    progress = Progress(3)
+    for _ in range(20):
+        progress.fail()  # no rank uses Nebula
+    monkeypatch.setenv("RANK", "0")
+    worker.tell(-1)
+    for step in (-1, -1, -1, 5, 5, 5, 6, 7, 3, 3):
+        if step >= 0:
+            worker.tell(step)
+        progress.fail()
+    monkeypatch.setenv("RANK", "1")
+    worker.tell(1000)  # rank 0 alone counts
+    with pytest.raises(NoProgress, match="after step 7"):
+        progress.fail()
+    progress.forget()
+    progress.fail()
+
+
+def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
+    (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--warm=off"]
+    check = "sh -c 'echo the disk is broken; exit 3'"
+    job = subprocess.run([*command, "--health-check", check, tmp_path / "worker.py"], capture_output=True, text=True, timeout=100)
+    assert job.returncode == 1
+    assert "nebula run: this node does not join" in job.stderr and "exit code 3: the disk is broken" in job.stderr
+    assert not (tmp_path / "worker.py.ran").exists()
+
+
+def test_spares_are_the_nodes_above_the_number_that_trains():
+    assert parsed("--rdzv-id=x --nnodes=10 --spares=2 train.py").nnodes == "8:8"
+    assert parsed("--rdzv-id=x --nnodes=2:10 --max-restarts=1 --spares=2 train.py").nnodes == "2:8"
+    with pytest.raises(NebulaConfigError, match="at least one node trains"):
+        parsed("--rdzv-id=x --nnodes=2 --spares=2 train.py")

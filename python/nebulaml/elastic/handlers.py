@@ -80,6 +80,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         self._holder = inner._state_holder
         self._executor = inner._op_executor = Executor(inner._this_node, self._holder, inner.settings)
         self._workers = Workers()
+        self.is_broken = False  # the last round has ended because a node has left it or is lost
         self._hearing = hearing.Hearing(inner._this_node.addr, self._lost, self._changed, quiet_s)
 
     @property
@@ -109,6 +110,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.tell()
             self._hearing.end()
         info = self._inner.next_rendezvous()
+        self.is_broken = False
         self._workers.begin()
         self._hearing.begin(info.rank, info.world_size, self._inner._get_store())
         return info
@@ -122,6 +124,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         is_over = state.round != self._executor.round or self._inner._this_node not in state.participants
         gone = self._executor.world.keys() - state.participants.keys()
         if is_over or gone:
+            self.is_broken = is_over or not state.wait_list - self._executor.world.keys()  # else a node joins
             is_left = not is_over and gone <= state.wait_list
             self._workers.end(LEFT_S if is_left else 0.0)
             self._hearing.tell()

@@ -1,7 +1,7 @@
 """``nebula run``, or ``python -m nebulaml.elastic.run``: torchrun for elastic jobs.
 
 It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
-All options are torchrun's, ``--warm`` and ``--on-hang``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
+All options are torchrun's, and those below. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
 ``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
 
 ``--warm auto`` (the default): workers are forked from a process that has imported what the last worker of this script had imported when it
@@ -10,6 +10,9 @@ interpreter.
 
 ``--on-hang report`` (the default): if the job makes no steps, the agent says where it hangs. ``--on-hang restart``: it also kills the workers,
 and they resume.
+
+``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
+command succeeds. ``--max-failures-without-progress N``: after more failures in a row without a new committed step, the job ends (3; 0: never).
 """
 
 from __future__ import annotations
@@ -61,6 +64,11 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     if options.rdzv_backend == "nebula-azure-table" and not options.rdzv_endpoint:
         _take_account(environment)
     least, most = run.parse_min_max_nnodes(options.nnodes)
+    if options.spares:
+        if not 0 < options.spares < most:
+            raise NebulaConfigError(f"--spares={options.spares}: of --nnodes={options.nnodes}, at least one node trains")
+        most -= options.spares
+        options.nnodes = f"{min(least, most)}:{most}"
     if least < most and not options.max_restarts:
         _LOGGER.warning(
             "--max-restarts is 0: the job ends when a node comes or goes. Give it, for example --max-restarts=100"
@@ -73,6 +81,9 @@ def _parser() -> Any:
 
     parser = run.get_args_parser()
     parser.add_argument("--warm", default="auto")
+    parser.add_argument("--max-failures-without-progress", "--max_failures_without_progress", type=int, default=3)
+    parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--health-check", "--health_check", default="")
     parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
     return parser
 
@@ -83,11 +94,14 @@ def main(words: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+    from .agent import NoProgress, Unwell, use
+
     @record
     def launch() -> None:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ[ON_HANG] = options.on_hang
+        use(options.max_failures_without_progress, options.health_check)
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
             Workers().begin()
@@ -95,6 +109,8 @@ def main(words: Sequence[str] | None = None) -> int:
             run.run(options)
         except RendezvousClosedError:
             _LOGGER.warning("the job %s has ended: this node has nothing to do", options.rdzv_id)
+        except (NoProgress, Unwell) as failure:
+            sys.exit(f"nebula run: {failure}")
 
     launch()
     return 0

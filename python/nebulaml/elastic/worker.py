@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 
-__all__ = ["TORCHRUN", "end_with", "join"]
+__all__ = ["TORCHRUN", "end_with", "join", "tell"]
 
 WARM = "NEBULA_WARM"  # the address of the template
+COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
 PROGRAM = (
     "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}, {tells!r}))"  # of a template
@@ -51,6 +52,19 @@ def join() -> None:
         return
     if not tied:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tell(step: int) -> None:
+    """Rank 0 tells the agent of its node its newest committed step; -1: that it uses Nebula."""
+    path = os.environ.get(COMMITTED)
+    if not path or os.environ.get("RANK", "0") != "0":
+        return
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            if step >= 0 or not file.read(1):
+                os.pwrite(file.fileno(), f"{step:<20}\n".encode(), 0)
+    except OSError:
+        pass  # torchrun has ended, or runs elsewhere
 
 
 def main() -> None:

@@ -1,0 +1,105 @@
+"""torchrun's agent for ``nebula run``: a node that is not well does not join, and a job that makes no progress ends.
+
+Rank 0 leaves in a file in memory whether it uses Nebula, and its newest committed step. The agent of its node counts the failures without a new
+one. A node that joins is no failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from typing import Any
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from .worker import COMMITTED
+
+__all__ = ["Agent", "NoProgress", "Unwell", "use"]
+
+CHECK_S = 60.0  # of a command that the user gives
+
+
+class NoProgress(Exception):
+    """The job has failed again and again without a new committed step."""
+
+
+class Unwell(SignalException):  # type: ignore[misc]
+    """This node does not join. torch leaves the job open after a SignalException."""
+
+
+class Progress:
+    """What rank 0 has committed, as its node's agent sees it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most  # failures in a row; 0: no limit
+        self._file = os.memfd_create("nebula-committed")
+        self._newest = -2  # -1: rank 0 uses Nebula and has committed nothing
+        self.failures = 0
+        os.environ[COMMITTED] = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def fail(self) -> None:
+        """The workers of this job have failed. Raises NoProgress."""
+        said = os.pread(self._file, 64, 0).decode().split("\n")[0]
+        if not said or not self._most:
+            return
+        step = int(said)
+        self.failures = 0 if step > self._newest else self.failures + 1
+        self._newest = max(step, self._newest)
+        if self.failures >= self._most:
+            since = f"after step {self._newest}" if self._newest >= 0 else "since it began"
+            raise NoProgress(
+                f"{self.failures} restarts have committed no new step {since}, so the job ends: look at the failures above. "
+                "--max-failures-without-progress=N allows more, 0 any number"
+            )
+
+    def forget(self) -> None:
+        self.failures = 0
+
+
+class Agent(LocalElasticAgent):  # type: ignore[misc]
+    progress: Progress
+    health_check = ""
+
+    def _rendezvous(self, worker_group: Any) -> None:
+        check(self.health_check)
+        super()._rendezvous(worker_group)
+        if worker_group.group_rank != 0:
+            self.progress.forget()
+
+    def _restart_workers(self, worker_group: Any) -> None:
+        # torchrun counts its restarts down for failures alone. The handler knows that another node has failed or is lost.
+        left, before = self._remaining_restarts, getattr(self, "_left_before", worker_group.spec.max_restarts)
+        self._left_before = left
+        if worker_group.group_rank == 0 and (
+            left < before or getattr(worker_group.spec.rdzv_handler, "is_broken", False)
+        ):
+            self.progress.fail()
+        super()._restart_workers(worker_group)
+
+
+def check(command: str) -> None:
+    """Runs the health check of a node that is about to join. If it fails, this node ends, and the job goes on without it."""
+    if not command:
+        return
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=CHECK_S, check=False)
+        why = (
+            ""
+            if done.returncode == 0
+            else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:].strip()}"
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        why = str(failure)
+    if why:
+        raise Unwell(f"this node does not join, because its health check `{command}` has failed: {why}", signal.SIGTERM)
+
+
+def use(most: int, health_check: str) -> None:
+    """Makes torchrun use this agent."""
+    from torch.distributed.launcher import api
+
+    Agent.progress, Agent.health_check = Progress(most), health_check
+    api.LocalElasticAgent = Agent
