@@ -58,7 +58,7 @@ def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog
     with caplog.at_level(logging.WARNING):
         for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
             found = vars(parsed(line))
-            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "", "max_failures_without_progress": 3}
+            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "", "on_poison": "end", "max_failures_without_progress": 3}
             assert {name: found.pop(name) for name in own} == own and found == vars(get_args_parser().parse_args(line.split()))
     assert not caplog.text
 
@@ -184,6 +184,31 @@ def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reaso
     assert job.returncode == 1
     assert "nebula run: 3 restarts have committed no new step after step 2, so the job ends" in job.stderr
     assert len((tmp_path / "starts").read_text().split()) == 4, "the first one has committed, and three others have tried"
+
+
+POISONED = """
+import os, sys
+import nebulaml as nm
+nm.init(f"{sys.argv[1]}/storage", 0)
+latest = nm.get_latest_checkpoint()
+with open(f"{sys.argv[1]}/loads", "a") as loads:
+    print(latest and latest.step, file=loads)
+if latest is None:
+    for step in (1, 2, 3):
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save_bytes("b", [b"x"])
+sys.exit(0 if latest and latest.step == 2 else 9)
+"""
+
+
+def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before(tmp_path, place):
+    (tmp_path / "worker.py").write_text(POISONED)
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=200)
+    assert job.returncode == 0, job.stderr
+    assert (tmp_path / "loads").read_text().split() == ["None", "3", "3", "3", "2"]
+    assert "3 restarts have failed after loading global_step3: the next one loads an older checkpoint" in job.stderr
+    assert "failed again and again after loading it" in job.stderr
 
 
 def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula(monkeypatch):

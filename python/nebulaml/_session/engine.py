@@ -172,7 +172,7 @@ class Engine:
             self._session = _nebula.Session(**_options(chosen, place, run), is_reader=self.is_reader)
             if not self.is_reader:
                 pulse.offer(self)
-                worker.tell(-1)
+                worker.tell()
         else:
             self._session.configure(**_options(chosen, place, run), is_reader=self.is_reader)
 

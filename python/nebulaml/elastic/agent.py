@@ -6,6 +6,7 @@ one. A node that joins is no failure.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -15,10 +16,11 @@ from typing import Any
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from .worker import COMMITTED
+from .worker import COMMITTED, PASSED_OVER
 
 __all__ = ["Agent", "NoProgress", "Unwell", "use"]
 
+_LOGGER = logging.getLogger("nebulaml.elastic")
 CHECK_S = 60.0  # of a command that the user gives
 
 
@@ -33,8 +35,11 @@ class Unwell(SignalException):  # type: ignore[misc]
 class Progress:
     """What rank 0 has committed, as its node's agent sees it."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, passes_over: bool = False) -> None:
         self._most = most  # failures in a row; 0: no limit
+        self._passes_over = passes_over
+        self.poison: list[str] = []  # tags that are loaded no more
+        self._loaded = ("", 0)  # the tag that was loaded before the last failure, and before how many in a row
         self._file = os.memfd_create("nebula-committed")
         self._newest = -2  # -1: rank 0 uses Nebula and has committed nothing
         self.failures = 0
@@ -42,12 +47,21 @@ class Progress:
 
     def fail(self) -> None:
         """The workers of this job have failed. Raises NoProgress."""
-        said = os.pread(self._file, 64, 0).decode().split("\n")[0]
+        said, _, loaded = os.pread(self._file, 4096, 0).decode().partition("\n")
         if not said or not self._most:
             return
+        self._loaded = (loaded, self._loaded[1] + 1 if loaded == self._loaded[0] else 1)
         step = int(said)
-        self.failures = 0 if step > self._newest else self.failures + 1
+        if step > self._newest:
+            self.failures = 0
+            self.poison.clear()
+        else:
+            self.failures += 1
         self._newest = max(step, self._newest)
+        if self.failures >= self._most and self._passes_over and self._loaded[0] and self._loaded[1] >= self._most and not self.poison:
+            self.poison.append(self._loaded[0])
+            self.failures = 0
+            _LOGGER.warning("%s restarts have failed after loading %s: the next one loads an older checkpoint", self._most, self._loaded[0])
         if self.failures >= self._most:
             since = f"after step {self._newest}" if self._newest >= 0 else "since it began"
             raise NoProgress(
@@ -62,12 +76,18 @@ class Progress:
 class Agent(LocalElasticAgent):  # type: ignore[misc]
     progress: Progress
     health_check = ""
+    passes_over = False
 
     def _rendezvous(self, worker_group: Any) -> None:
         check(self.health_check)
         super()._rendezvous(worker_group)
         if worker_group.group_rank != 0:
             self.progress.forget()
+        if self.passes_over:  # all nodes pass over the same
+            if worker_group.group_rank == 0:
+                worker_group.store.set(PASSED_OVER, "\n".join(self.progress.poison) or "\n")
+            os.environ[PASSED_OVER] = worker_group.store.get(PASSED_OVER).decode().strip("\n")
+            self.progress.poison = [tag for tag in os.environ[PASSED_OVER].split("\n") if tag]
 
     def _restart_workers(self, worker_group: Any) -> None:
         # torchrun counts its restarts down for failures alone. The handler knows that another node has failed or is lost.
@@ -97,9 +117,9 @@ def check(command: str) -> None:
         raise Unwell(f"this node does not join, because its health check `{command}` has failed: {why}", signal.SIGTERM)
 
 
-def use(most: int, health_check: str) -> None:
+def use(most: int, health_check: str, passes_over: bool) -> None:
     """Makes torchrun use this agent."""
     from torch.distributed.launcher import api
 
-    Agent.progress, Agent.health_check = Progress(most), health_check
+    Agent.progress, Agent.health_check, Agent.passes_over = Progress(most, passes_over), health_check, passes_over
     api.LocalElasticAgent = Agent

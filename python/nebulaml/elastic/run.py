@@ -13,6 +13,7 @@ and they resume.
 
 ``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
 command succeeds. ``--max-failures-without-progress N``: after more failures in a row without a new committed step, the job ends (3; 0: never).
+``--on-poison older``: it passes over the checkpoint that they have loaded first, once.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def _parser() -> Any:
     parser = run.get_args_parser()
     parser.add_argument("--warm", default="auto")
     parser.add_argument("--max-failures-without-progress", "--max_failures_without_progress", type=int, default=3)
+    parser.add_argument("--on-poison", "--on_poison", choices=["end", "older"], default="end")
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--health-check", "--health_check", default="")
     parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
@@ -101,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ[ON_HANG] = options.on_hang
-        use(options.max_failures_without_progress, options.health_check)
+        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
             Workers().begin()
