@@ -155,3 +155,14 @@ def test_steps_and_phases_without_a_session_and_in_a_child_do_nothing(place):
     os.waitpid(child, 0)
     nm.progress(8)
     until(lambda: job(place)["steps"]["step"] == 8, 60)
+
+
+def test_the_next_agent_finds_the_steps_too(place):
+    nm.init(place.storage, 0)
+    nm.progress(7)
+    until(lambda: job(place).get("steps", {}).get("step") == 7, 60)
+    place.kill_agent()
+    with nm.Checkpoint("global_step8") as checkpoint:  # meets the next agent
+        checkpoint.save_bytes("b", [b"x"])
+    nm.progress(8)
+    until(lambda: job(place).get("steps", {}).get("step") == 8, 60)
