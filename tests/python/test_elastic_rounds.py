@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from nebulaml.elastic import handlers, hearing
 from nebulaml.elastic.cells import Cell, Cells, CellUnreachable, Entry
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from waiting import until
 
 
@@ -299,6 +299,24 @@ def test_one_way_loss_and_partitions_never_let_two_worlds_train(start_job, netwo
         job.await_world(*nodes)
         until(lambda: all(hears(node, 1) for node in nodes))
     job.check_worlds()
+
+
+@pytest.mark.parametrize("how", ["fails", "ends well"])
+def test_the_workers_of_others_end_with_a_job_that_fails_and_not_with_one_that_ends_well(start_job, how):
+    job = start_job(2, 2)
+    nodes = job.start(2, 3)
+    job.await_world(*nodes)
+    nodes[0].is_dead = True
+    nodes[0].thread.join()
+    if how == "fails":
+        nodes[0].handler.give_up()
+    nodes[0].handler.shutdown()
+    if how == "fails":
+        until(lambda: isinstance(nodes[1].failure, RendezvousClosedError))
+    else:
+        until(lambda: nodes[1].handler.is_closed())
+        assert nodes[1].handler.num_nodes_waiting() == 0
+        assert nodes[1].failure is None and nodes[1].joined == 1
 
 
 def test_a_wrong_suspicion_that_nobody_followed_restarts_nobody(start_job):

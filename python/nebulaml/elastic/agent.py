@@ -6,15 +6,18 @@ one. A node that joins is no failure.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
 import signal
 import subprocess
+import sys
 from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from .worker import COMMITTED, PASSED_OVER
 
@@ -58,10 +61,20 @@ class Progress:
         else:
             self.failures += 1
         self._newest = max(step, self._newest)
-        if self.failures >= self._most and self._passes_over and self._loaded[0] and self._loaded[1] >= self._most and not self.poison:
+        if (
+            self.failures >= self._most
+            and self._passes_over
+            and self._loaded[0]
+            and self._loaded[1] >= self._most
+            and not self.poison
+        ):
             self.poison.append(self._loaded[0])
             self.failures = 0
-            _LOGGER.warning("%s restarts have failed after loading %s: the next one loads an older checkpoint", self._most, self._loaded[0])
+            _LOGGER.warning(
+                "%s restarts have failed after loading %s: the next one loads an older checkpoint",
+                self._most,
+                self._loaded[0],
+            )
         if self.failures >= self._most:
             since = f"after step {self._newest}" if self._newest >= 0 else "since it began"
             raise NoProgress(
@@ -77,6 +90,18 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     progress: Progress
     health_check = ""
     passes_over = False
+
+    def _invoke_run(self, *given: Any, **options: Any) -> Any:
+        has_failed = True
+        try:
+            result = super()._invoke_run(*given, **options)
+            has_failed = result.is_failed()
+            return result
+        finally:
+            handler = self._worker_group.spec.rdzv_handler
+            if has_failed and hasattr(handler, "give_up") and not isinstance(sys.exc_info()[1], SignalException):
+                with contextlib.suppress(RendezvousError):
+                    handler.give_up()
 
     def _rendezvous(self, worker_group: Any) -> None:
         check(self.health_check)

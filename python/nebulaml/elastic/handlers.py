@@ -80,6 +80,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         self._holder = inner._state_holder
         self._executor = inner._op_executor = Executor(inner._this_node, self._holder, inner.settings)
         self._workers = Workers()
+        self._has_given_up = False
         self.is_broken = False  # the last round has ended because a node has left it or is lost
         self._hearing = hearing.Hearing(inner._this_node.addr, self._lost, self._changed, quiet_s)
 
@@ -119,10 +120,12 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         """Returns more than 0 if this node's workers are to begin anew: a node waits, or one of this round's nodes is gone."""
         waiting = int(self._inner.num_nodes_waiting())
         state = self._holder.state
-        if state.closed or not self._executor.world:
+        gone = self._executor.world.keys() - state.participants.keys()
+        if not self._executor.world or (
+            state.closed and not gone & state.wait_list
+        ):  # a node that has ended well does not wait
             return waiting
         is_over = state.round != self._executor.round or self._inner._this_node not in state.participants
-        gone = self._executor.world.keys() - state.participants.keys()
         if is_over or gone:
             self.is_broken = is_over or not state.wait_list - self._executor.world.keys()  # else a node joins
             is_left = not is_over and gone <= state.wait_list
@@ -133,10 +136,20 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._workers.stopping()
         return waiting
 
+    def give_up(self) -> None:
+        """The job has failed, and is about to be closed: the other nodes are to end their workers, which wait for this node's."""
+        self._has_given_up = True
+        self._inner._stop_heartbeats()
+        self._executor.leave(self._inner._get_deadline(self.settings.timeout.close))
+        self._hearing.tell()
+
     def shutdown(self) -> bool:
         """torchrun calls it on each node. The last node removes the job's data from storage."""
         closed = bool(self._inner.shutdown())
         self._hearing.end()
+        if self._has_given_up:  # the others are to read that this node has left
+            self._backend.close()
+            return closed
         lost_s = self.settings.keep_alive_interval.total_seconds() * self.settings.keep_alive_max_attempt
         try:
             self._backend.leave(self._inner._this_node, lost_s)
