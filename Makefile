@@ -21,8 +21,7 @@
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions
 #   make bench-publish  how soon followers have the weights that a trainer publishes
 #   make bench-jax  saves and loads of JAX's arrays, beside Orbax
-#   make bench-recover  how soon a worker that was killed trains again
-#   make bench-elastic  how soon a job of two nodes goes on after the loss of one
+#   make bench-recover  from a failure of a worker or a node to the next step
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
@@ -38,7 +37,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-elastic bench-publish bench-recover bench-jax bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -118,9 +117,6 @@ bench-jax: package .envs/jax/.ready
 
 bench-recover: package
 	@$(BIN)/python -m bench.recover $(ARGS)
-
-bench-elastic: package
-	@$(BIN)/python -m bench.elastic $(ARGS)
 
 bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 32 --ranks 8

@@ -1,16 +1,38 @@
-"""How soon a worker that was killed trains again, on one node.
+"""From a failure to the next training step, and where the time goes.
 
-    python -m bench.recover [--rounds 5] [--mib 64] [--imports torch,torch._dynamo]
+    python -m bench.recover [--rounds 3] [--mib 64] [--imports torch,torch._dynamo] [--faults worker,exception,hang,node,silence]
 
-Each round kills the worker of each way by SIGKILL, one way after the other. The time goes from the kill to the end of the first step after it.
-`nebula run` restores from memory, and its template imports what the job imports, as it would from the second run on. torchrun's job saves by
-torch.save into a directory in memory, and loads from there.
+On one node:
+
+    worker      SIGKILL of the worker
+    exception   the worker raises
+    hang        the worker waits for ever; NEBULA_HANG_S is 2
+
+On two nodes, of which the second one is lost and the first one trains on alone:
+
+    node        SIGKILL of torchrun, worker and agent; the node's memory is removed
+    silence     SIGSTOP of all of them: the node says nothing any more, and its connections stay open
+
+Each job saves every 5 steps. `nebula run` restores from memory; its template imports what the job imports, as it would from the second run
+on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their rendezvous is c10d, on the
+first node.
+"tuned": keep_alive_interval=1, keep_alive_max_attempt=3, last_call_timeout=1.
+
+    noticed     until the old worker of the surviving node has ended
+    round       until the next one begins: torchrun stops workers, and the rendezvous
+    imports     until it has imported what the job imports
+    group       process group and model
+    restore     the checkpoint
+    step        the first step
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import select
 import shutil
 import signal
 import statistics
@@ -18,105 +40,221 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.ports import held_port
+
 JOB = """
-import os, sys, time
-for name in sys.argv[4].split(","):
+import json, os, sys, threading, time
+way, base, mib, imports, fault = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5]
+with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+    began = time.time() - float(uptime.read().split()[0]) + int(stat.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+for name in imports.split(","):
     __import__(name)
 import torch
-way, base, mib = sys.argv[1], sys.argv[2], int(sys.argv[3])
+import torch.distributed as dist
+imported = time.time()
+dist.init_process_group("gloo")
+torch.manual_seed(1)
 model = torch.nn.Linear(1024, mib * 256, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-done = 0
+grouped = time.time()
+done, path = 0, f"{base}/checkpoint.pt"
 if way == "torch":
-    path = f"{base}/checkpoint.pt"
     if os.path.exists(path):
         found = torch.load(path)
         model.load_state_dict(found["model"])
         done = found["step"]
 else:
     import nebulaml as nm
-    manager = nm.Manager(f"{base}/storage", keep_last=1)
-    found = manager.restore({"model": model, "optimizer": optimizer})
+    state = {"model": model, "optimizer": optimizer}
+    manager = nm.Manager(f"{base}/storage", save_every_steps=5, keep_last=1, replicated=list(state), replicas=min(1, dist.get_world_size() - 1))
+    found = manager.restore(state)
     done = found.step if found else 0
+restored = time.time()
 while True:
     optimizer.zero_grad()
     model(torch.ones(1, 1024)).square().mean().backward()
+    total = torch.ones(1)
+    dist.all_reduce(total)
     optimizer.step()
     done += 1
     with open(f"{base}/steps", "a") as steps:
-        print(done, os.getpid(), time.time(), file=steps)
-    if done % 5 == 0 and way == "torch":
+        print(json.dumps(dict(step=done, pid=os.getpid(), world=dist.get_world_size(), rank=dist.get_rank(), began=began, imported=imported,
+                              grouped=grouped, restored=restored, at=time.time())), file=steps)
+    if way == "torch" and done % 5 == 0 and dist.get_rank() == 0:
         torch.save({"model": model.state_dict(), "step": done}, path + ".new")
         os.replace(path + ".new", path)
-    elif done % 5 == 0:
-        manager.save(done, {"model": model, "optimizer": optimizer})
+    elif way == "nebula" and manager.should_save(done):
+        manager.save(done, state)
+    if os.path.exists(f"{base}/fault") and not os.path.exists(f"{base}/failed"):
+        open(f"{base}/failed", "w").close()
+        if fault == "exception":
+            raise RuntimeError("the fault of this bench")
+        if fault == "hang":
+            threading.Event().wait()
     time.sleep(0.05)
 """
 
-WAYS = {
-    "`nebula run`": ("nebula", ["-m", "nebulaml.elastic.run", "--warm", "IMPORTS"]),
-    "`nebula run --warm off`": ("nebula", ["-m", "nebulaml.elastic.run", "--warm", "off"]),
-    "`torchrun`, torch.save": ("torch", ["-m", "torch.distributed.run"]),
-}
+TUNED = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+WAYS = ("`nebula run`", "`nebula run --warm off`", "`torchrun`", "`torchrun`, tuned")
+FAULTS = ("worker", "exception", "hang", "node", "silence")
+PARTS = ("noticed", "round", "imports", "group", "restore", "step")
+MOST_S = 75.0  # then it counts as not recovered
+STEPS = 31     # before the fault, so that the agent knows how long a step takes
+HANG_S = 2
 
 
-def steps_of(base: Path) -> list[tuple[int, int, float]]:
+class Job:
+    """Nodes of a job on this machine. Each has an address, an agent and memory of its own."""
+
+    def __init__(self, way: str, fault: str, options: argparse.Namespace) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="recover-", dir="/dev/shm"))
+        self.way, self.fault, self.options = way, fault, options
+        self.is_ours = "nebula" in way
+        self.held = held_port()
+        self.port = self.held.getsockname()[1]
+        (self.base / "job.py").write_text(JOB)
+        self.nodes = [self._start(number) for number in range(2 if fault in ("node", "silence") else 1)]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        memory = self.base / f"node{number}"
+        memory.mkdir()
+        environment = {
+            **os.environ, "NEBULA_NODE_ID": f"node{number}", "NEBULA_MEMORY_DIR": str(memory), "NEBULA_RUNTIME_DIR": str(self.base / "run"),
+            "NEBULA_AGENT_LINGER": "1", "NEBULA_HANG_S": str(HANG_S), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "nebulaml.elastic.run" if self.is_ours else "torch.distributed.run"]
+        if self.is_ours:
+            command += [f"--warm={'off' if 'off' in self.way else self.options.imports}", "--on-hang=restart"]
+        if self.fault in ("node", "silence"):
+            command += ["--nnodes=1:2", "--rdzv-id=recover", f"--local-addr=127.0.0.{number + 2}"]
+            conf = ["last_call_timeout=10"] if self.is_ours else [TUNED] if "tuned" in self.way else []
+            if self.is_ours:
+                command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.base}/rendezvous"]
+            else:
+                command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{self.port}"]
+                conf.append(f"is_host={int(number == 0)}")
+            command.append(f"--rdzv-conf={','.join(conf)}")
+        else:
+            command.append("--standalone")
+        command += ["--nproc-per-node=1", "--max-restarts=9", self.base / "job.py", "nebula" if self.is_ours else "torch", self.base,
+                    str(self.options.mib), self.options.imports, self.fault]  # fmt: skip
+        if number == 0:
+            self.held.close()
+        with open(self.base / f"log{number}", "wb") as log:
+            return subprocess.Popen(
+                list(map(str, command)), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def rows(self) -> list[dict[str, float]]:
+        try:
+            return [json.loads(line) for line in (self.base / "steps").read_text().split("\n") if line.endswith("}")]
+        except FileNotFoundError:
+            return []
+
+    def pids(self, number: int) -> list[int]:
+        wanted = {f"NEBULA_NODE_ID=node{number}".encode(), f"NEBULA_RUNTIME_DIR={self.base}/run".encode()}
+        found = []
+        for entry in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if wanted <= set(Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")):
+                    found.append(int(entry))
+        return found
+
+    def signal(self, number: int, what: int) -> None:
+        for _ in range(2):
+            for pid in self.pids(number):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, what)
+
+    def close(self) -> None:
+        for number in range(len(self.nodes)):
+            self.signal(number, signal.SIGKILL)
+        for node in self.nodes:
+            node.wait()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+def until(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] | None:
+    """Returns the seconds of each part; None: the job did not go on."""
+    job = Job(way, fault, options)
+    world = len(job.nodes)
     try:
-        rows = [line.split() for line in (base / "steps").read_text().split("\n") if line]
-    except FileNotFoundError:
-        return []
-    return [(int(step), int(pid), float(at)) for step, pid, at in (row for row in rows if len(row) == 3)]
+        if not until(lambda: sum(row["world"] == world for row in job.rows()) >= STEPS * world, 60):
+            raise SystemExit(f"{way}, {fault}: the job has not begun\n" + (job.base / "log0").read_text(errors="replace")[-6000:])
+        old = [row for row in job.rows() if row["rank"] == 0][-1]["pid"]
+        end = os.pidfd_open(int(old))
+        if fault == "worker":
+            os.kill(int(old), signal.SIGKILL)
+        elif fault == "node":
+            job.signal(1, signal.SIGKILL)
+            shutil.rmtree(job.base / "node1", ignore_errors=True)
+        elif fault == "silence":
+            job.signal(1, signal.SIGSTOP)
+        else:
+            (job.base / "fault").touch()
+            until((job.base / "failed").exists, 30)
+        failed = time.time()
+        ended = 0.0
 
+        def is_back() -> bool:
+            nonlocal ended
+            if not ended and _is_readable(end):
+                ended = time.time()
+            return any(row["began"] > failed - 0.02 and row["pid"] != old for row in job.rows())
 
-def await_step(base: Path, least: int, not_pid: int = 0) -> tuple[int, int, float]:
-    """Waits for a step of a process other than `not_pid`, which has done so many."""
-    while True:
-        rows = [row for row in steps_of(base) if row[1] != not_pid]
-        if len(rows) >= least:
-            return rows[0]
-        time.sleep(0.02)
-
-
-def one(way: str, options: argparse.Namespace) -> float:
-    kind, command = WAYS[way]
-    command = [options.imports if word == "IMPORTS" else word for word in command]
-    base = Path(tempfile.mkdtemp(prefix="recover-", dir="/dev/shm"))
-    environment = {**os.environ, "NEBULA_RUNTIME_DIR": str(base / "run"), "NEBULA_MEMORY_DIR": str(base / "memory"), "NEBULA_AGENT_LINGER": "1"}
-    (base / "memory").mkdir()
-    (base / "job.py").write_text(JOB)
-    job = subprocess.Popen(
-        [sys.executable, *command, "--standalone", "--nproc_per_node=1", "--max_restarts=9", base / "job.py", kind, base, str(options.mib),
-         options.imports],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        await_step(base, 21)
-        pid = steps_of(base)[-1][1]
-        os.kill(pid, signal.SIGKILL)
-        killed = time.time()
-        return await_step(base, 1, pid)[2] - killed
+        if not until(is_back, MOST_S):
+            return None
+        row = next(row for row in job.rows() if row["began"] > failed - 0.02 and row["pid"] != old)
+        times = [failed, ended or failed, row["began"], row["imported"], row["grouped"], row["restored"], row["at"]]
+        parts = {part: max(0.0, after - before) for part, before, after in zip(PARTS, times, times[1:], strict=False)}
+        return parts | {"all": row["at"] - failed}
     finally:
-        os.killpg(job.pid, signal.SIGTERM)
-        job.wait()
-        shutil.rmtree(base, ignore_errors=True)
+        job.close()
+
+
+def _is_readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--imports", default="torch,torch._dynamo")
+    parser.add_argument("--faults", default=",".join(FAULTS))
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(options.rounds):
+    print(f"{options.mib} MiB of state, imports {options.imports}, {os.cpu_count()} cores, {options.rounds} rounds; seconds, medians\n")
+    print(f"| fault | way | to the next step | least | most | {' | '.join(PARTS)} |")
+    print("|" + " --- |" * (5 + len(PARTS)), flush=True)
+    for fault in options.faults.split(","):
         for way in WAYS:
-            seconds[way].append(one(way, options))
-    print(f"{options.mib} MiB of state, imports {options.imports}, {os.cpu_count()} cores, {options.rounds} rounds\n")
-    print("| way | from the kill to the next step, s | least | most |\n| --- | --- | --- | --- |")
-    for way, found in seconds.items():
-        print(f"| {way} | **{statistics.median(found):.2f}** | {min(found):.2f} | {max(found):.2f} |")
+            if fault in ("worker", "exception", "hang") and "tuned" in way:
+                continue  # of the rendezvous
+            if fault in ("hang", "silence") and "nebula" not in way:
+                print(f"| {fault} | {way} | not before a time-out of the collective, 30 min |{' |' * (2 + len(PARTS))}", flush=True)
+                continue
+            found = [one(way, fault, options) for _ in range(options.rounds)]
+            good = [each for each in found if each is not None]
+            if len(good) < len(found):
+                late = f"{len(found) - len(good)} of {len(found)} times not within {MOST_S:.0f} s"
+                print(f"| {fault} | {way} | {late} |{' |' * (2 + len(PARTS))}", flush=True)
+                continue
+            alls = [each["all"] for each in good]
+            parts = " | ".join(f"{statistics.median(each[part] for each in good):.2f}" for part in PARTS)
+            print(f"| {fault} | {way} | **{statistics.median(alls):.2f}** | {min(alls):.2f} | {max(alls):.2f} | {parts} |", flush=True)
 
 
 if __name__ == "__main__":

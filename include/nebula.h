@@ -219,6 +219,23 @@ NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int
  */
 NEBULA_API enum nebula_status nebula_session_prepare(nebula_session *session, size_t pickle_size, const struct nebula_range *ranges,
         size_t count, struct nebula_error *ret_error);
+/*
+ * Steps, so that the agent of this node notices a job that hangs. A session has one pulse. The agent reads it about once a second; a step or a
+ * phase costs the program no system call and no lock. Before the first step, and after nebula_pulse_rest until the next one, nothing is watched.
+ */
+typedef struct nebula_pulse nebula_pulse;
+struct nebula_pulse_options {
+        uint32_t stack_signal; /* this signal makes the program append the stacks of its threads to stack_fd; 0: none does */
+        int32_t stack_fd;
+        uint32_t ends_hung;    /* not 0: the agent kills this process when the job hangs, for a launcher that starts it again */
+};
+NEBULA_API enum nebula_status nebula_pulse_open(nebula_session *session, const struct nebula_pulse_options *options, nebula_pulse **ret_pulse,
+        struct nebula_error *ret_error);
+NEBULA_API void nebula_pulse_step(nebula_pulse *pulse, uint64_t step); /* from any thread */
+/* What the program does from now on takes another time than a step, for example "evaluate". NULL: it makes steps again. One thread at a time. */
+NEBULA_API void nebula_pulse_phase(nebula_pulse *pulse, const char *phase);
+NEBULA_API void nebula_pulse_rest(nebula_pulse *pulse);
+NEBULA_API void nebula_pulse_close(nebula_pulse *pulse); /* before nebula_session_close */
 /* Sets a callback for programs that register images with a device in `fill`. `unmapping` is called before such an
  * image is unmapped, on any thread that makes a call on the session, and must take the registration back. It must
  * not make a call on this session. */
@@ -347,6 +364,7 @@ enum nebula_event_kind {
         NEBULA_EVENT_STORAGE = 2, /* storage fails; the agent tries again */
         NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed; the ranks or nodes in `text` have not for NEBULA_TAKEOVER_S */
         NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user, named in `text`, has checkpoints of the path in memory */
+        NEBULA_EVENT_HUNG = 9,        /* the trainers of this node have stopped making steps; `text`: which, and where their stacks are */
         NEBULA_EVENT_REMOVED = 7,     /* the agent has removed a checkpoint from storage; `text`: the rules that no longer kept it */
         /* Only of nebula_watch_open_cloud: */
         NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */

@@ -27,7 +27,8 @@ SECTIONS = {
     "Published weights": ["Publisher", "Subscriber", "Published", "publish"],
     "Frameworks": ["attach", "NebulaCheckpointIO", "NebulaTrainerMixin", "export_hf", "HFExport", "export_safetensors", "wait_for_exports",
                    "rng_state", "set_rng_state"],
-    "Elastic jobs, metrics and traces": ["ElasticSampler", "MetricsLog", "log_to", "watch", "profiler_track", "add_to_trace"],
+    "Elastic jobs, metrics and traces": ["ElasticSampler", "progress", "phase", "MetricsLog", "log_to", "watch", "profiler_track",
+                                         "add_to_trace"],
     "Errors": ["NebulaError", "NebulaConfigError", "NebulaCorrupt", "NebulaNotFound", "NebulaPicklingError", "NebulaStorageError",
                "NebulaTimeout", "NebulaUnavailable"],
 }  # fmt: skip

@@ -230,6 +230,7 @@ static int add_constants(PyObject *module)
                 { "EVENT_STORAGE", NEBULA_EVENT_STORAGE },
                 { "EVENT_LATE", NEBULA_EVENT_LATE },
                 { "EVENT_OTHER_AGENT", NEBULA_EVENT_OTHER_AGENT },
+                { "EVENT_HUNG", NEBULA_EVENT_HUNG },
                 { "EVENT_REMOVED", NEBULA_EVENT_REMOVED },
                 { "EVENT_EVICTION", NEBULA_EVENT_EVICTION },
                 { "EVENT_METADATA", NEBULA_EVENT_METADATA },

@@ -15,6 +15,7 @@
 struct session {
         PyObject_HEAD
         nebula_session *handle;
+        nebula_pulse *pulse; /* NULL: it counts no steps */
 };
 
 static PyTypeObject *the_type;
@@ -157,9 +158,11 @@ static void session_dealloc(PyObject *object)
 {
         PyTypeObject *type = Py_TYPE(object);
         nebula_session *handle = ((struct session *)object)->handle;
+        nebula_pulse *pulse = ((struct session *)object)->pulse;
 
         if (handle) {
                 Py_BEGIN_ALLOW_THREADS
+                nebula_pulse_close(pulse);
                 nebula_session_close(handle);
                 Py_END_ALLOW_THREADS
         }
@@ -392,7 +395,79 @@ static PyObject *session_prepare(PyObject *self, PyObject *arguments)
         Py_RETURN_NONE;
 }
 
+static PyObject *session_pulse_open(PyObject *self, PyObject *arguments)
+{
+        struct session *session = (struct session *)self;
+        struct nebula_pulse_options options;
+        struct nebula_error error = { 0 };
+        nebula_pulse *pulse = session->pulse;
+        enum nebula_status status = NEBULA_OK;
+        int ends_hung;
+
+        if (!PyArg_ParseTuple(arguments, "Iip", &options.stack_signal, &options.stack_fd, &ends_hung))
+                return NULL;
+        options.ends_hung = (uint32_t)ends_hung;
+        if (!pulse) {
+                Py_BEGIN_ALLOW_THREADS
+                status = nebula_pulse_open(session->handle, &options, &pulse, &error);
+                Py_END_ALLOW_THREADS
+        }
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        session->pulse = pulse;
+        Py_RETURN_NONE;
+}
+
+static PyObject *session_pulse_step(PyObject *self, PyObject *number)
+{
+        nebula_pulse *pulse = ((struct session *)self)->pulse;
+        unsigned long long step = PyLong_AsUnsignedLongLongMask(number);
+
+        if (PyErr_Occurred())
+                return NULL;
+        if (pulse)
+                nebula_pulse_step(pulse, step);
+        Py_RETURN_NONE;
+}
+
+static PyObject *session_pulse_phase(PyObject *self, PyObject *name)
+{
+        nebula_pulse *pulse = ((struct session *)self)->pulse;
+        const char *utf8 = name == Py_None ? NULL : PyUnicode_AsUTF8(name);
+
+        if (!utf8 && name != Py_None)
+                return NULL;
+        if (pulse)
+                nebula_pulse_phase(pulse, utf8);
+        Py_RETURN_NONE;
+}
+
+static PyObject *session_pulse_rest(PyObject *self, PyObject *unused)
+{
+        nebula_pulse *pulse = ((struct session *)self)->pulse;
+
+        if (pulse)
+                nebula_pulse_rest(pulse);
+        Py_RETURN_NONE;
+}
+
+static PyObject *session_pulse_close(PyObject *self, PyObject *unused)
+{
+        nebula_pulse *pulse = ((struct session *)self)->pulse;
+
+        ((struct session *)self)->pulse = NULL;
+        Py_BEGIN_ALLOW_THREADS
+        nebula_pulse_close(pulse);
+        Py_END_ALLOW_THREADS
+        Py_RETURN_NONE;
+}
+
 static PyMethodDef session_methods[] = {
+        { "pulse_open", session_pulse_open, METH_VARARGS, "pulse_open(stack_signal, stack_fd, ends_hung): this session counts steps from now on" },
+        { "pulse_step", session_pulse_step, METH_O, "pulse_step(number)" },
+        { "pulse_phase", session_pulse_phase, METH_O, "pulse_phase(name or None)" },
+        { "pulse_rest", session_pulse_rest, METH_NOARGS, "Nothing is watched until the next step." },
+        { "pulse_close", session_pulse_close, METH_NOARGS, "This session counts no more steps." },
         { "configure", (PyCFunction)(void (*)(void))session_configure, METH_VARARGS | METH_KEYWORDS, "Sets new options for all further calls." },
         { "flush", session_flush, METH_VARARGS, "flush(tag or None, timeout_ms): returns when it is durable." },
         { "settle", session_settle, METH_O, "settle(timeout_ms): returns when all running copies have ended." },

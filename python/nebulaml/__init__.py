@@ -49,7 +49,9 @@ from .api import (
     is_initialized,
     list_checkpoints,
     persist_path,
+    phase,
     prepare,
+    progress,
     stats,
     unpublish,
 )
@@ -81,7 +83,9 @@ __all__ = [
     "is_initialized",
     "list_checkpoints",
     "persist_path",
+    "phase",
     "prepare",
+    "progress",
     "stats",
     "unpublish",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ._session.engine import is_initialized
 from ._session.keeping import Best
+from ._session.pulse import phase, progress
 from ._session.session import Session, default
 from .checkpoint import Checkpoint
 
@@ -24,7 +25,9 @@ __all__ = [
     "is_initialized",
     "list_checkpoints",
     "persist_path",
+    "phase",
     "prepare",
+    "progress",
     "stats",
     "unpublish",
 ]

@@ -22,6 +22,7 @@ from ._session.rows import human_bytes, printable
 from ._session.tags import WHOLE
 from ._session.traced import traced
 from ._session.waits import patiently, refuse_within_save
+from .elastic import worker
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 from .integrations import guards
 from .tensors import buffers
@@ -387,6 +388,7 @@ class Checkpoint:
             raise NebulaError(self._report().get("error") or f"checkpoint {self._tag!r} has failed")
         self._engine.tell_memory_only()
         self._engine.record_imports()
+        worker.tell(_nebula.step_of(self._tag))
         if self._count != _nebula.FILES_OPEN:
             self._engine.committed(handle)
 

@@ -15,6 +15,7 @@ _KINDS = {
     _nebula.EVENT_LATE: "late",
     _nebula.EVENT_OTHER_AGENT: "other-agent",
     _nebula.EVENT_REMOVED: "removed",
+    _nebula.EVENT_HUNG: "hung",
 }
 
 
@@ -24,7 +25,8 @@ class Event:
 
     kind: "durable": the checkpoint is durable; "lost": it is not durable and will not be; "storage": storage fails, and
         the agent tries again; "late": some ranks have not committed it; "other-agent": another agent of this user has
-        checkpoints of this path; "removed": the agent has removed it from storage, and ``text`` names the rules that no
+        checkpoints of this path; "hung": the ranks of this node make no steps, and ``text`` names the
+        file with their stacks; "removed": the agent has removed it from storage, and ``text`` names the rules that no
         longer kept it; "exported": a Hugging Face directory of it is there, whose path is ``text``; "export-failed": there
         will be none; "copied": the far storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether it is tried
         again.

@@ -185,6 +185,8 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.memory_wait_s = time_setting("NEBULA_MEMORY_WAIT", agent->catalogue.memory_wait_s);
         agent->catalogue.quiet_s = time_setting("NEBULA_QUIET_S", 30);
         agent->catalogue.takeover_s = time_setting("NEBULA_TAKEOVER_S", 30);
+        agent->catalogue.hang_s = time_setting("NEBULA_HANG_S", 60);
+        agent->catalogue.runtime_dir = agent->place.directory;
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
         agent->catalogue.publish_links = publish_setting();
         agent->catalogue.end = in_process ? end_in_process : end_process;

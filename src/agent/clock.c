@@ -12,6 +12,7 @@
 #include "agent/memory/survival_log.h"
 #include "agent/persist/due.h"
 #include "agent/persist/worker.h"
+#include "agent/pulse/pulse.h"
 #include "os/os.h"
 
 #define SECOND_NS 1000000000
@@ -134,6 +135,7 @@ void *clock_main(void *argument)
                 due = earlier(due, release_idle(catalogue, now));
                 due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, worker_start(catalogue, now));
+                due = earlier(due, pulse_look(catalogue, now));
                 due = earlier(due, verdict_look(catalogue, now));
                 due = earlier(due, check_linger(catalogue, now));
                 now = os->now_ns();

@@ -201,6 +201,36 @@ static const char *escape(const char *text, char escaped[LABEL_MAX])
         return escaped;
 }
 
+/* Adds the steps that the trainers of this node have made. */
+static void add_steps(struct buf *buf, const json_t *jobs, const char *path, bool is_one)
+{
+        static const struct { const char *name, *type, *help, *key; } metrics[] = {
+                { "nebula_step", "gauge", "The step of the rank of this node that lags behind.", "step" },
+                { "nebula_seconds_since_step", "gauge", "Since that rank's last step.", "seconds" },
+                { "nebula_step_limit_seconds", "gauge", "After this time without a step the job counts as hung.", "limit" },
+                { "nebula_hangs_total", "counter", "How often the job has hung.", "hangs" },
+        };
+        char labels[2 * LABEL_MAX + 32], name[LABEL_MAX], where[LABEL_MAX];
+        const json_t *one, *steps;
+        size_t index;
+
+        for (size_t i = 0; i < sizeof metrics / sizeof *metrics; i++) {
+                bool has_head = false;
+
+                json_array_foreach(jobs, index, one) {
+                        steps = json_object_get(one, "steps");
+                        if (!steps || (is_one && strcmp(text_of(one, "persist_path"), path)))
+                                continue;
+                        if (!has_head)
+                                add_head(buf, metrics[i].name, metrics[i].type, metrics[i].help);
+                        has_head = true;
+                        snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name),
+                                 escape(text_of(one, "persist_path"), where));
+                        add_value(buf, metrics[i].name, labels, number_of(steps, metrics[i].key));
+                }
+        }
+}
+
 /* Adds the jobs of the path; "": all jobs. */
 static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 {
@@ -223,6 +253,7 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
                 snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "persist_path"), where));
                 add_value(buf, verdict, labels, verdict_number(json_object_get(one, "verdict")));
         }
+        add_steps(buf, jobs, *spelled ? spelled : path, *path);
         json_array_foreach(sessions, index, one)
                 if (!*path || !strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
                         world = number_of(one, "world") > world ? number_of(one, "world") : world;

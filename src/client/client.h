@@ -18,6 +18,7 @@
  *     stored.c      files in storage that this process reads itself
  *     partial.c      files in storage of which the agent reads the parts that this process needs
  *     publish.c     files at paths that the program chose
+ *     pulse.c       steps and phases, which the agent reads
  *
  * Every request goes through session_call, on the session's own connection under
  * request_lock. A request that may wait for long goes through session_call_alone:

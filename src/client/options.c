@@ -144,6 +144,7 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         if (status != NEBULA_OK)
                 return status;
         settings->hello.version = IPC_VERSION;
+        settings->hello.pulse_fd = -1;
         settings->hello.role = options->is_reader ? IPC_ROLE_READER : IPC_ROLE_TRAINER;
         settings->hello.pid = os->pid();
         settings->hello.rank = options->rank;

@@ -254,6 +254,7 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
         is_child = settings->hello.pid != session->settings.hello.pid;
         settings->hello.pid = session->settings.hello.pid;
         settings->hello.has_begun = session->settings.hello.has_begun;
+        settings->hello.pulse_fd = is_child ? -1 : session->settings.hello.pulse_fd;
         is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0 &&
                   vars_same(settings->variables, session->settings.variables);
         memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 14u
+#define IPC_VERSION 15u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -35,6 +35,7 @@
 #define IPC_TEXT_MAX 512
 #define IPC_REASON_MAX 1024
 #define IPC_LIVE_MAX 512
+#define IPC_PHASE_MAX 32
 #define IPC_RUNS_MAX 64 /* a request with so many fits an inbox */
 
 enum ipc_type {
@@ -89,6 +90,8 @@ struct ipc_hello {
         uint32_t has_begun;    /* the program has begun a checkpoint: it is not about to load one */
         uint32_t keep_best_count, keep_best_is_largest; /* keep_best_count 0: none */
         uint32_t keep_hourly, keep_daily, keep_weekly, keep_within_s;
+        int32_t pulse_fd; /* the trainer's descriptor of a struct ipc_pulse; -1: it counts no steps */
+        uint32_t unused;
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* stays the same when a client reconnects after the agent died; see IPC_NONCE_FAMILY */
         double persist_interval_s;
@@ -98,6 +101,16 @@ struct ipc_hello {
         char run[IPC_NAME_MAX];
         char keep_best[IPC_NAME_MAX]; /* a metric */
         char keep_items[IPC_NAME_MAX]; /* store/thin.h */
+};
+/* A page that a trainer writes without a system call, and that the agent reads once a second. */
+struct ipc_pulse {
+        uint64_t beats; /* changes with each step; 0: the trainer is not to be watched now */
+        uint64_t step;  /* the program's own number, for people */
+        uint32_t phase_changes; /* odd while `phase` is being written */
+        uint32_t stack_signal;  /* makes the trainer append the stacks of its threads to stack_fd; 0: it does not */
+        int32_t stack_fd;
+        uint32_t ends_hung; /* the agent kills it when it hangs */
+        char phase[IPC_PHASE_MAX]; /* "": steps */
 };
 struct ipc_welcome {
         uint64_t agent_nonce; /* a new one for each agent process */

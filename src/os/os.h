@@ -200,6 +200,7 @@ struct os_table {
         uint32_t (*pid)(void);
         uint32_t (*uid)(void);
         bool (*alive)(uint32_t pid);
+        int (*signal)(uint32_t pid, uint32_t number);
         uint32_t (*cpu_count)(void);    /* processors that this process may run on */
         uint64_t (*memory_free)(void);  /* bytes, the smaller of the machine's and the cgroup's */
         int (*probe)(enum os_probe what, uint64_t *ret_value); /* the abilities of this machine, found by trying */

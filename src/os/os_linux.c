@@ -486,6 +486,13 @@ static uint32_t linux_uid(void)
         return geteuid();
 }
 
+static int linux_signal(uint32_t pid, uint32_t number)
+{
+        if (!pid || pid > INT32_MAX)
+                return -ESRCH;
+        return kill((pid_t)pid, (int)number) ? -errno : 0;
+}
+
 /* kill(pid, 0) also finds zombies, which will do nothing more. */
 static bool linux_alive(uint32_t pid)
 {
@@ -542,7 +549,7 @@ const struct os_table os_linux = {
         .watch_open = os_linux_watch_open, .watch = os_linux_watch, .watch_wait = os_linux_watch_wait,
         .spawn = os_linux_spawn, .run = os_linux_run, .now_ns = linux_now_ns, .wall_ns = linux_wall_ns,
         .thread_cpu_ns = linux_thread_cpu_ns, .sleep_ms = linux_sleep_ms, .random = linux_random,
-        .pid = linux_pid, .uid = linux_uid, .alive = linux_alive, .cpu_count = linux_cpu_count,
+        .pid = linux_pid, .uid = linux_uid, .alive = linux_alive, .signal = linux_signal, .cpu_count = linux_cpu_count,
         .memory_free = os_linux_memory_free, .probe = os_probe_linux,
         LINUX_UFFD_MEMBERS,
         .tcp_listen = os_linux_tcp_listen, .tcp_connect = os_linux_tcp_connect, .tcp_accept = os_linux_tcp_accept,

@@ -7,10 +7,12 @@ import logging
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 from nebulaml.elastic import run, worker
+from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
 
@@ -56,7 +58,8 @@ def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog
     with caplog.at_level(logging.WARNING):
         for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
             found = vars(parsed(line))
-            assert found.pop("warm") == "auto" and found == vars(get_args_parser().parse_args(line.split()))
+            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "", "on_poison": "end", "max_failures_without_progress": 3}
+            assert {name: found.pop(name) for name in own} == own and found == vars(get_args_parser().parse_args(line.split()))
     assert not caplog.text
 
 
@@ -131,3 +134,113 @@ def test_a_worker_ends_with_a_torchrun_of_our_rendezvous_and_a_program_that_it_s
         for process in (program, of_worker):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+STUBBORN = """
+import os, signal, sys, time
+rank, count, place = os.environ["LOCAL_RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[1]
+signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer that waits for a lost rank in a collective
+open(f"{place}/{rank}-{count}", "w").close()
+while not os.path.exists(f"{place}/0-{count}") or not os.path.exists(f"{place}/1-{count}"):
+    time.sleep(0.01)
+if count == 0 and rank == "1":
+    sys.exit(3)
+time.sleep(60 if count == 0 else 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["auto", "off"])
+def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, how):
+    """torchrun alone would wait 30 s for a worker that catches SIGTERM."""
+    (tmp_path / "worker.py").write_text(STUBBORN)
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=2", "--max_restarts=1", f"--warm={how}"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=100)
+    assert job.returncode == 0, job.stderr
+    assert {"0-1", "1-1"} <= set(os.listdir(tmp_path))
+    assert time.monotonic() - begun < 25
+    assert "exitcode: 3" in job.stderr, "the failure that torchrun reports is the first one"
+
+
+STALLS = """
+import os, sys
+with open(f"{sys.argv[1]}/starts", "a") as starts:
+    print(os.environ["TORCHELASTIC_RESTART_COUNT"], file=starts)
+import nebulaml as nm
+nm.init(f"{sys.argv[1]}/storage", 0)
+latest = nm.get_latest_checkpoint()
+step = latest.step if latest else 0
+for step in range(step + 1, 3):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save_bytes("b", [b"x"])
+sys.exit(9)  # step 3 never succeeds
+"""
+
+
+def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
+    (tmp_path / "worker.py").write_text(STALLS)
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=200)
+    assert job.returncode == 1
+    assert "nebula run: 3 restarts have committed no new step after step 2, so the job ends" in job.stderr
+    assert len((tmp_path / "starts").read_text().split()) == 4, "the first one has committed, and three others have tried"
+
+
+POISONED = """
+import os, sys
+import nebulaml as nm
+nm.init(f"{sys.argv[1]}/storage", 0)
+latest = nm.get_latest_checkpoint()
+with open(f"{sys.argv[1]}/loads", "a") as loads:
+    print(latest and latest.step, file=loads)
+if latest is None:
+    for step in (1, 2, 3):
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save_bytes("b", [b"x"])
+sys.exit(0 if latest and latest.step == 2 else 9)
+"""
+
+
+def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before(tmp_path, place):
+    (tmp_path / "worker.py").write_text(POISONED)
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
+    job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=200)
+    assert job.returncode == 0, job.stderr
+    assert (tmp_path / "loads").read_text().split() == ["None", "3", "3", "3", "2"]
+    assert "3 restarts have failed after loading global_step3: the next one loads an older checkpoint" in job.stderr
+    assert "failed again and again after loading it" in job.stderr
+
+
+def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula(monkeypatch):
+    progress = Progress(3)
+    for _ in range(20):
+        progress.fail()  # no rank uses Nebula
+    monkeypatch.setenv("RANK", "0")
+    worker.tell(-1)
+    for step in (-1, -1, -1, 5, 5, 5, 6, 7, 3, 3):
+        if step >= 0:
+            worker.tell(step)
+        progress.fail()
+    monkeypatch.setenv("RANK", "1")
+    worker.tell(1000)  # rank 0 alone counts
+    with pytest.raises(NoProgress, match="after step 7"):
+        progress.fail()
+    progress.forget()
+    progress.fail()
+
+
+def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
+    (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--warm=off"]
+    check = "sh -c 'echo the disk is broken; exit 3'"
+    job = subprocess.run([*command, "--health-check", check, tmp_path / "worker.py"], capture_output=True, text=True, timeout=100)
+    assert job.returncode == 1
+    assert "nebula run: this node does not join" in job.stderr and "exit code 3: the disk is broken" in job.stderr
+    assert not (tmp_path / "worker.py.ran").exists()
+
+
+def test_spares_are_the_nodes_above_the_number_that_trains():
+    assert parsed("--rdzv-id=x --nnodes=10 --spares=2 train.py").nnodes == "8:8"
+    assert parsed("--rdzv-id=x --nnodes=2:10 --max-restarts=1 --spares=2 train.py").nnodes == "2:8"
+    with pytest.raises(NebulaConfigError, match="at least one node trains"):
+        parsed("--rdzv-id=x --nnodes=2 --spares=2 train.py")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _nebula
+from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout
 from . import config, ranks
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "Inventory", "choose", "in_order", "inventory", "refusal"]
 
+POISON = "the job has failed again and again after loading it"
 UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
 _WHOLE = ("committed", "replicated", "durable")
 _PAUSE_S = (0.002, 0.25)
@@ -192,7 +194,10 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
     unread = [(UNSEEN, report["unread"])] if report["unread"] else []
-    return in_order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
+    poison = worker.passed_over()
+    left = [version for version in whole if version["tag"] not in poison] or whole  # never from nothing because of that
+    told = [(version["tag"], POISON) for version in whole if version not in left]
+    return in_order(left), unread + [(one["tag"], one["reason"]) for one in report["passed"]] + told
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from ..errors import (
     from_status,
 )
 from ..events import Event
-from . import agree, config, ending, late, locate, ranks, tags, watching
+from . import agree, config, ending, late, locate, pulse, ranks, tags, watching
 from .waits import refuse_within_save, run_handlers
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
@@ -157,6 +157,9 @@ class Engine:
             worker.join()
             ending.watch(_before_end)
             self._session = _nebula.Session(**_options(chosen, place, run), is_reader=self.is_reader)
+            if not self.is_reader:
+                pulse.offer(self)
+                worker.tell()
         else:
             self._session.configure(**_options(chosen, place, run), is_reader=self.is_reader)
 
@@ -184,7 +187,9 @@ class Engine:
         """
         try:
             refuse_within_save()
-            call(*arguments)
+            with pulse.phase("save"):
+                call(*arguments)
+            pulse.beat()
         except (NebulaConfigError, NebulaPicklingError):
             raise
         except NebulaError as failure:
@@ -287,6 +292,7 @@ class Engine:
             opened = self._session if self._session is not self._inherited else None
             self._clear()
         if opened is not None:
+            pulse.leave(opened)
             opened.leave()  # checkpoints and loaded tensors may keep it, and another process may want to be this rank
         self._late.clear()
         self.agreement.forget()

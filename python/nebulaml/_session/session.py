@@ -11,9 +11,10 @@ from typing import Any
 
 from .. import _nebula
 from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
+from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
-from . import config, engine, late, progress
+from . import agree, config, engine, late, progress, pulse
 from .rows import Row, Rows, listing
 from .traced import traced
 from .waits import interruptible, patiently
@@ -147,6 +148,10 @@ class Session:
             if common:
                 found = self._exactly(common[0], path)
                 return self._newest(found, owner.agreement.passed_over(path, common[0]))
+        elif worker.passed_over():
+            left = agree.inventory(owner, path)
+            if left:
+                return self._newest(self._exactly(left[0], path), [(tag, agree.POISON) for tag in worker.passed_over()])
         else:
             opened = owner.session(patient=True)
             owner.watch()  # the agent may report on the version that it finds
@@ -161,6 +166,7 @@ class Session:
 
     def _newest(self, found: Checkpoint, passed_over: list[tuple[str, str]]) -> Checkpoint:
         found.passed_over = passed_over
+        worker.tell(loaded=found.tag)
         if self._engine.place().local_rank == 0:
             guards.tell_passed_over(found.tag, passed_over)
         return found
@@ -271,6 +277,7 @@ class Session:
         done = owner.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
         owner.raise_late()
         if tag is None:  # begin the flush of all sessions, even if one fails
+            pulse.rest()  # a program flushes when its steps are over
             done = all([done, *(other.flush_persistence(None, timeout) for other in list(self._others.values()))])
         return done
 

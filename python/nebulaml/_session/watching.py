@@ -69,6 +69,8 @@ class Watcher(threading.Thread):
             )
         elif kind == _nebula.EVENT_REMOVED:
             log.info("nebula: %s was removed from storage, because %s does not name it", tag, text)
+        elif kind == _nebula.EVENT_HUNG:
+            log.error("nebula: the job makes no steps: %s", text)
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(
                 "nebula: another agent of this user (%s) has checkpoints of this path in memory, and this process cannot find them: "

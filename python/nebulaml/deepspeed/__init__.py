@@ -29,7 +29,7 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from .. import api
-from .._session import config
+from .._session import config, pulse
 from .._session import engine as session_engine
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
@@ -337,11 +337,29 @@ def attach(engine: Any, overlap: bool | None = None, export: HFExport | None = N
         raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")
     if not isinstance(engine.checkpoint_engine, NebulaDeepSpeedEngine):
         engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None))
+    _count_steps(engine)
     if overlap is not None:
         engine.checkpoint_engine.overlap = overlap
     if export is not None:
         engine.checkpoint_engine.export, engine.checkpoint_engine.model = export, _of_transformers(engine.module)
     return engine
+
+
+def _count_steps(engine: Any) -> None:
+    """Makes this DeepSpeedEngine's steps progress of this process. A pipeline has train_batch in place of step."""
+    name = "train_batch" if hasattr(engine, "train_batch") else "step"
+    plain = getattr(engine, name)
+    if hasattr(plain, "__nebula__"):
+        return
+
+    @functools.wraps(plain)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        pulse.progress(engine.global_steps)
+        return result
+
+    counted.__nebula__ = True  # type: ignore[attr-defined]
+    setattr(engine, name, counted)
 
 
 def _of_transformers(module: Any) -> Any:

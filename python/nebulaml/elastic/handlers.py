@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import datetime, timezone
 from typing import Any
 
-from . import worker
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
-__all__ = ["create_azure_table", "create_store"]
+from . import hearing, worker
+from .workers import LEFT_S, Workers
+
+__all__ = ["Handler", "create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
+_LOST = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the last heartbeat of a node that others hear no more
+_TRIES = 20  # to write that, against other writers
 
 
 def create_store(params: Any) -> Any:
@@ -42,11 +48,10 @@ def _create(params: Any, cells: Any) -> Any:
     from .state import View
 
     backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
-    handler = create_handler(KeyStore(backend), backend, params)
-    backend.view = View(handler._this_node, handler.settings.keep_alive_interval)
+    inner = create_handler(KeyStore(backend), backend, params)
+    backend.view = View(inner._this_node, inner.settings.keep_alive_interval)
     _prepare(params)
-    _remove_at_end(handler, backend)
-    return handler
+    return Handler(inner, backend, float(params.get("silence_timeout", hearing.QUIET_S)))
 
 
 def _prepare(params: Any) -> None:
@@ -55,25 +60,130 @@ def _prepare(params: Any) -> None:
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if params.min_nodes < params.max_nodes and "last_call_timeout" not in params.config:
         _LOGGER.warning(
-            "every round with fewer than %d nodes waits 30 s for more of them; --rdzv-conf=last_call_timeout=5 makes that 5 s",
+            "the first round waits 30 s for more nodes, if fewer than %d are there; --rdzv-conf=last_call_timeout=5 makes that 5 s",
             params.max_nodes,
         )
 
 
-def _remove_at_end(handler: Any, backend: Any) -> None:
-    """Removes the job's data from storage after the job. torchrun calls ``shutdown`` on each node; the last one removes them."""
-    shut_down = handler.shutdown
+class Handler(RendezvousHandler):  # type: ignore[misc]
+    """torch's handler, with nodes that hear each other, and rounds that wait for no node that is not coming.
 
-    def shutdown() -> bool:
-        closed = bool(shut_down())
-        settings = handler.settings
+    Two worlds never train at once: a round begins when each node of the world before has left it (its workers have ended by then) or is lost.
+    A lost node that lives, for example after a partition of the network, is in a world without the others, where no collective and no version
+    completes. It reads in the state that the round is over, ends its workers, and joins again.
+    """
+
+    def __init__(self, inner: Any, backend: Any, quiet_s: float = hearing.QUIET_S) -> None:
+        from .rounds import Executor
+
+        self._inner, self._backend = inner, backend
+        self._holder = inner._state_holder
+        self._executor = inner._op_executor = Executor(inner._this_node, self._holder, inner.settings)
+        self._workers = Workers()
+        self._has_given_up = False
+        self.is_broken = False  # the last round has ended because a node has left it or is lost
+        self._hearing = hearing.Hearing(inner._this_node.addr, self._lost, self._changed, quiet_s)
+
+    @property
+    def settings(self) -> Any:
+        return self._inner.settings
+
+    @property
+    def use_agent_store(self) -> bool:
+        return bool(self._inner.use_agent_store)
+
+    def get_backend(self) -> str:
+        return str(self._inner.get_backend())
+
+    def get_run_id(self) -> str:
+        return str(self._inner.get_run_id())
+
+    def is_closed(self) -> bool:
+        return bool(self._inner.is_closed())
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def next_rendezvous(self) -> Any:
+        if self._executor.world:
+            self._inner._stop_heartbeats()
+            self._executor.leave(self._inner._get_deadline(self.settings.timeout.join))
+            self._hearing.tell()
+            self._hearing.end()
+        info = self._inner.next_rendezvous()
+        self.is_broken = False
+        self._workers.begin()
+        self._hearing.begin(info.rank, info.world_size, self._inner._get_store())
+        return info
+
+    def num_nodes_waiting(self) -> int:
+        """Returns more than 0 if this node's workers are to begin anew: a node waits, or one of this round's nodes is gone."""
+        waiting = int(self._inner.num_nodes_waiting())
+        state = self._holder.state
+        gone = self._executor.world.keys() - state.participants.keys()
+        if not self._executor.world or (
+            state.closed and not gone & state.wait_list
+        ):  # a node that has ended well does not wait
+            return waiting
+        is_over = state.round != self._executor.round or self._inner._this_node not in state.participants
+        if is_over or gone:
+            self.is_broken = is_over or not state.wait_list - self._executor.world.keys()  # else a node joins
+            is_left = not is_over and gone <= state.wait_list
+            self._workers.end(LEFT_S if is_left else 0.0)
+            self._hearing.tell()
+            return max(waiting, 1)
+        if waiting:
+            self._workers.stopping()
+        return waiting
+
+    def give_up(self) -> None:
+        """The job has failed, and is about to be closed: the other nodes are to end their workers, which wait for this node's."""
+        self._has_given_up = True
+        self._inner._stop_heartbeats()
+        self._executor.leave(self._inner._get_deadline(self.settings.timeout.close))
+        self._hearing.tell()
+
+    def shutdown(self) -> bool:
+        """torchrun calls it on each node. The last node removes the job's data from storage."""
+        closed = bool(self._inner.shutdown())
+        self._hearing.end()
+        if self._has_given_up:  # the others are to read that this node has left
+            self._backend.close()
+            return closed
+        lost_s = self.settings.keep_alive_interval.total_seconds() * self.settings.keep_alive_max_attempt
         try:
-            backend.leave(
-                handler._this_node, settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
-            )
+            self._backend.leave(self._inner._this_node, lost_s)
         except Exception as failure:  # the job itself has ended well
             _LOGGER.warning("the rendezvous could not remove its state from storage: %s", failure)
-        backend.close()
+        self._backend.close()
         return closed
 
-    handler.shutdown = shutdown
+    def _changed(self) -> None:
+        self._holder._last_sync_time = -1  # the next look reads the state
+
+    def _lost(self, rank: int, why: str) -> None:
+        """Writes into the state that a node has not been heard, unless it has left."""
+        from .rounds import refresh
+
+        node = next((node for node, its in self._executor.world.items() if its == rank), None)
+        try:
+            for _ in range(_TRIES):
+                with self._inner._heartbeat_lock:
+                    state = refresh(self._holder)
+                    if (
+                        state.closed
+                        or state.round != self._executor.round
+                        or not state.complete
+                        or node not in state.participants
+                    ):
+                        break
+                    state.last_heartbeats[node] = _LOST
+                    self._holder.mark_dirty()
+                    if self._holder.sync():
+                        _LOGGER.warning("node %s (%s) counts as lost: %s", rank, getattr(node, "addr", "?"), why)
+                        break
+        except RendezvousError as failure:
+            _LOGGER.warning(
+                "node %s is not heard (%s), and the storage of the rendezvous fails: %s", rank, why, failure
+            )
+        self._hearing.tell()

@@ -1,12 +1,19 @@
 """``nebula run``, or ``python -m nebulaml.elastic.run``: torchrun for elastic jobs.
 
 It also accepts the command line of Microsoft's ``torchrun_wrapper.py``.
-All options are torchrun's, and ``--warm``. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
+All options are torchrun's, and those below. Three have other defaults: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
 ``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
 
 ``--warm auto`` (the default): workers are forked from a process that has imported what the last worker of this script had imported when it
 committed its first checkpoint, and else torch. ``--warm torch,transformers`` names the modules. ``--warm off``: each worker is a new
 interpreter.
+
+``--on-hang report`` (the default): if the job makes no steps, the agent says where it hangs. ``--on-hang restart``: it also kills the workers,
+and they resume.
+
+``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
+command succeeds. ``--max-failures-without-progress N``: after more failures in a row without a new committed step, the job ends (3; 0: never).
+``--on-poison older``: it passes over the checkpoint that they have loaded first, once.
 """
 
 from __future__ import annotations
@@ -22,8 +29,11 @@ import uuid
 from argparse import Namespace
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from .._session.pulse import ON_HANG
 from ..errors import NebulaConfigError
+from .workers import Workers
 
 __all__ = ["main", "parse"]
 
@@ -37,8 +47,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     """Parses torchrun's options, with our defaults. Sets variables that the storage account needs in ``environment``."""
     from torch.distributed import run
 
-    parser = run.get_args_parser()
-    parser.add_argument("--warm", default="auto")
+    parser = _parser()
     # torchrun also takes an option from the environment, as PET_<OPTION>.
     parser.set_defaults(
         **{name: value for name, value in _DEFAULTS.items() if f"PET_{name.upper()}" not in environment}
@@ -47,9 +56,7 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
         parser.set_defaults(rdzv_id=None)
     options = parser.parse_args(list(words))
     if options.standalone:  # it needs torchrun's defaults: with 1:50 nodes it would wait for others
-        parser = run.get_args_parser()
-        parser.add_argument("--warm", default="auto")
-        return parser.parse_args(list(words))
+        return _parser().parse_args(list(words))
     options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
     if options.rdzv_endpoint == "None":  # the wrapper passes this word if it has no endpoint
         options.rdzv_endpoint = ""
@@ -58,11 +65,29 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
     if options.rdzv_backend == "nebula-azure-table" and not options.rdzv_endpoint:
         _take_account(environment)
     least, most = run.parse_min_max_nnodes(options.nnodes)
+    if options.spares:
+        if not 0 < options.spares < most:
+            raise NebulaConfigError(f"--spares={options.spares}: of --nnodes={options.nnodes}, at least one node trains")
+        most -= options.spares
+        options.nnodes = f"{min(least, most)}:{most}"
     if least < most and not options.max_restarts:
         _LOGGER.warning(
             "--max-restarts is 0: the job ends when a node comes or goes. Give it, for example --max-restarts=100"
         )
     return options
+
+
+def _parser() -> Any:
+    from torch.distributed import run
+
+    parser = run.get_args_parser()
+    parser.add_argument("--warm", default="auto")
+    parser.add_argument("--max-failures-without-progress", "--max_failures_without_progress", type=int, default=3)
+    parser.add_argument("--on-poison", "--on_poison", choices=["end", "older"], default="end")
+    parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--health-check", "--health_check", default="")
+    parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
+    return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -71,15 +96,23 @@ def main(words: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+    from .agent import NoProgress, Unwell, use
+
     @record
     def launch() -> None:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        os.environ[ON_HANG] = options.on_hang
+        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
         _tie_workers(options)
+        if options.standalone:  # other jobs have a handler that does this (handlers.py)
+            Workers().begin()
         try:
             run.run(options)
         except RendezvousClosedError:
             _LOGGER.warning("the job %s has ended: this node has nothing to do", options.rdzv_id)
+        except (NoProgress, Unwell) as failure:
+            sys.exit(f"nebula run: {failure}")
 
     launch()
     return 0

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .._session import ranks
+from .._session import pulse, ranks
 from ..errors import NebulaConfigError
 
 __all__ = ["ElasticSampler", "Share", "order"]
@@ -102,9 +102,15 @@ class ElasticSampler:
         epoch, start = _whole("epoch", epoch, 0), _whole("start", start, 0)
         # Several steps at once: the order of a few samples takes as long as that of many.
         at_once = max(1, _AT_ONCE * self.world_size // self.global_batch)
-        return itertools.chain.from_iterable(
+        shares = itertools.chain.from_iterable(
             self._shares(epoch, range(first, min(first + at_once, len(self)))) for first in range(start, len(self), at_once)
         )
+        return map(self._counted, shares)
+
+    @staticmethod
+    def _counted(share: Share) -> Share:
+        pulse.progress()
+        return share
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns (epoch, start) for batches() after ``step`` global steps from the begin of the first epoch."""

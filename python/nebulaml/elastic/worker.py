@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 
-__all__ = ["TORCHRUN", "end_with", "join"]
+__all__ = ["TORCHRUN", "end_with", "join", "passed_over", "tell"]
 
 WARM = "NEBULA_WARM"  # the address of the template
+PASSED_OVER = "NEBULA_PASSED_OVER"  # tags that the job fails after, one a line
+COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
 PROGRAM = (
     "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}, {tells!r}))"  # of a template
@@ -51,6 +53,27 @@ def join() -> None:
         return
     if not tied:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def passed_over() -> list:
+    """The tags that are not to be loaded."""
+    return [tag for tag in os.environ.get(PASSED_OVER, "").split("\n") if tag]
+
+
+def tell(step: int = -1, loaded: str = "") -> None:
+    """Rank 0 tells the agent of its node its newest committed step, or that it uses Nebula, or the tag that it loads."""
+    path = os.environ.get(COMMITTED)
+    if not path or os.environ.get("RANK", "0") != "0":
+        return
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            if step >= 0 or not file.read(1):
+                os.pwrite(file.fileno(), f"{step:<20}\n".encode(), 0)
+            if loaded:
+                os.ftruncate(file.fileno(), 21)
+                os.pwrite(file.fileno(), loaded.encode(), 21)
+    except OSError:
+        pass  # torchrun has ended, or runs elsewhere
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import api
+from .._session import pulse
 from ..errors import NebulaConfigError, NebulaError
 from ..export import background
 from ..export.background import HFExport
@@ -268,6 +269,16 @@ class NebulaTrainerMixin:
     def _load_best_model(self) -> None:
         api.flush_persistence()
         super()._load_best_model()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        pulse.progress(self.state.global_step)
+        return result
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().prediction_step(*args, **kwargs)  # type: ignore[misc]
+        pulse.beat()
+        return result
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         session, prefix = places.store(self.args.output_dir)

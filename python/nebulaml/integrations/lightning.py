@@ -20,7 +20,7 @@ import zipfile
 from typing import Any
 
 from .. import api
-from .._session import config
+from .._session import config, pulse
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
@@ -384,6 +384,14 @@ def _make_callback() -> type:
                     _warn_about(strategy)
                 return
             strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy), self._export)
+
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            pulse.progress(trainer.global_step)
+            super().on_train_batch_end(trainer, *args, **kwargs)
+
+        def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            pulse.beat()
+            super().on_validation_batch_end(*args, **kwargs)
 
         def on_init_end(self, *args: Any, **kwargs: Any) -> None:
             """Raises: transformers' Trainer calls this, Lightning's never does."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from .._session import about, agree, config, notices, progress
+from .._session import about, agree, config, notices, progress, pulse
 from .._session.keeping import Best, is_count
 from .._session.rows import Rows
 from .._session.session import Session
@@ -227,6 +227,7 @@ class Manager:
     def should_save(self, step: int) -> bool:
         """Returns True if this step is due, or a notice has come. All ranks get the same answer; each must ask at each step."""
         step = _whole_step(step)
+        pulse.progress(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
             agreed = self._notices.agree(step, self._due.asks_clock, lambda: self._due.is_due_by_time(step, self._is_durable))

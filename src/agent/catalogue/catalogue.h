@@ -113,6 +113,9 @@ struct catalogue {
         int64_t started_ns, idle_since_ns, verdict_at_ns; /* verdict_at_ns: no verdict is computed before this time (verdict.h) */
         double started;
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
+        uint64_t hang_s; /* the least time without a step after which a job counts as hung; 0: never */
+        uint64_t hang_count;
+        const char *runtime_dir; /* of the files with stacks; not NULL if hang_s is not 0 */
         bool publish_links; /* published files are hard links of the stored ones */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: there is no process to end */
 };

@@ -69,6 +69,7 @@ struct job {
         struct job_persist *persist;
         struct job_runs *runs;
         struct job_copies *copies;
+        struct job_pulse *pulse;
         bool history_broken, latest_reported;
         bool spare_due;
         struct publish *publishes; /* oldest request first (publish.h) */

@@ -6,6 +6,7 @@
 #include "agent/memory/memory.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/retain.h"
+#include "agent/pulse/pulse.h"
 
 #include "agent/commit/commit.h"
 #include "agent/commit/world.h"
@@ -109,6 +110,7 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
 {
         const struct removed *removed = retain_removed(job, since);
         struct job_progress storage = job_progress(job);
+        const struct pulse_hang *hang = pulse_hang(job);
         const struct version *first = NULL;
 
         event_look_for_late(catalogue, job);
@@ -131,6 +133,10 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         if (storage.error->message[0] && is_first(storage.error_at, since, ret_event)) {
                 *ret_event = (struct ipc_event){ .at = storage.error_at, .kind = NEBULA_EVENT_STORAGE };
                 snprintf(ret_event->text, sizeof ret_event->text, "%s", storage.error->message);
+        }
+        if (is_first(hang->since, since, ret_event)) {
+                *ret_event = (struct ipc_event){ .at = hang->since, .kind = NEBULA_EVENT_HUNG };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", hang->text);
         }
         return ret_event->at > 0;
 }

@@ -11,6 +11,7 @@
 #include "agent/log.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/storage.h"
+#include "agent/pulse/pulse.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "base/vars.h"
@@ -218,6 +219,7 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         struct vars *variables;
         bool known;
         enum nebula_status status;
+        int pulse;
 
         if (!hello)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
@@ -229,10 +231,15 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
                 spelling = hello->persist_path; /* a URL is the same on all nodes */
         variables = take_variables(connection, hello);
         status = check_hello(hello, variables, error); /* a driver may read a file */
+        pulse = status ? -1 : pulse_open(hello, seen_pid(connection, hello));
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
         if (!status)
                 status = enter(connection, hello, spelling, variables, error);
+        if (!status)
+                pulse_take(catalogue, connection->session, pulse);
+        else if (pulse >= 0)
+                os->close(pulse);
         catalogue_unlock(catalogue);
         if (!status && !known && hello->role == IPC_ROLE_TRAINER)
                 log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,

@@ -16,6 +16,7 @@
 #include "agent/peers/replica.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
+#include "agent/pulse/pulse.h"
 #include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
@@ -463,6 +464,7 @@ static json_t *settings_json(const struct job_settings *settings)
 static json_t *job_json(struct catalogue *catalogue, struct job *job)
 {
         uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
+        json_t *body, *pulse = pulse_json(catalogue, job);
 
         for (const struct version *version = job->versions; version; version = version->next) {
                 in_memory += version->in_memory;
@@ -472,12 +474,15 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                 unsaved_bytes += version_size(version);
         }
         verdict_update(catalogue, job);
-        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "persist_path", job->persist_path,
+        body = json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
                          (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failures",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
+        if (pulse)
+                json_object_set_new(body, "steps", pulse);
+        return body;
 }
 
 static json_t *requests_json(const struct store_counts *counts)

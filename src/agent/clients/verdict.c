@@ -13,6 +13,7 @@
 #include "agent/peers/replica.h"
 #include "agent/persist/due.h"
 #include "agent/persist/progress.h"
+#include "agent/pulse/pulse.h"
 #include "os/os.h"
 
 #define SECOND_NS 1000000000
@@ -284,9 +285,21 @@ static bool has_rival(const struct catalogue *catalogue, const struct job *job, 
         return true;
 }
 
+static bool hangs(const struct catalogue *catalogue, const struct job *job, const struct facts *facts, struct job_verdict *verdict)
+{
+        const struct pulse_hang *hang = pulse_hang(job);
+
+        if (!(hang->since > 0))
+                return false;
+        set(verdict, VERDICT_BROKEN, VERDICT_HUNG, hang->since,
+            "read the stacks; kill the trainers, and they resume from memory (`nebula run --on-hang=restart` does both); name long work in nm.phase(...)");
+        say(verdict, "the job makes no steps: %.500s", hang->text);
+        return true;
+}
+
 typedef bool judge_fn(const struct catalogue *catalogue, const struct job *job, const struct facts *facts, struct job_verdict *verdict);
 
-static judge_fn *const judges[] = { failed, late, damaged, storage_fails, memory_is_full, lags, lacks_copies, has_rival };
+static judge_fn *const judges[] = { hangs, failed, late, damaged, storage_fails, memory_is_full, lags, lacks_copies, has_rival };
 
 /* The first trouble of the worst state. */
 static struct job_verdict judge(const struct catalogue *catalogue, const struct job *job, const struct facts *facts)

@@ -1,7 +1,7 @@
 /*
  * verdict.h - one verdict on each job, for people: fine, at risk or broken; since when, why, and what to do.
  *
- *      broken    versions cannot become complete or durable, or some are damaged: a failure now costs more than the job expects
+ *      broken    versions cannot become complete or durable, or some are damaged: a failure now costs more than the job expects; or the job hangs
  *      at risk   versions are complete, but slower or with fewer copies than the job asks for
  *
  * The verdict is computed here alone. `nebula status`, `nebula list`, `nebula metrics` and the studio print it. The agent's log has a line
@@ -19,6 +19,7 @@
 enum verdict_state { VERDICT_FINE, VERDICT_AT_RISK, VERDICT_BROKEN };
 enum verdict_kind {
         VERDICT_NONE, VERDICT_FAILED, VERDICT_LATE, VERDICT_DAMAGE, VERDICT_STORAGE, VERDICT_LAG, VERDICT_MEMORY, VERDICT_COPIES, VERDICT_RIVAL,
+        VERDICT_HUNG,
 };
 struct job_verdict {
         enum verdict_state state;

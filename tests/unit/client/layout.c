@@ -14,6 +14,11 @@ AT(nebula_error, sys_errno, 4);
 AT(nebula_error, http_status, 8);
 AT(nebula_error, message, 12);
 
+SIZE(nebula_pulse_options, 12);
+AT(nebula_pulse_options, stack_signal, 0);
+AT(nebula_pulse_options, stack_fd, 4);
+AT(nebula_pulse_options, ends_hung, 8);
+
 /* nebula_options may grow */
 AT(nebula_options, struct_size, 0);
 AT(nebula_options, persist_path, 8);
