@@ -90,7 +90,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        return bool(self._inner.use_agent_store)
+        return bool(getattr(self._inner, "use_agent_store", False))
 
     def get_backend(self) -> str:
         return str(self._inner.get_backend())
