@@ -83,7 +83,10 @@ def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(plac
     assert text.startswith("rank 0, process ") and text.index("rank 0,") < text.index("rank 1,")
     assert text.count("in waits_for_a_rank_that_never_comes") == 2
     assert re.search(r"wchan|syscall|stack", text)
-    assert f'nebula_hangs_total{{job="",path="{place.storage}"}} 1\n' in asked(place, "metrics")
+    metrics = asked(place, "metrics")
+    assert f'nebula_hangs_total{{job="",path="{place.storage}"}} 1\n' in metrics
+    assert f'nebula_step{{job="",path="{place.storage}"}} {done[0]}\n' in metrics
+    assert all(f"\n{name}{{" in metrics for name in ("nebula_seconds_since_step", "nebula_step_limit_seconds"))
     assert all(rank.poll() is None for rank in ranks), "the default only reports"
     log = next(place.runtime.rglob("agent.log")).read_text()
     assert log.count("is broken: the job makes no steps") == 1

@@ -58,7 +58,7 @@ def test_versions_in_a_container_are_shown_verified_and_pinned_without_an_agent(
     page.locator("#tab-checkpoints").click()
     rows = page.locator("tbody tr[data-key]")
     expect(rows).to_have_count(2, timeout=30_000)
-    expect(rows.first.get_by_title("val_loss 0.5")).to_be_visible(timeout=30_000)
+    expect(rows.first.get_by_role("cell", name="0.5", exact=True)).to_be_visible(timeout=30_000)
     page.get_by_role("button", name="global_step1").click()
     page.get_by_role("button", name="Verify").click()
     expect(page.locator("#check")).to_contain_text("every byte is as it was written", timeout=30_000)
