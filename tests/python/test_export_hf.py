@@ -165,6 +165,9 @@ DYING = """
 """
 
 
+NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each third
+
+
 @pytest.mark.parametrize("how", ["new", "replace"])
 def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, how):
     state = state_of(2)
@@ -172,7 +175,7 @@ def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, 
     old = {"old": torch.ones(3)}
     (tmp_path / "parent").mkdir()
     out = tmp_path / "parent" / "out"
-    for at in range(1, 100):
+    for at in range(1, 100, 1 if NIGHTLY else 3):
         if how == "replace" and not out.exists():
             torch.save(old, tmp_path / "old.pt")
             export_hf(str(tmp_path / "old.pt"), out, config={"new": False})
