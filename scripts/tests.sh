@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# The tests of the package and of the command share five workers, a file at a time, since most tests wait for a process, a disk or a clock; those of
+# The tests of the package and of the command share four workers, a file at a time, since most tests wait for a process, a disk or a clock; those of
 # the frameworks and of the page have other Pythons, and run beside them. Their output appears when they have ended. The last lines name the tests
 # that failed, and say how many passed in all. `tests.sh FRAMEWORK-TESTS --record-durations` writes down how long each file takes, for the order.
 set -euo pipefail
@@ -24,7 +24,7 @@ beside() {
 failed=
 beside "$@" >"$log/beside" &
 beside=$!
-run tests/python tests/integration -n 5 --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
+run tests/python tests/integration -n 4 --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
 wait $beside || failed=1
 cat "$log/beside"
 grep -hE '^(FAILED|ERROR) ' "$log"/* || true
