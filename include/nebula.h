@@ -232,7 +232,7 @@ struct nebula_pulse_options {
 NEBULA_API enum nebula_status nebula_pulse_open(nebula_session *session, const struct nebula_pulse_options *options, nebula_pulse **ret_pulse,
         struct nebula_error *ret_error);
 NEBULA_API void nebula_pulse_step(nebula_pulse *pulse, uint64_t step); /* from any thread */
-/* What the program does from now on takes another time than a step, for example "evaluate". NULL: it makes steps again. One thread at a time. */
+/* The program begins work that takes another time than a step, for example "evaluate". NULL: it makes steps again. One thread at a time. */
 NEBULA_API void nebula_pulse_phase(nebula_pulse *pulse, const char *phase);
 NEBULA_API void nebula_pulse_rest(nebula_pulse *pulse);
 NEBULA_API void nebula_pulse_close(nebula_pulse *pulse); /* before nebula_session_close */

@@ -313,9 +313,10 @@ NEBULA_MPI_CALL size_t nebula_mpi_overlap(const struct nebula_block *saved, cons
         }
 }
 
-/* Reads what the file of one saved block has of ours, and nothing else. */
+/* Reads what the file of one saved block has of ours, and nothing else. Adds the number of these bytes to *covered. */
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *checkpoint, const char *name, int rank, const struct nebula_block *saved,
-                                                        const struct nebula_block *own, char *data, struct nebula_error *ret_error)
+                                                        const struct nebula_block *own, char *data, uint64_t *covered,
+                                                        struct nebula_error *ret_error)
 {
         size_t count = nebula_mpi_overlap(saved, own, 0, data, NULL);
         struct nebula_part *parts;
@@ -339,6 +340,8 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *check
                 nebula_mpi_overlap(saved, own, (uint64_t)((const char *)found.data - (const char *)nebula_map_data(map)), data, parts);
                 status = nebula_map_read(map, parts, count, ret_error);
         }
+        for (size_t i = 0; i < count && status == NEBULA_OK; i++)
+                *covered += parts[i].size;
         nebula_map_free(map);
         free(parts);
         return status;
@@ -353,7 +356,7 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, 
 {
         enum nebula_status status = NEBULA_OK;
         int64_t first[NEBULA_MPI_NUMBERS], *all = NULL;
-        uint64_t covered = 0, needed = 1;
+        uint64_t covered = 0, needed = nebula_mpi_width(block->dtype);
         int rank, world, saved_world = 0, *counts = NULL, *places = NULL;
 
         MPI_Comm_rank(communicator, &rank);
@@ -389,23 +392,14 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, 
                 MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, counts, places, MPI_INT64_T, communicator);
         for (int k = 0; k < saved_world && status == NEBULA_OK; k++) {
                 struct nebula_block saved;
-                uint64_t both = 1;
 
                 if (!nebula_mpi_parse(all + (size_t)k * NEBULA_MPI_NUMBERS, &saved))
                         status = nebula_mpi_fail(NEBULA_CORRUPT, "a file names an impossible block", name, ret_error);
                 else if (saved.dtype != block->dtype || saved.dim_count != block->dim_count ||
                          memcmp(saved.global, block->global, sizeof saved.global))
                         status = nebula_mpi_fail(NEBULA_INVALID, "the checkpoint has it with another type or shape", name, ret_error);
-                for (uint32_t i = 0; i < block->dim_count && status == NEBULA_OK; i++) {
-                        uint64_t from = saved.from[i] > block->from[i] ? saved.from[i] : block->from[i], saved_end = saved.from[i] + saved.size[i];
-                        uint64_t own_end = block->from[i] + block->size[i], end = saved_end < own_end ? saved_end : own_end;
-
-                        both *= end > from ? end - from : 0;
-                }
                 if (status == NEBULA_OK)
-                        status = nebula_mpi_read_data(checkpoint, name, k, &saved, block, (char *)data, ret_error);
-                if (status == NEBULA_OK)
-                        covered += both;
+                        status = nebula_mpi_read_data(checkpoint, name, k, &saved, block, (char *)data, &covered, ret_error);
         }
         for (uint32_t i = 0; i < block->dim_count; i++)
                 needed *= block->size[i];

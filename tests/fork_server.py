@@ -75,8 +75,8 @@ def become(request: dict, streams: list[int], address: bytes) -> object:
     os.environ.update(request["environment"] | {"NEBULA_ENDS_BY_EXIT": str(os.getpid()), ADDRESS: address.hex()})
     del sys.modules[__name__], sys.modules["__main__"].fork_server
     sys.path.remove(HERE)
-    added = [one for one in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
-    sys.path[1:1] = added
+    added = [one for one in dict.fromkeys(request["environment"].get("PYTHONPATH", "").split(os.pathsep)) if one]
+    sys.path[1:] = added + [one for one in sys.path[1:] if one not in added]
     sys.argv = ["-c", *request["arguments"]]
     return compile(request["program"], "<string>", "exec")
 
@@ -172,7 +172,7 @@ class Server:
             listener.listen()
             process = subprocess.Popen(
                 [python, "-W", "ignore", "-c", SERVER.format(here=HERE, fd=listener.fileno(), modules=modules)],
-                env=environment, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env={**environment, "PYTHONPATH": ""}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             server = cls(listener.getsockname())
         atexit.register(process.wait)

@@ -30,7 +30,7 @@ static int list_jobs(const struct cli_common *common)
         return jobs_load(common->path, &told, &error) ? cli_fail(common->json, &error) : show(common, told, jobs_print, CLI_OK);
 }
 
-/* What the storage takes, or where a name is. */
+/* `list --stats` and `list --find`. */
 static int list_contents(const struct cli_common *common, const char *pattern)
 {
         struct nebula_error error;

@@ -14,7 +14,7 @@ source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nebula
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-# What the completion adds, in place of the functions of zsh's own completion.
+# Prints the words that the completion adds, in place of the functions of zsh's own completion.
 ZSH = """
 compadd() { shift; print -l -- "$@" }; _describe() { print -l -- ${subcommands%%:*} }; _files() { print files }
 file=$1; shift; words=("$@"); CURRENT=$#; PREFIX=$words[CURRENT]; source $file

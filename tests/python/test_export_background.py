@@ -21,16 +21,17 @@ def step_in(path: Path) -> float:
 
 
 def processes_of(trainer: int) -> list[int]:
-    """Returns the processes of exports that a trainer has started."""
-    found = []
+    """Returns the processes of exports that a trainer has started, without their own children that have not executed a program yet."""
+    found = {}
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
             words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+            parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
         if b"nebulaml.export.background" in words and str(trainer).encode() in words:
-            found.append(int(entry))
-    return found
+            found[int(entry)] = int(parent)
+    return [process for process, parent in found.items() if parent not in found]
 
 
 def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, place, tmp_path):

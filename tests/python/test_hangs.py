@@ -6,13 +6,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import nebulaml as nm
 import pytest
-from nebulaml._session import locate
+from test_verdict import asked
 from waiting import until
 
 HANGS = """
@@ -48,11 +47,6 @@ for word in iter(sys.stdin.readline, ""):
 def soon(monkeypatch):
     """A job hangs after a second without a step."""
     monkeypatch.setenv("NEBULA_HANG_S", "1")
-
-
-def asked(place, *words):
-    line = [locate.agent_path(), *words, "--path", str(place.storage)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60).stdout
 
 
 def job(place) -> dict[str, Any]:

@@ -36,6 +36,7 @@ MOST_S = 10.0  # the limit of silence on any network
 GAPS = 100  # the newest gaps that count
 AGAIN_S = 0.2  # a node whose connection has ended connects again within this time
 CONNECT_S = 2.0
+END_S = 10.0  # a round that is over waits so long for its threads: one of them may be writing to storage
 PUBLISHED_S = 60.0  # a hub publishes its address within this time
 ALIVE, CHANGED = b".", b"!"
 NONCE, DIGEST = 16, 32
@@ -108,22 +109,31 @@ class _Round:
         self.woken, self.waker = socket.socketpair()
         for each in (self.woken, self.waker):
             each.setblocking(False)
-        self.lock = threading.Lock()  # guards the next four
+        self.over = threading.Event()
+        self.lock = threading.Lock()  # guards the next three, and the list of threads
         self.new: list[tuple[socket.socket, int]] = []
         self.has_changed = False
-        self.is_over = False
         self.suspected: set[int] = set()
         self.listener, self.key = None, b""
         if rank < HUBS:
             self._listen()
         self.ears = _Ears(self)
-        self.threads = [threading.Thread(target=self._hear, name="NebulaHearing", daemon=True)]
-        self.threads += [
-            threading.Thread(target=self._reach, args=(hub,), name="NebulaReaching", daemon=True)
-            for hub in range(min(rank, HUBS))
-        ]
-        for thread in self.threads:
+        self.threads: list[threading.Thread] = []
+        self.start(self._hear, "NebulaHearing")
+        for hub in range(min(rank, HUBS)):
+            self.reach(hub, again=False)
+
+    def start(self, call: Callable[..., None], name: str, *given: Any) -> None:
+        """Starts a thread of this round, unless that is over. end() waits for all of them: what they use is closed after it."""
+        thread = threading.Thread(target=call, args=given, name=name, daemon=True)
+        with self.lock:
+            if self.over.is_set():
+                return
+            self.threads = [*(each for each in self.threads if each.is_alive()), thread]
             thread.start()
+
+    def reach(self, hub: int, again: bool) -> None:
+        self.start(self._reach, "NebulaReaching", hub, again)
 
     def _listen(self) -> None:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -143,50 +153,45 @@ class _Round:
 
     def end(self) -> None:
         with self.lock:
-            self.is_over = True
+            self.over.set()
+            threads = self.threads
         self._wake()
-        if threading.current_thread() not in self.threads:
-            self.threads[0].join(CONNECT_S)
+        deadline = time.monotonic() + END_S
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self.waker.send(b"x")
 
-    def _suspect(self, rank: int, why: str) -> None:
+    def suspect(self, rank: int, why: str) -> None:
         """Tells the handler, once for each node. It writes to storage, which may take long."""
         with self.lock:
-            if self.is_over or rank in self.suspected:
+            if rank in self.suspected:
                 return
             self.suspected.add(rank)
-        threading.Thread(target=self.on_lost, args=(rank, why), name="NebulaLost", daemon=True).start()
+        self.start(self.on_lost, "NebulaLost", rank, why)
 
     # -- connections to the hubs
 
-    def _reach(self, hub: int) -> None:
+    def _reach(self, hub: int, again: bool) -> None:
+        """Connects to a hub. again: it was heard before. A hub that lives accepts, and the port of a dead one refuses."""
         try:
             said = self._published(hub)
             if said is not None:
                 self._add(self._connected(said), hub)
         except Exception as failure:
-            _LOGGER.info(
-                "node %d cannot hear node %d, so only its heartbeats in storage count: %s", self.rank, hub, failure
-            )
-
-    def _reach_again(self, hub: int) -> None:
-        """A hub that lives accepts. The port of a dead one refuses."""
-        try:
-            said = self._published(hub)
-            if said is not None:
-                self._add(self._connected(said), hub)
-        except Exception as failure:
-            self._suspect(hub, f"its connection has ended, and it accepts no other one ({failure})")
+            if again:
+                self.suspect(hub, f"its connection has ended, and it accepts no other one ({failure})")
+            else:
+                _LOGGER.info("node %d cannot hear node %d, so only its heartbeats in storage count: %s", self.rank, hub, failure)
 
     def _published(self, hub: int) -> dict[str, Any] | None:
         deadline, pause = time.monotonic() + PUBLISHED_S, 0.1
         while not self.store.check([f"hear/{hub}"]):
-            if self.is_over or time.monotonic() > deadline:
+            if time.monotonic() > deadline or self.over.wait(pause):
                 return None
-            time.sleep(pause)
             pause = min(2 * pause, 2.0)
         found: dict[str, Any] = json.loads(self.store.get(f"hear/{hub}"))
         return found
@@ -258,7 +263,7 @@ class _Ears:
             else:
                 self._listen_to(each, now)
         with a.lock:
-            if a.is_over:
+            if a.over.is_set():
                 if a.has_changed:
                     self._say(CHANGED)
                 return False
@@ -331,9 +336,7 @@ class _Ears:
             connection.close()
             self.round.on_changed()  # it may have left
             if rank < self.round.rank and rank < HUBS:
-                threading.Thread(
-                    target=self.round._reach_again, args=(rank,), name="NebulaReaching", daemon=True
-                ).start()
+                self.round.reach(rank, again=True)
             else:
                 self.ended[rank] = now
             return
@@ -358,12 +361,12 @@ class _Ears:
         for rank, since in list(self.ended.items()):
             if now - since > AGAIN_S:
                 del self.ended[rank]
-                self.round._suspect(rank, "its connection has ended")
+                self.round.suspect(rank, "its connection has ended")
         for connection, peer in list(self.peers.items()):
             if peer.is_silent(now):
                 del self.peers[connection]
                 connection.close()
-                self.round._suspect(peer.rank, f"it has said nothing for {now - peer.heard:.1f} s")
+                self.round.suspect(peer.rank, f"it has said nothing for {now - peer.heard:.1f} s")
 
 
 def _piece(connection: socket.socket, most: int) -> bytes | None:

@@ -70,7 +70,7 @@ class View:
                 self._handle.update(content)
 
     def stop(self) -> None:
-        """Looks once more, and ends the view. What it shows stays."""
+        """Looks once more, and ends the view. The last picture stays."""
         self._ended.set()
         self._thread.join()
         try:
