@@ -350,7 +350,7 @@ static enum nebula_status remove_in_doubt(struct object_store *store, const stru
         struct http_response response;
         struct store_entry entry;
         enum nebula_status status;
-        bool is_unknown;
+        bool is_unknown = false, is_gone;
 
         if (atomic_load(&store->removal_trust) == OBJECT_NO_TRUST)
                 return look_and_remove(store, victim, stop, error);
@@ -362,14 +362,15 @@ static enum nebula_status remove_in_doubt(struct object_store *store, const stru
         status = store->service->send(store, &call, &response, error);
         if (status)
                 return status;
+        is_gone = response.status == 404; /* another caller removed it after the look: the answer shows nothing */
         if (store->service->is_other(&response, &is_unknown))
                 atomic_store(&store->removal_trust, OBJECT_TRUST);
         else if (is_unknown || object_is_done(&response))
                 atomic_store(&store->removal_trust, OBJECT_NO_TRUST);
-        else
+        else if (!is_gone)
                 status = store->service->fail(store, OBJECT_REMOVE, victim->key, &response, error);
         http_response_done(&response);
-        return status ? status : remove_one(&(struct removal){ store, victim }, 0, stop, error);
+        return status || is_gone ? status : remove_one(&(struct removal){ store, victim }, 0, stop, error);
 }
 
 static enum nebula_status remove_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)

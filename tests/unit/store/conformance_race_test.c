@@ -214,6 +214,7 @@ static void *remove_seen(void *number)
 
         for (int round = 0; round < ROUNDS; round++) {
                 struct store_victim victim = { "t/x", { "" } };
+                struct nebula_error failure;
                 struct store_entry entry;
 
                 if (mine->ops->stat(mine, "t/x", &entry, NULL)) {
@@ -222,8 +223,8 @@ static void *remove_seen(void *number)
                 }
                 victim.stamp = entry.stamp;
                 store_entry_done(&entry);
-                if (mine->ops->remove(mine, &victim, 1, NULL))
-                        atomic_fetch_add(&failures, 1);
+                if (mine->ops->remove(mine, &victim, 1, &failure) && !atomic_fetch_add(&failures, 1))
+                        printf("# %s\n", failure.message);
         }
         return NULL;
 }

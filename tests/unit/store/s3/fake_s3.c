@@ -403,6 +403,8 @@ static void forget(struct fake_s3 *fake, const struct server_call *call, const c
                 drop_upload(upload);
         } else if (fake->refuses_conditional_removal && *server_field(call, "if-match", match, sizeof match)) {
                 refuse(answer, 501, "NotImplemented");
+        } else if (!object && *server_field(call, "if-match", match, sizeof match)) {
+                refuse(answer, 404, "NoSuchKey");
         } else if (object && (fake->lacks & FAKE_LACKS_REMOVAL_CONDITION || holds(call, object, answer))) {
                 free(object->data);
                 object->data = NULL;

@@ -935,6 +935,33 @@ static void a_removal_looks_first_where_it_has_no_condition(void)
         }
 }
 
+/* Another caller's removal comes between the look and the removal that asks whether the store knows conditions. */
+static enum fake_fault remove_before(const struct server_call *call, void *argument)
+{
+        struct fake_object *object = !strcmp(call->method, "DELETE") ? fake_find(&fake, "/data/run/t/x") : NULL;
+
+        if (!object)
+                return FAKE_NONE;
+        free(object->data);
+        object->data = NULL;
+        return FAKE_NONE;
+}
+
+static void a_removal_that_finds_nothing_any_more_is_done(void)
+{
+        struct store_victim victim = { "t/x", { "" } };
+        struct store_entry entry;
+
+        begin_lacking(0);
+        CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK);
+        REQUIRE(store->ops->stat(store, "t/x", &entry, &error) == NEBULA_OK);
+        victim.stamp = entry.stamp;
+        store_entry_done(&entry);
+        fake.fault = remove_before;
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && ASKED("DELETE /data/run/t/x", "If-Match: \"nebula-no-such-stamp\""));
+        end();
+}
+
 static void a_store_that_refuses_checksums_gets_bodies_without(void)
 {
         begin_lacking(FAKE_LACKS_SUMS);
@@ -1348,7 +1375,7 @@ static void no_fault_makes_wrong_bytes(void)
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_small_object_is_one_request), TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(a_completion_that_conflicts_again_and_again_ends_its_upload), TEST(one_changed_answer_is_no_damage), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(bytes_of_a_source_are_taken_from_it),
          TEST(a_part_that_its_source_refuses_is_sent), TEST(bytes_of_a_source_count_only_with_the_checksum_of_the_service), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
-         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(a_place_that_a_read_must_not_go_to_is_named),
+         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_removal_that_finds_nothing_any_more_is_done), TEST(an_answer_with_another_range_is_no_damage), TEST(a_refusal_says_what_to_do), TEST(a_read_that_is_sent_elsewhere_is_made_there_without_credentials), TEST(a_place_that_a_read_must_not_go_to_is_named),
          TEST(an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object), TEST(the_stamp_of_another_place_is_none_of_the_object), TEST(a_store_that_ignores_the_condition_of_a_write_gets_none),
          TEST(no_upload_replaces_an_object_where_completions_have_no_condition), TEST(a_lost_answer_is_known_as_its_own_without_metadata), TEST(a_removal_looks_first_where_it_has_no_condition),
          TEST(a_store_that_refuses_checksums_gets_bodies_without), TEST(a_read_that_ignores_its_condition_mixes_no_two_objects), TEST(a_copy_goes_as_a_whole_where_parts_cannot_be_copied),
