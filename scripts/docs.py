@@ -32,6 +32,7 @@ SECTIONS = {
     "Errors": ["NebulaError", "NebulaConfigError", "NebulaCorrupt", "NebulaNotFound", "NebulaPicklingError", "NebulaStorageError",
                "NebulaTimeout", "NebulaUnavailable"],
 }  # fmt: skip
+INHERITED = ["    options:", "      inherited_members: true"]  # the base class is private
 # Classes that are made when they are first used, from those of the Lightning that is installed: docs/frameworks.md describes them.
 MADE = {
     "NebulaCallback", "NebulaDeepspeedStrategy", "NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy",
@@ -87,7 +88,7 @@ def reference() -> str:
             module, node = defined(name, public[name])
             if not ast.get_docstring(node):
                 raise SystemExit(f"docs: nebulaml.{name} has no docstring")
-            lines += [f"::: nebulaml.{module}.{name}", ""]
+            lines += [f"::: nebulaml.{module}.{name}", *(INHERITED if name == "Checkpoint" else []), ""]
     return "\n".join(lines)
 
 

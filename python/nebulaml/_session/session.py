@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from ..checkpoint import Checkpoint, milliseconds, refuse_within_block
+from ..checkpoint import Checkpoint, refuse_within_block
 from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
 from . import agree, config, engine, late, progress, pulse
 from .rows import Row, Rows, listing
 from .traced import traced
-from .waits import interruptible, patiently
+from .waits import interruptible, milliseconds, patiently
 
 __all__ = ["Session", "default"]
 

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import numbers
 import threading
 import time
 from collections.abc import Callable, Iterator
 from sys import is_finalizing
 from typing import TypeVar
 
-from ..errors import NebulaTimeout, NebulaUnavailable
+from ..errors import NebulaConfigError, NebulaTimeout, NebulaUnavailable
 
-__all__ = ["beside_loop", "interruptible", "patiently", "refuse_within_save", "run_handlers", "within_save"]
+__all__ = ["beside_loop", "interruptible", "milliseconds", "patiently", "refuse_within_save", "run_handlers", "within_save"]
 
 log = logging.getLogger("nebulaml")
 
 T = TypeVar("T")
 
+FOREVER_S = 1e9  # 30 years
 SAY_AFTER_MS = 30_000  # ms after which the log says what the call waits for
 
 _in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
+
+
+def milliseconds(timeout: float | None) -> int:
+    """Returns the limit in ms for the C library: -1 (no limit) for None and for anything longer than FOREVER_S.
+
+    timeout: seconds. Raises NebulaConfigError if it is no number.
+    """
+    if timeout is None:
+        return -1
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (timeout < 0 or timeout >= 0):  # nan is neither
+        raise NebulaConfigError(f"a timeout is a number of seconds, or None, not {timeout!r}")
+    return -1 if timeout > FOREVER_S else max(int(float(timeout) * 1000), 0)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from .._session import about, agree, config, notices, progress, pulse
 from .._session.keeping import Best, is_count
 from .._session.rows import Rows
 from .._session.session import Session
-from .._session.waits import beside_loop, patiently
-from ..checkpoint import Checkpoint, milliseconds
+from .._session.waits import beside_loop, milliseconds, patiently
+from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..events import Event
 from ..export import background
