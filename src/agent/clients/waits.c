@@ -330,7 +330,7 @@ static bool first_scan_matters(const struct job *job)
 {
         if (!job->persist_path[0] || job->is_scanned || !job->versions)
                 return false;
-        return job->scan_due ? !job_progress(job).attempt : job_progress(job).is_busy;
+        return job->scan_due ? !job_progress(job).attempt : job_progress(job).is_scanning;
 }
 
 void session_await_scan(struct connection *connection)

@@ -17,7 +17,7 @@ struct version_progress version_progress(const struct version *version)
 struct job_progress job_progress(const struct job *job)
 {
         return (struct job_progress){
-                .is_busy = job->persist->is_busy, .attempt = job->persist->attempt, .failure_count = job->persist->failure_count,
+                .is_busy = job->persist->is_busy, .is_scanning = job->storage->is_scanning, .attempt = job->persist->attempt, .failure_count = job->persist->failure_count,
                 .error = &job->storage->error, .error_at = job->storage->error_at,
                 .failing_since_ns = job->persist->attempt ? job->persist->failing_since_ns : 0, .damage = job->storage->damage,
         };

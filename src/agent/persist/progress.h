@@ -17,7 +17,7 @@ struct version_progress {
         bool recorded_here;     /* this node's records of it are in storage */
 };
 struct job_progress {
-        bool is_busy;              /* the worker is at work for the job */
+        bool is_busy, is_scanning; /* the worker is at work for the job; it lists what storage has */
         uint32_t attempt;          /* failed attempts since the last success, of any version */
         uint64_t failure_count;
         const struct nebula_error *error; /* of storage; status NEBULA_OK: it works */

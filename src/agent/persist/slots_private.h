@@ -66,6 +66,7 @@ struct job_storage {
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         int64_t scan_at_ns;            /* not before this time: the last scan has failed */
         uint32_t scan_attempt;         /* failed scans since the last success */
+        bool is_scanning;
         bool was_scanned;              /* scanned by any run */
         uint32_t mount_length;         /* as in struct store, for the next agent */
         struct nebula_error error;

@@ -248,13 +248,13 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         enum nebula_status status;
 
         job->scan_due = false;
-        job->persist->is_busy = true;
+        job->persist->is_busy = job->storage->is_scanning = true;
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
-        job->persist->is_busy = false;
+        job->persist->is_busy = job->storage->is_scanning = false;
         if (status) {
                 job->scan_due = true;
                 job->storage->error = error;
