@@ -29,6 +29,8 @@ json_t *check_version(struct store *store, const struct manifest *manifest, cons
                       struct nebula_error *ret_outage);
 /* Adds to each damaged file of a checked version the tags of other versions that have the same bytes there: files can share blocks. */
 void check_name_sharers(struct store *store, const struct manifest *manifest, json_t *version);
+/* Adds "signatures" (vouch.h) to a checked version. If a trusted key has signed it, compares the bytes of each sound file with that signature, too. */
+void check_signatures(struct store *store, const struct manifest *manifest, json_t *version);
 /* The result for a version whose manifest cannot be loaded. */
 json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error);
 /* Checks a zip file that no manifest lists, by its own CRC-32s. */

@@ -11,6 +11,7 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "cli/verified.h"
+#include "cli/vouch.h"
 #include "os/os.h"
 #include "store/manifest_load.h"
 #include "store/place.h"
@@ -253,6 +254,8 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
                 progress_begin(tag, manifest_size(&manifest));
                 part = part_of(target, &manifest, &began, &was_ok);
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL, part, ret_outage);
+                if (version && !ret_outage->status)
+                        check_signatures(target->store, &manifest, version);
                 if (*target->tag && !ret_outage->status && shares_blocks(target->store))
                         check_name_sharers(target->store, &manifest, version);
                 progress_end();
@@ -541,7 +544,12 @@ static void print_version(const json_t *version)
         const json_t *lists[] = { json_object_get(version, "documents"), json_object_get(version, "files") };
         struct table *table = table_new(columns, CLI_COUNT(columns));
 
+        char *signed_by = vouch_text(json_object_get(version, "signatures"));
+
         term_print(STYLE_BOLD, "%s\n", json_string_value(json_object_get(version, "tag")));
+        if (signed_by)
+                term_print(STYLE_PLAIN, "  %s\n", signed_by);
+        free(signed_by);
         for (size_t l = 0; l < CLI_COUNT(lists); l++)
                 for (size_t i = 0; i < json_array_size(lists[l]); i++)
                         if (l == 1 || !check_ok(json_array_get(lists[l], i)))

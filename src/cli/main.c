@@ -115,6 +115,17 @@ const struct cli_command cli_commands[] = {
           "it was. If DST has another version of a tag, nothing is copied without --replace.\n\n"
           "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
           command_copy },
+        { "sign", "nebula sign [TAG | --all] [--key FILE] [--path DIR] | --new-key FILE [--p256] | --trust FILE | --distrust ID | --trusted | --bundle DIR --key FILE",
+          "signs checkpoints, makes keys, and says which are trusted",
+          "Signs the newest checkpoint, or TAG, with the private key of FILE or of\n"
+          "$NEBULA_SIGN_KEY. With NEBULA_SIGN_KEY the agent signs what it writes. With\n"
+          "NEBULA_SIGNATURES=require, programs read only checkpoints that a trusted key has\n"
+          "signed. --new-key makes FILE and FILE.pub; --trust adds the key of a public file to\n"
+          "those of this user, --distrust removes one, --trusted lists them. --bundle writes\n"
+          "DIR/model.sig, which OpenSSF's model_signing verifies; its key is one of --p256.\n\n"
+          "  nebula sign --new-key ~/run7.key && nebula sign --trust ~/run7.key.pub\n"
+          "  nebula sign global_step500 --key ~/run7.key\n",
+          command_sign },
         { "doctor", "nebula doctor [--measure] [--save] [--path DIR] [--json]", "checks this machine, and gives advice",
           "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
           "also measures how fast memory is copied and storage written and read, with\n"
