@@ -11,6 +11,7 @@
 #include "cli/term.h"
 #include "cli/vouch.h"
 #include "cli/zipcheck.h"
+#include "os/os.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/record.h"
@@ -51,10 +52,38 @@ struct file_check {
         bool has_zip;
 };
 
+static struct {
+        double bytes_per_s; /* 0: no limit */
+        double owed_s;      /* time that the bytes so far should have taken, after `since_ns` */
+        int64_t since_ns;
+} rate;
+
+void check_set_rate(double bytes_per_s)
+{
+        rate.bytes_per_s = bytes_per_s;
+        rate.since_ns = os->now_ns();
+        rate.owed_s = 0;
+}
+
+void check_read(uint64_t bytes)
+{
+        double left_s;
+
+        progress_add(bytes);
+        if (rate.bytes_per_s <= 0)
+                return;
+        rate.owed_s += (double)bytes / rate.bytes_per_s;
+        left_s = rate.owed_s - (double)(os->now_ns() - rate.since_ns) / 1e9;
+        if (left_s > 0)
+                os->sleep_ms((int64_t)(left_s * 1000) + 1);
+        else
+                check_set_rate(rate.bytes_per_s); /* storage is slower: time that was not used is not made up for */
+}
+
 static void on_progress(void *argument, uint64_t bytes)
 {
         (void)argument;
-        progress_add(bytes);
+        check_read(bytes);
 }
 
 static bool is_outage(const struct nebula_error *error, struct nebula_error *outage)
@@ -215,6 +244,8 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                 }
                 if (!check_ok(file))
                         json_object_set_new(version, "ok", json_false());
+                if (part && !check_ok(file))
+                        part->has_damage = true;
                 json_array_append_new(json_object_get(version, "files"), file);
                 if (part && !outage->status) {
                         part->done++;

@@ -21,8 +21,13 @@ struct check_part {
         bool (*ends)(void *argument, uint64_t bytes);
         void *argument;
         size_t done;  /* set: files that are checked, the skipped ones included */
+        bool has_damage; /* set: one of them was not sound */
         bool is_over; /* set: `ends` has said so */
 };
+/* Reads no more than that many bytes a second from here on; 0: as fast as it can. */
+void check_set_rate(double bytes_per_s);
+/* So many bytes were read: shows it, and keeps the rate. One thread at a time; verify_file's others wait for it before they take another chunk. */
+void check_read(uint64_t bytes);
 /* `part` NULL: all files. `only_name`: checks that file alone; NULL: all. Calls progress_add with every byte that was read. If the store does not answer, that is no
  * damage: the check ends, *ret_outage is the failure, and the result says nothing about the version. */
 json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct check_part *part,

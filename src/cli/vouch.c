@@ -6,7 +6,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
-#include "cli/term.h"
+#include "cli/check.h"
 #include "store/http/crypt.h"
 #include "store/signature.h"
 #include "store/verify.h"
@@ -24,7 +24,7 @@ enum nebula_status vouch_sum(struct store *store, const char *key, const struct 
                 status = verify_chunk(store, key, chunk, offset, size, file->chunks[i], error);
                 if (!status && !crypt_sum_add(sum, chunk, size))
                         status = NEBULA_NO_MEMORY;
-                progress_add(size);
+                check_read(size);
         }
         free(chunk);
         if (sum && !crypt_sum_end(sum, ret_digest) && !status)

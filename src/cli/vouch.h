@@ -10,7 +10,7 @@
 
 #include "store/record.h"
 
-/* The SHA-256 of a stored file, whose chunks it checks. Calls progress_add. */
+/* The SHA-256 of a stored file, whose chunks it checks. Calls check_read. */
 enum nebula_status vouch_sum(struct store *store, const char *key, const struct record_file *file, uint8_t ret_digest[32], struct nebula_error *error);
 /* [{"key", "state", "why"}]: state is "trusted", "unknown" or "wrong", and `why` says what is wrong. */
 json_t *vouch_list(struct store *store, const struct manifest *manifest);
