@@ -365,6 +365,9 @@ enum nebula_event_kind {
         NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed; the ranks or nodes in `text` have not for NEBULA_TAKEOVER_S */
         NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user, named in `text`, has checkpoints of the path in memory */
         NEBULA_EVENT_HUNG = 9,        /* the trainers of this node have stopped making steps; `text`: which, and where their stacks are */
+        NEBULA_EVENT_ROTTEN = 10,     /* bytes of a checkpoint in memory have changed; it left memory */
+        NEBULA_EVENT_STALE = 11,      /* a checkpoint has the values of the one before, though its step is larger */
+        NEBULA_EVENT_NOT_FINITE = 12, /* a tensor of a checkpoint has a NaN or an infinite value */
         NEBULA_EVENT_REMOVED = 7,     /* the agent has removed a checkpoint from storage; `text`: the rules that no longer kept it */
         /* Only of nebula_watch_open_cloud: */
         NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */

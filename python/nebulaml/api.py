@@ -64,6 +64,7 @@ def init(
     keep_items: Mapping[str, int] | None = None,
     job: str | None = None,
     world: int | None = None,
+    signatures: str | None = None,
 ) -> None:
     """Sets where checkpoints go, and connects to this node's agent. If there is no agent, it starts one.
 
@@ -86,6 +87,8 @@ def init(
     job: a name that tells apart two jobs that share a path.
     world: 1 if only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``). Then
         Nebula waits for no other rank, neither to complete a checkpoint nor to agree on one. 0: all ranks again.
+    signatures: "require": only versions that a trusted key has signed are loaded; "prefer": a signed version must be as it was signed;
+        "off". It becomes NEBULA_SIGNATURES of this process. See docs/security.md.
 
     init() may be called again. Settings that the new call does not give stay as they are. A call that is refused changes
     nothing. Numbers may carry K, M or G. Raises NebulaConfigError for a setting that is not allowed.
@@ -107,6 +110,7 @@ def init(
         keep_items=keep_items,
         job=job,
         world=world,
+        signatures=signatures,
     )
 
 

@@ -94,6 +94,23 @@ static bool publish_setting(void)
         return false;
 }
 
+/* NEBULA_CHECK_VALUES: how much of the values the agent looks at. */
+static enum catalogue_values values_setting(void)
+{
+        static const char *const words[] = { [CATALOGUE_VALUES_OFF] = "off", [CATALOGUE_VALUES_SAMPLE] = "sample", [CATALOGUE_VALUES_ALL] = "all" };
+        const char *text = conf_env("NEBULA_CHECK_VALUES");
+        struct nebula_error error;
+
+        for (size_t i = 0; text && i < sizeof words / sizeof *words; i++)
+                if (!strcmp(text, words[i]))
+                        return (enum catalogue_values)i;
+        if (text) {
+                error_set(&error, NEBULA_INVALID, 0, "NEBULA_CHECK_VALUES is \"%.60s\": it must be sample, all or off", text);
+                refuse_setting(&error);
+        }
+        return CATALOGUE_VALUES_SAMPLE;
+}
+
 static void *worker_thread(void *argument)
 {
         struct agent *agent = argument;
@@ -186,6 +203,8 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.quiet_s = time_setting("NEBULA_QUIET_S", 30);
         agent->catalogue.takeover_s = time_setting("NEBULA_TAKEOVER_S", 30);
         agent->catalogue.hang_s = time_setting("NEBULA_HANG_S", 60);
+        agent->catalogue.check_memory_s = time_setting("NEBULA_CHECK_MEMORY", 3600);
+        agent->catalogue.check_values = values_setting();
         agent->catalogue.runtime_dir = agent->place.directory;
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
         agent->catalogue.publish_links = publish_setting();

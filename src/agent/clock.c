@@ -11,6 +11,7 @@
 #include "agent/memory/memory.h"
 #include "agent/memory/survival_log.h"
 #include "agent/persist/due.h"
+#include "agent/persist/memory_scrub.h"
 #include "agent/persist/worker.h"
 #include "agent/pulse/pulse.h"
 #include "os/os.h"
@@ -135,6 +136,7 @@ void *clock_main(void *argument)
                 due = earlier(due, release_idle(catalogue, now));
                 due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, worker_start(catalogue, now));
+                due = earlier(due, memory_scrub_look(catalogue, now));
                 due = earlier(due, pulse_look(catalogue, now));
                 due = earlier(due, verdict_look(catalogue, now));
                 due = earlier(due, check_linger(catalogue, now));

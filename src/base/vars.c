@@ -18,7 +18,7 @@ struct vars {
 static _Thread_local struct vars *entered;
 static char own_origin[200];
 
-/* All that drivers of object stores ask for. */
+/* All that drivers of object stores ask for, and the settings of signatures, which a job brings in the same way. */
 static const char *const names[] = {
         "AWS_ACCESS_KEY_ID", "AWS_CA_BUNDLE", "AWS_CONFIG_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -35,7 +35,8 @@ static const char *const names[] = {
         "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_QUOTA_PROJECT",
         "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "GOOGLE_OAUTH_ACCESS_TOKEN", "GOOGLE_TOKEN_URL",
         "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "IDENTITY_ENDPOINT", "IDENTITY_HEADER",
-        "MSI_ENDPOINT", "MSI_SECRET", "NEBULA_S3_STYLE", "STORAGE_EMULATOR_HOST",
+        "MSI_ENDPOINT", "MSI_SECRET", "NEBULA_S3_STYLE", "NEBULA_SIGNATURES", "NEBULA_SIGN_KEY", "NEBULA_TRUSTED_KEYS",
+        "STORAGE_EMULATOR_HOST",
 };
 
 bool vars_is_of_cloud(const char *name)

@@ -9,11 +9,14 @@
 #include "cli/mapped.h"
 #include "cli/sparse.h"
 #include "cli/term.h"
+#include "cli/vouch.h"
 #include "cli/zipcheck.h"
+#include "os/os.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/record.h"
 #include "store/scan.h"
+#include "store/signature.h"
 #include "store/tag_log.h"
 #include "store/verify.h"
 
@@ -49,10 +52,38 @@ struct file_check {
         bool has_zip;
 };
 
+static struct {
+        double bytes_per_s; /* 0: no limit */
+        double owed_s;      /* time that the bytes so far should have taken, after `since_ns` */
+        int64_t since_ns;
+} rate;
+
+void check_set_rate(double bytes_per_s)
+{
+        rate.bytes_per_s = bytes_per_s;
+        rate.since_ns = os->now_ns();
+        rate.owed_s = 0;
+}
+
+void check_read(uint64_t bytes)
+{
+        double left_s;
+
+        progress_add(bytes);
+        if (rate.bytes_per_s <= 0)
+                return;
+        rate.owed_s += (double)bytes / rate.bytes_per_s;
+        left_s = rate.owed_s - (double)(os->now_ns() - rate.since_ns) / 1e9;
+        if (left_s > 0)
+                os->sleep_ms((int64_t)(left_s * 1000) + 1);
+        else
+                check_set_rate(rate.bytes_per_s); /* storage is slower: time that was not used is not made up for */
+}
+
 static void on_progress(void *argument, uint64_t bytes)
 {
         (void)argument;
-        progress_add(bytes);
+        check_read(bytes);
 }
 
 static bool is_outage(const struct nebula_error *error, struct nebula_error *outage)
@@ -213,6 +244,8 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                 }
                 if (!check_ok(file))
                         json_object_set_new(version, "ok", json_false());
+                if (part && !check_ok(file))
+                        part->has_damage = true;
                 json_array_append_new(json_object_get(version, "files"), file);
                 if (part && !outage->status) {
                         part->done++;
@@ -302,6 +335,48 @@ void check_name_sharers(struct store *store, const struct manifest *manifest, js
                 if (!check_ok(file))
                         name_sharers(store, manifest, &scan, file);
         manifest_scan_done(&scan);
+}
+
+/* A file that is sound by its checksums, which another program can compute, too. */
+static void compare_signed(struct store *store, const struct manifest *manifest, json_t *file)
+{
+        const char *name = json_string_value(json_object_get(file, "name"));
+        struct record_file recorded = { 0 };
+        struct nebula_error error = { 0 };
+        char key[MANIFEST_KEY_MAX];
+        uint8_t known[32], found[32];
+
+        if (!check_ok(file) || signature_known(store, manifest, name, known))
+                return;
+        if (manifest_file_key(manifest, manifest_find_file(manifest, name), key, &error) || manifest_load_file(store, manifest, name, &recorded, &error) ||
+            vouch_sum(store, key, &recorded, found, &error))
+                add_damage(file, 0, recorded.size, error.message);
+        else if (memcmp(known, found, sizeof known))
+                add_damage(file, 0, recorded.size, "it is not what was signed: its SHA-256 differs, though the checksums fit. Something has replaced it");
+        record_file_done(&recorded);
+}
+
+void check_signatures(struct store *store, const struct manifest *manifest, json_t *version)
+{
+        json_t *signatures = vouch_list(store, manifest), *files = json_object_get(version, "files"), *file, *one;
+        size_t i;
+
+        json_array_foreach(signatures, i, one) {
+                json_t *document;
+
+                if (strcmp(json_string_value(json_object_get(one, "state")), "wrong"))
+                        continue;
+                document = new_file("the signature", json_string_value(json_object_get(one, "key")), 0);
+                add_damage(document, 0, 0, json_string_value(json_object_get(one, "why")));
+                json_array_append_new(json_object_get(version, "documents"), document);
+                json_object_set_new(version, "ok", json_false());
+        }
+        json_array_foreach(files, i, file) {
+                compare_signed(store, manifest, file);
+                if (!check_ok(file))
+                        json_object_set_new(version, "ok", json_false());
+        }
+        json_object_set_new(version, "signatures", signatures);
 }
 
 json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error)

@@ -78,6 +78,7 @@ int command_pin(int argc, char **argv);
 int command_prune(int argc, char **argv);
 int command_python(int argc, char **argv);
 int command_restore(int argc, char **argv);
+int command_sign(int argc, char **argv);
 int command_status(int argc, char **argv);
 int command_stop(int argc, char **argv);
 int command_store(int argc, char **argv);

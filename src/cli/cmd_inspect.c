@@ -13,6 +13,7 @@
 #include "cli/sparse.h"
 #include "cli/table.h"
 #include "cli/target.h"
+#include "cli/vouch.h"
 #include "image/torch_pickle.h"
 #include "os/os.h"
 #include "store/manifest_keys.h"
@@ -118,6 +119,7 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                          (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",
                          (double)manifest->sequence / 1e9, "size", (json_int_t)manifest_size(manifest), "path",
                          store->root, "files", files, "ranks", ranks, "pinned", pin ? pin->reason : NULL);
+        json_object_set_new(version, "signatures", vouch_list(store, manifest));
         if (about) {
                 json_object_set(version, "metrics", json_object_get(about, "metrics"));
                 json_object_set(version, "metadata", json_object_get(about, "metadata"));
@@ -206,6 +208,7 @@ static void print_version(const json_t *version)
         char size[HUMAN_MAX], time[HUMAN_MAX], age[HUMAN_MAX];
         double committed = number_of(version, "committed_at");
         int64_t step = integer(version, "step");
+        char *signed_by = vouch_text(json_object_get(version, "signatures"));
 
         term_print(STYLE_BOLD, "%s", text_of(version, "tag"));
         printf("  %s in %zu file%s\n", human_size((uint64_t)integer(version, "size"), size),
@@ -223,6 +226,9 @@ static void print_version(const json_t *version)
         term_print(STYLE_PLAIN, "  storage     %s\n", text_of(version, "path"));
         print_said(version, "metrics");
         print_said(version, "metadata");
+        if (signed_by)
+                term_print(STYLE_PLAIN, "  signature   %s\n", signed_by);
+        free(signed_by);
         if (json_is_string(json_object_get(version, "pinned")))
                 term_print(STYLE_PLAIN, "  pinned      %s\n", *text_of(version, "pinned") ? text_of(version, "pinned") : "yes");
         printf("\n");

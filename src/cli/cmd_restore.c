@@ -1,4 +1,5 @@
 /* nebula restore: copies a version's files out of storage, verified, or out of the agent's memory. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "os/lock.h"
 #include "os/os.h"
 #include "os/process.h"
+#include "store/http/crypt.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/record.h"
@@ -173,6 +175,34 @@ static enum nebula_status gone(struct restore *restore, struct nebula_error *err
                                                      "of the attempts to read it", restore->tag);
 }
 
+/* Compares the copy with the signature of the version. */
+static enum nebula_status match_output(const struct output_file *output, const struct record_file *recorded, struct nebula_error *error)
+{
+        uint8_t *piece = malloc(PIECE_BYTES), digest[CRYPT_SHA256_BYTES];
+        struct evp_md_ctx_st *sum = crypt_sum_begin();
+        int fd = os->open(output->temporary, OS_READ), result = sum && piece ? 0 : -ENOMEM;
+
+        if (fd < 0)
+                result = fd;
+        for (uint64_t offset = 0; !result && offset < recorded->size; offset += PIECE_BYTES) {
+                size_t size = recorded->size - offset < PIECE_BYTES ? (size_t)(recorded->size - offset) : PIECE_BYTES;
+
+                result = os_read_at(fd, piece, size, offset);
+                if (!result && !crypt_sum_add(sum, piece, size))
+                        result = -ENOMEM;
+        }
+        if (fd >= 0)
+                os->close(fd);
+        free(piece);
+        if (sum && !crypt_sum_end(sum, digest) && !result)
+                result = -ENOMEM;
+        if (result)
+                return error_set(error, error_status_of_errno(-result), -result, "the copy %.300s cannot be compared with the signature", output->temporary);
+        if (!memcmp(digest, recorded->sha256, sizeof digest))
+                return NEBULA_OK;
+        return error_set(error, NEBULA_CORRUPT, 0, "\"%.200s\" is not what was signed: its SHA-256 differs. Something has replaced it", recorded->name);
+}
+
 static enum nebula_status restore_stored_file(struct restore *restore, struct store *store, const struct manifest *manifest,
                                               const struct manifest_file *file, struct nebula_error *error)
 {
@@ -194,6 +224,8 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
         }
         if (!status)
                 status = output_file_sync(output, error);
+        if (!status && recorded.is_signed)
+                status = match_output(output, &recorded, error);
         record_file_done(&recorded);
         if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest_is_gone(store, manifest))
                 status = gone(restore, error);

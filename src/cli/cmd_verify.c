@@ -9,8 +9,10 @@
 #include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/human.h"
+#include "cli/repair.h"
 #include "cli/table.h"
 #include "cli/verified.h"
+#include "cli/vouch.h"
 #include "os/os.h"
 #include "store/manifest_load.h"
 #include "store/place.h"
@@ -25,6 +27,11 @@
 struct budget {
         uint64_t bytes, used; /* bytes 0: no limit */
         int64_t until_ns;     /* 0: no limit */
+        double since;         /* --every: versions that were verified later, and are sound, are left out; 0: none is */
+        struct verify_target *target;
+        const struct manifest *manifest; /* that is checked now, since `began` */
+        double began;
+        bool was_ok;
         struct check_part part; /* of the version that is checked now */
 };
 
@@ -39,6 +46,8 @@ struct verify_target {
         json_t *notes;       /* what was verified (verified.h) */
         int64_t stored_ns;   /* when the notes were stored last */
         struct budget *budget; /* NULL: no limit */
+        bool repairs;
+        struct store *from; /* that has sound copies; NULL: none is named */
         char path[TARGET_PATH_MAX];
 };
 
@@ -188,11 +197,33 @@ static bool shares_blocks(struct store *store)
         return store && (store->ops->features(store) & (STORE_PATHS | STORE_REFERS)) == (STORE_PATHS | STORE_REFERS);
 }
 
+static void store_notes(struct verify_target *target, const struct manifest_scan *known)
+{
+        struct nebula_error error;
+
+        if (target->store && verified_store(target->store, target->notes, known, &error))
+                cli_complain("the time of this check could not be stored: %s", error.message);
+        target->stored_ns = os->now_ns();
+}
+
+static void note(struct verify_target *target, const struct manifest *manifest, const struct check_part *part, bool is_ok, double began, bool was_ok)
+{
+        const struct verified one = { .at = began, .ok = was_ok && is_ok, .done = part ? part->done : manifest->file_count };
+
+        if (*target->name)
+                return;
+        verified_note(target->notes, manifest->tag, manifest->sequence, &one);
+        if (os->now_ns() - target->stored_ns > STORE_NOTES_NS)
+                store_notes(target, NULL);
+}
+
 static bool budget_ends(void *argument, uint64_t bytes)
 {
         struct budget *budget = argument;
 
         budget->used += bytes;
+        if (os->now_ns() - budget->target->stored_ns > STORE_NOTES_NS) /* a large version takes hours */
+                note(budget->target, budget->manifest, &budget->part, !budget->part.has_damage, budget->began, budget->was_ok);
         return (budget->bytes && budget->used >= budget->bytes) || (budget->until_ns && os->now_ns() >= budget->until_ns);
 }
 
@@ -209,27 +240,11 @@ static struct check_part *part_of(struct verify_target *target, const struct man
                 *ret_began = earlier.at;
                 *ret_was_ok = earlier.ok;
         }
+        target->budget->target = target;
+        target->budget->manifest = manifest;
+        target->budget->began = *ret_began;
+        target->budget->was_ok = *ret_was_ok;
         return &target->budget->part;
-}
-
-static void store_notes(struct verify_target *target, const struct manifest_scan *known)
-{
-        struct nebula_error error;
-
-        if (target->store && verified_store(target->store, target->notes, known, &error))
-                cli_complain("the time of this check could not be stored: %s", error.message);
-        target->stored_ns = os->now_ns();
-}
-
-static void note(struct verify_target *target, const struct manifest *manifest, const struct check_part *part, const json_t *version, double began, bool was_ok)
-{
-        const struct verified one = { .at = began, .ok = was_ok && check_ok(version), .done = part ? part->done : manifest->file_count };
-
-        if (*target->name)
-                return;
-        verified_note(target->notes, manifest->tag, manifest->sequence, &one);
-        if (os->now_ns() - target->stored_ns > STORE_NOTES_NS)
-                store_notes(target, NULL);
 }
 
 /* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
@@ -253,6 +268,10 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
                 progress_begin(tag, manifest_size(&manifest));
                 part = part_of(target, &manifest, &began, &was_ok);
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL, part, ret_outage);
+                if (version && target->repairs && !check_ok(version) && !ret_outage->status)
+                        repair_version(target->store, &manifest, target->from, version);
+                if (version && !ret_outage->status)
+                        check_signatures(target->store, &manifest, version);
                 if (*target->tag && !ret_outage->status && shares_blocks(target->store))
                         check_name_sharers(target->store, &manifest, version);
                 progress_end();
@@ -267,7 +286,7 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
         if (!is_gone)
                 json_array_append(versions, version);
         if (!is_gone && !status)
-                note(target, &manifest, part, version, began, was_ok);
+                note(target, &manifest, part, check_ok(version), began, was_ok);
         json_decref(version);
         manifest_done(&manifest);
         *ret_status = status;
@@ -445,6 +464,12 @@ static int compare_turns(const void *a, const void *b)
         return (x->manifest->sequence > y->manifest->sequence) - (x->manifest->sequence < y->manifest->sequence);
 }
 
+/* One that is damaged is due at once: it may be repaired by now. */
+static bool is_due(const struct budget *budget, const struct turn *turn)
+{
+        return budget->since <= 0 || turn->last.at < budget->since || !turn->last.ok || turn->last.done < turn->manifest->file_count;
+}
+
 /* Checks versions until the budget ends, those first that were not verified for the longest time. */
 static enum nebula_status append_sample(struct verify_target *target, double share, json_t *versions, json_t **ret_sample, struct nebula_error *error)
 {
@@ -469,7 +494,8 @@ static enum nebula_status append_sample(struct verify_target *target, double sha
         if (share > 0)
                 target->budget->bytes = (uint64_t)((double)total * share) + 1;
         for (; turns && checked < scan.count && !is_outage(status) && !target->budget->part.is_over; checked++)
-                status = append_version(target, turns[checked].manifest->tag, versions, error);
+                if (is_due(target->budget, &turns[checked]))
+                        status = append_version(target, turns[checked].manifest->tag, versions, error);
         if (turns && !is_outage(status)) {
                 status = NEBULA_OK;
                 target->passed_over = scan.broken_count;
@@ -504,12 +530,13 @@ static void print_sample(const json_t *sample)
 static void print_file(const json_t *file, struct table *table)
 {
         const json_t *damages = json_object_get(file, "damage");
+        const char *repaired = json_string_value(json_object_get(file, "repaired"));
         char size[HUMAN_MAX];
 
         table_cell(table, check_ok(file) ? STYLE_GOOD : STYLE_BAD, "  %s", check_ok(file) ? "ok" : "DAMAGED");
         table_cell(table, STYLE_PLAIN, "%s", json_string_value(json_object_get(file, "name")));
         table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)json_integer_value(json_object_get(file, "size")), size));
-        table_cell(table, STYLE_PLAIN, "%s", json_array_size(damages) ? "see below" : "");
+        table_cell(table, STYLE_PLAIN, "%s%s", json_array_size(damages) ? "see below" : repaired ? "it was damaged; its bytes are from " : "", repaired ? repaired : "");
 }
 
 static void print_damage(const json_t *file)
@@ -541,7 +568,12 @@ static void print_version(const json_t *version)
         const json_t *lists[] = { json_object_get(version, "documents"), json_object_get(version, "files") };
         struct table *table = table_new(columns, CLI_COUNT(columns));
 
+        char *signed_by = vouch_text(json_object_get(version, "signatures"));
+
         term_print(STYLE_BOLD, "%s\n", json_string_value(json_object_get(version, "tag")));
+        if (signed_by)
+                term_print(STYLE_PLAIN, "  %s\n", signed_by);
+        free(signed_by);
         for (size_t l = 0; l < CLI_COUNT(lists); l++)
                 for (size_t i = 0; i < json_array_size(lists[l]); i++)
                         if (l == 1 || !check_ok(json_array_get(lists[l], i)))
@@ -637,17 +669,28 @@ static bool parse_share(const char *text, double *ret_share)
         return *ret_share > 0 && *ret_share <= 1;
 }
 
+static enum nebula_status store_open_at(const char *path, struct store **ret_store, struct nebula_error *error)
+{
+        char absolute[TARGET_PATH_MAX];
+        enum nebula_status status = target_absolute(path, absolute, error);
+
+        return status ? status : store_open(absolute, ret_store, error);
+}
+
 int command_verify(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         bool all = false;
-        const char *sample_text = NULL, *bytes_text = NULL, *time_text = NULL;
-        const struct args_option options[] = { CLI_COMMON(common), { "all", ARGS_FLAG, &all }, { "sample", ARGS_TEXT, &sample_text },
-                                               { "bytes", ARGS_TEXT, &bytes_text }, { "time", ARGS_TEXT, &time_text } };
         struct verify_target target = { .stored_ns = os->now_ns() };
+        const char *sample_text = NULL, *bytes_text = NULL, *time_text = NULL, *rate_text = NULL, *every_text = NULL, *from_text = NULL;
+        const struct args_option options[] = { CLI_COMMON(common), { "all", ARGS_FLAG, &all }, { "sample", ARGS_TEXT, &sample_text },
+                                               { "bytes", ARGS_TEXT, &bytes_text }, { "time", ARGS_TEXT, &time_text },
+                                               { "rate", ARGS_TEXT, &rate_text }, { "every", ARGS_TEXT, &every_text }, { "repair", ARGS_FLAG, &target.repairs },
+                                               { "from", ARGS_TEXT, &from_text } };
         struct budget budget = { 0 };
         struct nebula_error error = { 0 };
-        double share = 0, seconds = 0;
+        double share = 0, seconds = 0, every = 0;
+        uint64_t rate = 0;
         json_t *versions = NULL, *sample = NULL;
         struct args args;
         int64_t begun_ns;
@@ -659,8 +702,16 @@ int command_verify(int argc, char **argv)
                 return cli_usage_error("verify", "--sample takes a share, such as 5%%");
         if ((bytes_text && conf_parse_size("--bytes", bytes_text, &budget.bytes, &error)) || (time_text && conf_parse_duration("--time", time_text, &seconds, &error)))
                 return cli_usage_error("verify", "%s", error.message);
-        if (sample_text || bytes_text || time_text)
+        if (sample_text || bytes_text || time_text || every_text)
                 target.budget = &budget;
+        if ((rate_text && (conf_parse_size("--rate", rate_text, &rate, &error) || !rate)) || (every_text && conf_parse_duration("--every", every_text, &every, &error)))
+                return cli_usage_error("verify", rate_text && !rate ? "--rate takes bytes per second, such as 50M" : "%s", error.message);
+        if (from_text && !target.repairs)
+                return cli_usage_error("verify", "--from says where --repair finds sound copies: give both");
+        if (every_text && args.count == 1) { /* `verify PATH --every 7d` */
+                common.path = args.positionals[0];
+                args.count = 0;
+        }
         if (target.budget && (all || args.count))
                 return cli_usage_error("verify", "--sample, --bytes and --time choose the checkpoints: leave out %s", all ? "--all" : "the tag");
         if (all && args.count)
@@ -669,6 +720,14 @@ int command_verify(int argc, char **argv)
                 code = cli_fail(common.json, &error);
                 goto out;
         }
+        if (from_text && store_open_at(from_text, &target.from, &error)) {
+                code = cli_fail(common.json, &error);
+                goto out;
+        }
+        if (rate_text || every_text)
+                os->thread_nice(19); /* and so the threads that read; their I/O follows it */
+        check_set_rate((double)rate);
+        budget.since = every > 0 ? (double)os->wall_ns() / 1e9 - every : 0;
         begun_ns = os->now_ns();
         budget.until_ns = seconds > 0 ? begun_ns + (int64_t)(seconds * 1e9) : 0;
         versions = json_array();
@@ -687,7 +746,7 @@ out:
         json_decref(sample);
         json_decref(target.notes);
         json_decref(target.verified);
-        if (target.store)
-                store_close(target.store);
+        store_close(target.from);
+        store_close(target.store);
         return code;
 }

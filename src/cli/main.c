@@ -59,13 +59,16 @@ const struct cli_command cli_commands[] = {
           "  nebula metrics --listen 9109 --path /scratch/run7\n"
           "  nebula metrics --textfile /var/lib/node_exporter/nebula.prom --every 15 --path /scratch/run7\n",
           command_metrics },
-        { "verify", "nebula verify [TAG|PATH] [--all | --sample 5% | --bytes 50G | --time 10m] [--path DIR] [--json]", "checks every byte against its checksum",
+        { "verify", "nebula verify [TAG|PATH] [--all | --every 7d | --sample 5% | --bytes 50G | --time 10m] [--rate 50M] [--repair [--from DIR]] [--path DIR] [--json]", "checks every byte against its checksum",
           "Without TAG it checks the newest checkpoint. PATH is a storage path, the directory of\n"
           "one checkpoint, or a single file; also a URL in an object store. Names file and\n"
           "offset of each damage. Exit code 1 if there is any. --sample, --bytes and --time check\n"
-          "a part, those first that were not verified for the longest time; the next one goes on.\n\n"
+          "a part, those first that were not verified for the longest time; the next one goes on.\n"
+          "--every checks all that were not verified for so long, and goes on where it was\n"
+          "interrupted. --rate: so many bytes a second at most. --repair writes damaged files\n"
+          "again, from the memory of this node and its peers or from the storage of --from.\n\n"
           "  nebula verify global_step500\n"
-          "  nebula verify --sample 5%\n"
+          "  nebula verify /scratch/run7 --every 7d --rate 50M --repair --from az://account/container/run7\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
         { "restore", "nebula restore TAG (--to DIR [NAME...] | --hf DIR [NAME] [OPTIONS]) [--force] [--path DIR] [--json]",
@@ -115,6 +118,17 @@ const struct cli_command cli_commands[] = {
           "it was. If DST has another version of a tag, nothing is copied without --replace.\n\n"
           "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
           command_copy },
+        { "sign", "nebula sign [TAG | --all] [--key FILE] [--path DIR] | --new-key FILE [--p256] | --trust FILE | --distrust ID | --trusted | --bundle DIR --key FILE",
+          "signs checkpoints, makes keys, and says which are trusted",
+          "Signs the newest checkpoint, or TAG, with the private key of FILE or of\n"
+          "$NEBULA_SIGN_KEY. With NEBULA_SIGN_KEY the agent signs what it writes. With\n"
+          "NEBULA_SIGNATURES=require, programs read only checkpoints that a trusted key has\n"
+          "signed. --new-key makes FILE and FILE.pub; --trust adds the key of a public file to\n"
+          "those of this user, --distrust removes one, --trusted lists them. --bundle writes\n"
+          "DIR/model.sig, which OpenSSF's model_signing verifies; its key is one of --p256.\n\n"
+          "  nebula sign --new-key ~/run7.key && nebula sign --trust ~/run7.key.pub\n"
+          "  nebula sign global_step500 --key ~/run7.key\n",
+          command_sign },
         { "doctor", "nebula doctor [--measure] [--save] [--path DIR] [--json]", "checks this machine, and gives advice",
           "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
           "also measures how fast memory is copied and storage written and read, with\n"

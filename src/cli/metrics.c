@@ -238,6 +238,8 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
         const char *const verdict = "nebula_job_verdict";
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
         char labels[2 * LABEL_MAX + 32], name[LABEL_MAX], where[LABEL_MAX];
+        static const char *const found_names[] = { "rotten", "stale", "not_finite" };
+        double found[sizeof found_names / sizeof *found_names] = { 0 };
         double unsaved = 0, unsaved_bytes = 0, failures = 0, world = 0;
         size_t index;
 
@@ -248,6 +250,8 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
                 unsaved += number_of(one, "unsaved");
                 unsaved_bytes += number_of(one, "unsaved_bytes");
                 failures += number_of(one, "storage_failures");
+                for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+                        found[i] += number_of(json_object_get(one, "found"), found_names[i]);
                 if (verdict_number(json_object_get(one, "verdict")) < 0 || !(*text_of(one, "persist_path") || number_of(one, "sessions") > 0))
                         continue;
                 snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "persist_path"), where));
@@ -260,6 +264,9 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
         add_one(buf, "nebula_checkpoint_in_progress", "gauge", "Versions that are not in storage yet.", unsaved);
         add_one(buf, "nebula_checkpoint_unsaved_bytes", "gauge", "Their bytes.", unsaved_bytes);
         add_one(buf, "nebula_storage_retries_total", "counter", "Writings to storage that failed and were or will be tried again.", failures);
+        add_head(buf, "nebula_findings_total", "counter", "Versions whose bytes in memory have changed, with the values of the one before, and with a NaN or an infinite value.");
+        for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+                add(buf, "nebula_findings_total{kind=\"%s\"} %.17g\n", found_names[i], found[i]);
         add_one(buf, "nebula_world_size", "gauge", "Ranks of the job that runs; 0: none does.", world);
 }
 

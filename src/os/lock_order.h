@@ -36,6 +36,7 @@
         LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: this node's member document */ \
         /* storage */ \
         LOCK(LOCK_VERIFY)        /* store/verify.c: the chunks still to be checked */ \
+        LOCK(LOCK_TRUST)         /* store/trust.h: the signature that was read last */ \
         LOCK(LOCK_STORE_COUNTS)  /* store/counts.c: the kinds of stores that are counted */ \
         LOCK(LOCK_STORE_CLOCK)   /* store_file_private.h: the time of a file system; held while a file is made to read it */ \
         LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: the directories known to be durable */ \

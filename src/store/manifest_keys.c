@@ -70,6 +70,17 @@ static bool number_of(const char *name, uint64_t *ret_number)
         return true;
 }
 
+/* Parses "<sequence>-<key>.json", whose key has 16 hex digits. */
+static bool signed_sequence(const char *name, uint64_t *ret_sequence)
+{
+        const char *at = name;
+
+        if (!has_digits(&at, 1, 19, "0123456789") || *at++ != '-' || !has_digits(&at, 16, 16, "0123456789abcdef") || strcmp(at, ".json"))
+                return false;
+        *ret_sequence = strtoull(name, NULL, 10);
+        return true;
+}
+
 bool manifest_is_format_1(const char *name)
 {
         const char *number = name + (!strncmp(name, "claim-", 6) ? 6 : 5);
@@ -106,6 +117,9 @@ struct manifest_entry manifest_entry(const char *name)
                         entry.kind = ENTRY_MANIFEST;
                         entry.number = number;
                 }
+        } else if (!strncmp(name, "signature-", 10)) {
+                if (signed_sequence(name + 10, &entry.number))
+                        entry.kind = ENTRY_SIGNATURE;
         } else if (!strncmp(name, "tmp-", 4)) {
                 entry.kind = ENTRY_TEMPORARY;
         } else if (announce_name_parse(name, &announced)) {
@@ -215,6 +229,8 @@ bool manifest_names(const struct manifest *manifest, const struct manifest_entry
 
         if (entry->kind == ENTRY_RECORD)
                 return manifest_names_record(manifest, entry);
+        if (entry->kind == ENTRY_SIGNATURE)
+                return manifest && entry->number == manifest->sequence;
         if (!manifest || entry->kind != ENTRY_APART || name_decode(strrchr(key, '/') + 1, name, NULL))
                 return false;
         file = manifest_find_file(manifest, name);

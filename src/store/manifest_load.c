@@ -8,6 +8,7 @@
 #include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/record.h"
+#include "store/signature.h"
 #include "store/tag_log.h"
 #include "sum/sum.h"
 
@@ -185,5 +186,9 @@ enum nebula_status manifest_load_file(struct store *store, const struct manifest
                 return status;
         status = record_take_file(&record, file, ret_file, error);
         record_done(&record);
+        if (!status)
+                status = signature_take(store, manifest, ret_file, error);
+        if (status)
+                record_file_done(ret_file);
         return status;
 }

@@ -17,11 +17,12 @@ enum manifest_entry_kind {
         ENTRY_APART,      /* <writing>/<name> */
         ENTRY_TEMPORARY,  /* of the driver (store_is_temporary) */
         ENTRY_COMMITTING, /* node documents (announce.h) */
+        ENTRY_SIGNATURE,  /* signature-<sequence>-<key>.json (signature.h) */
         ENTRY_SWEEP,      /* sweep-<hex>.json: a sweep is removing debris of this tag */
 };
 struct manifest_entry {
         enum manifest_entry_kind kind;
-        uint64_t number;           /* of a manifest */
+        uint64_t number;           /* of a manifest; the sequence of a signature's version */
         char writing[WRITING_MAX]; /* of a record, a claim, or a file apart; of a node document without the number of a try */
         uint32_t rank;             /* of a record or claim */
 };
@@ -44,7 +45,7 @@ bool manifest_lists_write(const struct manifest *manifest, struct buf *to);
  * out; the caller calls manifest_done. */
 bool manifest_lists_read(const char *text, size_t size, struct manifest *manifest, struct buf *ret_rest);
 
-/* Whether a manifest (NULL: none) names this object below .nebula: a record, or a file that lies apart. */
+/* Whether this object below .nebula belongs to a manifest (NULL: none): a record, a file that lies apart, or a signature. */
 bool manifest_names_record(const struct manifest *manifest, const struct manifest_entry *entry);
 bool manifest_names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key);
 /* Joins an encoded tag and a path into a key; NEBULA_INVALID when it is too long. */

@@ -120,6 +120,8 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
         entry = manifest_entry(name);
         if (entry.kind == ENTRY_MANIFEST)
                 return entry.number < manifest->number - publishing->kept_count;
+        if (entry.kind == ENTRY_SIGNATURE)
+                return before && entry.number == before->sequence && entry.number != manifest->sequence;
         if (entry.kind == ENTRY_COMMITTING)
                 return before && names_writing(before, &entry) && !names_writing(manifest, &entry);
         if (entry.kind != ENTRY_RECORD && entry.kind != ENTRY_CLAIM && entry.kind != ENTRY_APART)

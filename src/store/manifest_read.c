@@ -9,6 +9,7 @@
 #include "store/manifest_private.h"
 #include "store/manifest_read.h"
 #include "store/record.h"
+#include "store/signature.h"
 
 static atomic_ullong read_bytes;
 
@@ -60,9 +61,13 @@ enum nebula_status manifest_read_file(struct store *store, const struct manifest
         struct read_argument read = { .file = recorded, .root = store->root, .key = key };
         enum nebula_status status = manifest_locate_file(store, manifest, recorded, key, error);
 
-        if (status || !recorded->size)
-                return status;
-        return store->ops->read_bulk(store, key, data, recorded->size, recorded->chunk_bytes, check_chunk, &read, error);
+        if (!status && recorded->size)
+                status = store->ops->read_bulk(store, key, data, recorded->size, recorded->chunk_bytes, check_chunk, &read, error);
+        if (!status && signature_match(recorded, data, error)) {
+                status = NEBULA_CORRUPT;
+                error_prefix(error, "%s/%s", store->root, key);
+        }
+        return status;
 }
 
 enum nebula_status manifest_read_chunks(struct store *store, const char *key, const struct record_file *recorded, void *data,
@@ -70,6 +75,8 @@ enum nebula_status manifest_read_chunks(struct store *store, const char *key, co
 {
         struct read_argument read = { .file = recorded, .root = store->root, .key = key };
 
+        if (signature_counts(store))
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "%s/%s is read as a whole, because its signature counts", store->root, key);
         return store->ops->read_chunks(store, key, data, ranges, count, recorded->chunk_bytes, check_chunk, &read, error);
 }
 
@@ -84,5 +91,7 @@ enum nebula_status manifest_open_file(struct store *store, const struct manifest
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = manifest_locate_file(store, manifest, recorded, key, error);
 
+        if (!status && signature_counts(store)) /* another program could change the file after a check */
+                status = error_set(error, NEBULA_UNAVAILABLE, 0, "%s/%s is read by the agent, because its signature counts", store->root, key);
         return status ? status : store->ops->open_read(store, key, is_shared, ret_fd, ret_direct, error);
 }

@@ -7,6 +7,7 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 #include "store/record.h"
+#include "store/signature.h"
 
 static json_t *format_file(const struct record_file *file)
 {
@@ -25,7 +26,8 @@ static json_t *format_file(const struct record_file *file)
                            "crc64", chunks);
         if (object && ((file->is_apart && json_object_set_new(object, "apart", json_true())) ||
                        (*file->mark.text && json_object_set_new(object, "mark", json_string(file->mark.text))) ||
-                       (file->referred && json_object_set_new(object, "referred", json_integer((json_int_t)file->referred))))) {
+                       (file->referred && json_object_set_new(object, "referred", json_integer((json_int_t)file->referred))) ||
+                       (file->has_sha256 && json_object_set_new(object, "sha256", signature_digest_text(file->sha256))))) {
                 json_decref(object);
                 return NULL;
         }
@@ -79,6 +81,9 @@ static void parse_file(struct document_reader *reader, const json_t *object, str
                 document_text(reader, object, "mark", 0, file->mark.text, sizeof file->mark.text);
         if (json_object_get(object, "referred"))
                 file->referred = document_u64(reader, object, "referred", file->size);
+        file->has_sha256 = json_object_get(object, "sha256") != NULL;
+        if (file->has_sha256 && !signature_read_digest(json_string_value(json_object_get(object, "sha256")), file->sha256))
+                document_wrong(reader, "sha256", "is not 64 hex digits");
         chunks = document_array(reader, object, "crc64");
         if (reader->status)
                 return;

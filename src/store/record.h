@@ -17,6 +17,9 @@ struct record_file {
         uint64_t referred;      /* its bytes that were taken from a source in storage, not sent */
         uint64_t *chunks;
         size_t chunk_count;
+        uint8_t sha256[32];
+        bool has_sha256; /* the record says so: its agent signs versions */
+        bool is_signed;  /* a signature says so, and readers compare it (signature.h) */
 };
 /* A rank whose share the record covers, even if it saved no file. Times are seconds since 1970. */
 struct record_rank {

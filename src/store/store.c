@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "store/store_private.h"
 #include "sum/sum.h"
+#include "store/trust.h"
 
 #define OFFERS_MAX 8
 
@@ -50,7 +51,7 @@ static bool was_url(const char *path)
         return false;
 }
 
-enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error)
+static enum nebula_status open_by_driver(const char *url, struct store **ret_store, struct nebula_error *error)
 {
         const char *scheme_end = strstr(url, "://");
         bool is_web;
@@ -74,10 +75,27 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                          offer_count ? ", or az://ACCOUNT/CONTAINER, abfss://CONTAINER@HOST, s3://BUCKET or gs://BUCKET, in small letters" : "");
 }
 
+enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error)
+{
+        struct trust *trust = NULL;
+        enum nebula_status status = trust_new(&trust, error);
+
+        if (!status)
+                status = open_by_driver(url, ret_store, error);
+        if (status)
+                trust_free(trust);
+        else
+                (*ret_store)->trust = trust;
+        return status;
+}
+
 void store_close(struct store *store)
 {
+        struct trust *trust = store ? store->trust : NULL;
+
         if (store)
                 store->ops->close(store);
+        trust_free(trust);
 }
 
 bool store_key_sound(const char *key)

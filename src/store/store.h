@@ -93,6 +93,7 @@
 
 struct store;
 struct store_upload; /* the driver's own */
+struct trust;
 
 enum store_feature {
         STORE_PATHS = 1 << 0,         /* objects are files below `root`: other programs read them there */
@@ -251,6 +252,7 @@ struct store {
          * every operation fails with ENODEV: what is mounted there is missing. The driver sets it; a caller that knows it from an earlier
          * agent may set it after store_open. */
         atomic_uint mount_length;
+        struct trust *trust; /* which signatures count, and the key that signs (trust.h); NULL: none */
 };
 
 extern const struct store_ops store_file;
@@ -258,7 +260,7 @@ extern const struct store_ops store_file;
 /* Registers a driver that only some programs link (cloud.h): store_open calls its `open` for URLs that `takes` accepts. Call it before
  * threads start. */
 void store_offer(const struct store_ops *ops, bool (*takes)(const char *url));
-/* Picks the driver from the URL: a plain absolute path or file:// is store_file. */
+/* Picks the driver from the URL: a plain absolute path or file:// is store_file. The settings of signatures count (trust.h). */
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error);
 void store_close(struct store *store);
 

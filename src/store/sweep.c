@@ -176,12 +176,13 @@ static enum nebula_status load_log(struct sweeping *sweeping, bool *ret_is_sound
         return status;
 }
 
-/* Recognizes the two common cases in one listing: no objects of Nebula's; or one entry, one record that is not younger, and files apart
- * of that record's writing. If the record is younger, the entry may be a removal. */
+/* Recognizes the two common cases in one listing: no objects of Nebula's; or one entry, one record that is not younger, files apart
+ * of that record's writing, and signatures of one version. If the record is younger, the entry may be a removal. */
 static bool looks_clean(const struct store_list *list, const char *directory)
 {
         struct manifest_entry first = { 0 };
         size_t manifest_count = 0, record_count = 0;
+        uint64_t signed_sequence = 0;
         int64_t manifest_ns = 0, record_ns = 0;
 
         for (size_t i = 0; i < list->count; i++) {
@@ -190,6 +191,10 @@ static bool looks_clean(const struct store_list *list, const char *directory)
 
                 if (entry.kind == ENTRY_FOREIGN)
                         continue;
+                if (entry.kind == ENTRY_SIGNATURE && (!signed_sequence || signed_sequence == entry.number)) {
+                        signed_sequence = entry.number;
+                        continue;
+                }
                 if (entry.kind != ENTRY_MANIFEST && entry.kind != ENTRY_RECORD && entry.kind != ENTRY_APART)
                         return false;
                 manifest_count += entry.kind == ENTRY_MANIFEST;

@@ -15,6 +15,7 @@
 #include "os/os.h"
 #include "store/document.h"
 #include "store/manifest_private.h"
+#include "store/signature.h"
 #include "store/transfer_private.h"
 #include "store/verify.h"
 #include "store/writer.h"
@@ -277,6 +278,20 @@ static void complain(void *argument, const struct nebula_error *error)
                 transfer->complain(transfer->argument, error->message);
 }
 
+/* The copy keeps its signatures, which do not say where a version lies. */
+static enum nebula_status attest(void *argument, struct nebula_error *error)
+{
+        struct copying *copying = argument;
+        const struct transfer *transfer = copying->transfer;
+        bool is_lost = false;
+        enum nebula_status status = signature_copy(transfer->from, copying->source, transfer->to, &copying->writer.manifest, &is_lost, error);
+
+        if (!status && is_lost && transfer->complain)
+                transfer->complain(transfer->argument, "the copy is not signed: it follows another version of its tag and so has another number. "
+                                                       "Sign it with `nebula sign`");
+        return status;
+}
+
 /* Continues the numbers of the destination's log, as a job's next writing of the tag would. */
 static enum nebula_status fill_head(struct copying *copying, struct nebula_error *error)
 {
@@ -314,7 +329,7 @@ static enum nebula_status copy_once(struct copying *copying, struct nebula_error
 static enum nebula_status attempt(const struct transfer *transfer, const struct manifest *source, unsigned number, enum transfer_state *ret_state,
                                   bool *ret_again, struct nebula_error *error)
 {
-        static const struct writer_source files = { .describe = describe, .publish = copy_files, .complain = complain };
+        static const struct writer_source files = { .describe = describe, .publish = copy_files, .attest = attest, .complain = complain };
         struct copying copying = { .transfer = transfer, .source = source, .attempt = number };
         struct writer *writer = &copying.writer;
         enum nebula_status status = writer_init(writer, transfer->to, &files, &copying, source->tag, error);

@@ -4,6 +4,7 @@
 #include "store/manifest_publish.h"
 #include "store/manifest_remove.h"
 #include "store/record.h"
+#include "store/signature.h"
 #include "store/writer.h"
 
 #include <inttypes.h>
@@ -45,6 +46,7 @@ void writer_done(struct writer *writer)
                 share_done(&writer->shares[i]);
         free(writer->shares);
         free(writer->is_carried);
+        free(writer->digests);
         store_list_done(&writer->taken);
         tag_log_done(&writer->before);
         manifest_done(&writer->manifest);
@@ -171,11 +173,20 @@ static enum nebula_status share_key(const struct writer *writer, const struct wr
         return (is_claim ? claim_key : record_key)(writer->directory, share->record.writing, share->record.ranks[0].rank, ret_key, error);
 }
 
+/* With a key, the agent that writes the manifest believes the record's SHA-256 sums (writer_sign.c). */
+static enum nebula_status format_share(const struct writer *writer, struct writer_share *share, struct nebula_error *error)
+{
+        const struct trust *trust = writer->store->trust;
+        enum nebula_status status = record_format(&share->record, &share->text, &share->size, error);
+
+        return !status && trust && trust->own.key ? signature_seal(trust, &share->text, &share->size, error) : status;
+}
+
 static enum nebula_status put_share(struct writer *writer, struct writer_share *share, bool is_claim, enum store_condition condition,
                                     struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = share->text ? NEBULA_OK : record_format(&share->record, &share->text, &share->size, error);
+        enum nebula_status status = share->text ? NEBULA_OK : format_share(writer, share, error);
 
         if (!status)
                 status = share_key(writer, share, is_claim, key, error);
@@ -248,7 +259,7 @@ static enum nebula_status claim_or_adopt(struct writer *writer, struct nebula_er
                 if (status == NEBULA_NOT_FOUND)
                         status = put_share(writer, share, true, STORE_ALWAYS, error);
                 else if (!status)
-                        status = record_format(&share->record, &share->text, &share->size, error);
+                        status = format_share(writer, share, error);
         }
         return status;
 }
@@ -467,16 +478,16 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         return NEBULA_OK;
 }
 
-static step *const ways[][16] = {
+static step *const ways[][17] = {
         [WRITER_ALONE] = { writer_number, list_names, upload, look_again, describe, put_records, look_again, publish,
-                           writer_compile, look_again, put_index, enter, check_own, show_files },
-        [WRITER_FIRST] = { first_number, upload, describe, put_records_and_index, check_names, publish_first, writer_compile, enter, check_own },
+                           writer_compile, look_again, put_index, writer_sign, enter, check_own, show_files },
+        [WRITER_FIRST] = { first_number, upload, describe, put_records_and_index, check_names, publish_first, writer_compile, writer_sign, enter, check_own },
         [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
-        [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, enter, check_common, show_files },
+        [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, writer_sign, enter, check_common, show_files },
         [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },
         [WRITER_THIN] = { writer_number, writer_compile, look_again, enter, check_own, show_files },
         [WRITER_COPY] = { writer_number, list_names, describe, claim_or_adopt, publish, show,
-                          writer_compile, look_again, put_index, enter, check_own, show_files },
+                          writer_compile, look_again, put_index, writer_sign, enter, check_own, show_files },
 };
 
 bool writer_step(struct writer *writer, enum writer_way way, size_t at, enum nebula_status *ret_status, struct nebula_error *error)

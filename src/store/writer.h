@@ -32,8 +32,16 @@ struct writer_source {
         enum nebula_status (*describe)(void *argument, struct nebula_error *error);
         /* Shows the files at their keys. Returns when they are durable. */
         enum nebula_status (*publish)(void *argument, struct nebula_error *error);
-        /* The version is durable, and work that follows has failed. */
+        /* The version is durable, or about to be, and something else has failed. */
         void (*complain)(void *argument, const struct nebula_error *error);
+        /* Brings what vouches for the version. NULL: the store's own key signs it, if there is one. */
+        enum nebula_status (*attest)(void *argument, struct nebula_error *error);
+};
+
+/* The SHA-256 of a file, from the record of an agent that has the store's own key. */
+struct writer_digest {
+        uint8_t sha256[32];
+        bool is_known;
 };
 
 /* A part of the version that one record describes. */
@@ -62,6 +70,8 @@ struct writer {
         char directory[256];       /* the tag, encoded */
         struct tag_log before;     /* the entry that the new one follows */
         struct manifest manifest;  /* the new version */
+        struct writer_digest *digests; /* of the first `noted_count` files of `manifest`, those that this writing has made */
+        size_t noted_count;
         struct writer_share *shares;
         size_t share_count;
         bool *is_carried;          /* per file of `before`: it carries over, with its record. NULL: none does */

@@ -9,6 +9,7 @@
 #include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/record.h"
+#include "store/signature.h"
 #include "store/writer_private.h"
 #include "sum/sum.h"
 
@@ -21,6 +22,7 @@ static enum nebula_status no_memory(const struct writer *writer, struct nebula_e
 static enum nebula_status add_record(struct writer *writer, const struct record *record, const char *text, size_t size, struct nebula_error *error)
 {
         struct manifest *manifest = &writer->manifest;
+        bool is_believed = writer->store->trust && signature_is_own(writer->store->trust, text, size);
         uint32_t index = (uint32_t)manifest->record_count;
         enum nebula_status status = manifest_reserve(manifest, record->file_count, 1, error);
 
@@ -36,6 +38,8 @@ static enum nebula_status add_record(struct writer *writer, const struct record 
                                                     .is_apart = own->is_apart };
 
                 status = manifest_add_file(manifest, &file, error);
+                if (!status)
+                        status = writer_note_digest(writer, own, is_believed, error);
                 manifest->referred += own->referred;
         }
         return status;

@@ -13,4 +13,9 @@ enum nebula_status writer_compile(struct writer *writer, struct nebula_error *er
 /* From the records of all nodes. */
 enum nebula_status writer_gather(struct writer *writer, struct nebula_error *error);
 
+/* writer_sign.c */
+/* Notes the SHA-256 of the file that was added to the manifest last. `is_believed`: its record has the own key's signature. */
+enum nebula_status writer_note_digest(struct writer *writer, const struct record_file *file, bool is_believed, struct nebula_error *error);
+enum nebula_status writer_sign(struct writer *writer, struct nebula_error *error);
+
 #endif

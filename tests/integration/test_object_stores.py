@@ -249,6 +249,44 @@ def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, 
     assert "resumed" in run_beside(name, tmp_path, DCP)
 
 
+SIGNED = """
+import json
+import torch, nebulaml as nm
+path = test.STORES[sys.argv[2]].path
+test.prepare(sys.argv[2])
+def nebula(*words):
+    done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+root = os.environ["NEBULA_OUTPUT_DIR"]
+os.makedirs(root, exist_ok=True)
+os.environ["NEBULA_TRUSTED_KEYS"] = root + "/trusted"
+nebula("sign", "--new-key", root + "/key"), nebula("sign", "--trust", root + "/key.pub")
+for step in (1, 2):
+    if step == 1:
+        os.environ["NEBULA_SIGN_KEY"] = root + "/key"
+    nm.init(path, 0, 2, on_error="raise")
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.full((3 << 20,), float(step))})
+    checkpoint.wait("durable", 60)
+    os.environ.pop("NEBULA_SIGN_KEY", None)
+    nm._shutdown(), test.lose_memory()
+nebula("copy", path, path + "-copy", "--all")
+for place in (path, path + "-copy"):
+    nm.init(place, 0, 2, signatures="require")
+    found = nm.get_latest_checkpoint()
+    assert found.tag == "global_step1" and (found.load("model.pt")["w"] == 1).all()
+    nm._shutdown(), test.lose_memory()
+    assert json.loads(nebula("inspect", "global_step1", "--path", place, "--json"))["signatures"][0]["state"] == "trusted"
+nebula("prune", "--tag", "global_step1", "--yes", "--path", path)
+print("signed")
+"""
+
+
+def test_a_signed_version_of_an_object_store_is_read_and_copied_with_its_signature(tmp_path):
+    assert "signed" in run_beside("s3", tmp_path, "import subprocess\n" + SIGNED)
+
+
 def test_the_signature_of_a_url_goes_with_its_path():
     places = pytest.importorskip("nebulaml.dcp.places")
     whole = "https://a.blob.core.windows.net/c/run/step7?sv=1&sig=x/y"

@@ -25,6 +25,7 @@ from waiting import until
 
 pytest.importorskip("torch")
 nebulaml = pytest.importorskip("nebulaml")
+locate = pytest.importorskip("nebulaml._session.locate")
 
 JOB = (
     IMPORTS
@@ -333,6 +334,32 @@ def test_without_another_node_training_and_persisting_go_on(world):
         """
     )
     until(lambda: "there is no other node yet" in a.log, what="a line about it")
+
+
+def test_nodes_sign_a_version_together_and_a_copy_in_another_nodes_memory_takes_no_signature_s_place(world):
+    """Rank 0's agent believes the sums of rank 1's record because it has the signature of the key that both have."""
+    a, b = world.node("a"), world.node("b")
+    for words in (["--new-key", world.persist.parent / "key"], ["--trust", world.persist.parent / "key.pub"]):
+        subprocess.run([os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "sign", *map(str, words)], check=True, env=a.environment | {"NEBULA_TRUSTED_KEYS": str(world.persist.parent / "trusted")})
+    settings = {"NEBULA_SIGN_KEY": str(world.persist.parent / "key"), "NEBULA_TRUSTED_KEYS": str(world.persist.parent / "trusted")}
+    for node in (a, b):
+        node.environment |= settings
+    lose_one_with_step_2(world, [a, b], lost=0)
+    assert len(list(world.persist.glob("global_step0/.nebula/signature-*.json"))) == 1
+    for node in (a, b):
+        del node.environment["NEBULA_SIGN_KEY"]
+        node.environment["NEBULA_SIGNATURES"] = "require"
+        node.lose()
+    code = """
+        found = nm.get_latest_checkpoint()
+        for other in (0, 1):
+            loaded = found.load(f"rank{other}.pt")
+            assert torch.equal(loaded["w"], value(loaded["step"]) + other)
+        say(found.tag)
+        """
+    for rank, process in enumerate(start_ranks([a, b], code, "two")):
+        output, errors = process.communicate(timeout=90)
+        assert output == "global_step0\n", errors + (a, b)[rank].log
 
 
 def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):

@@ -78,3 +78,53 @@ def test_a_list_of_checks_that_cannot_be_read_counts_as_empty_and_is_written_aga
 @pytest.mark.parametrize("words", [["--sample", "5"], ["--sample", "0%"], ["--sample", "101%"], ["--bytes", "x"], ["--time", "-1"], ["--sample", "5%", "--all"], ["--bytes", "1G", "latest"]])
 def test_a_wrong_sample_is_a_wrong_command_line(run, four, words):
     assert run("verify", *words, "--path", four).returncode == 2
+
+
+def spoil(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_scrub_checks_what_was_not_verified_for_so_long_and_goes_on_where_it_was_stopped(run, four):
+    assert sample(run, four, "--every", "7d", "--bytes", "1K")[0] == [("1", ["a.pt"])]
+    assert sample(run, four, "--every", "7d")[0] == [("1", ["b.pt"]), *((step, ["a.pt", "b.pt"]) for step in "234")]
+    assert sample(run, four, "--every", "7d")[0] == [], "all were verified a moment ago"
+    assert len(sample(run, four, "--every", "1ms")[0]) == 4
+    spoil(four / "global_step2/a.pt")
+    assert sample(run, four, "--every", "7d")[0] == [], "nothing is due"
+    assert run("verify", "global_step2", "--path", four).returncode == 1
+    assert sample(run, four, "--every", "7d", code=1)[0] == [("2", ["a.pt", "b.pt"])], "damage is due until it is repaired"
+
+
+def test_a_scrub_reads_no_faster_than_its_rate(run, four):
+    told = json.loads(run("verify", four, "--every", "7d", "--rate", "200K", "--json").stdout)
+    assert told["seconds"] >= told["bytes"] / 200e3 / 2 and told["bytes"] > 50_000  # half: the last pieces of each thread may come at once
+
+
+def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage, tmp_path):
+    other = tmp_path / "copies"
+    assert run("copy", four, each_storage, "--all").returncode == 0
+    assert run("copy", four, other, "--all").returncode == 0
+    files = [path.relative_to(four) for path in sorted(four.glob("*/*.pt"))]
+    sound = {name: (four / name).read_bytes() for name in files}
+    spoil(four / files[0])
+    (four / files[2]).write_bytes(sound[files[2]][:1000])
+    (four / files[4]).unlink()
+    (four / files[6]).write_bytes(sound[files[6]] + b"more")
+    assert run("verify", "--all", "--path", four).returncode == 1
+    assert run("verify", "--all", "--repair", "--path", four).returncode == 1, "no source is named, and no agent runs"
+    told = json.loads(run("verify", four, "--every", "7d", "--repair", "--from", each_storage, "--json").stdout)
+    assert told["ok"] and sum("repaired" in file for version in told["versions"] for file in version["files"]) == 4
+    assert {name: (four / name).read_bytes() for name in files} == sound
+    assert run("verify", "--all", "--path", four).returncode == 0
+    if "://" not in each_storage:
+        return
+    spoil(other / files[0])  # a source that is damaged, too, is no source
+    spoil(four / files[0])
+    assert run("verify", "global_step1", "--repair", "--from", other, "--path", four).returncode == 1
+
+
+@pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "x"], ["--every", "x"], ["--from", "/tmp"], ["--every", "7d", "--all"]])
+def test_a_wrong_scrub_is_a_wrong_command_line(run, four, words):
+    assert run("verify", *words, "--path", four).returncode == 2

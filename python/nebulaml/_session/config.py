@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import NebulaConfigError
+from ..errors import NebulaConfigError, NebulaCorrupt
 from .keeping import Best, items_text
 
 __all__ = ["Settings", "check_text", "history_dir", "in_lines", "local_path", "parse_number", "parse_seconds", "resolve"]
@@ -25,6 +25,7 @@ log = logging.getLogger("nebulaml")
 
 ON_FULL = ("wait", "stream", "skip")  # in the order of enum nebula_on_full
 ON_ERROR = ("warn", "raise")
+SIGNATURES = ("require", "prefer", "off")
 
 LOOK_S = 5.0  # the longest look at a storage path when it is given
 
@@ -204,6 +205,12 @@ def local_path(what: str, path: Any) -> str:
     return check_text(what, _absolute(given))
 
 
+def refuse_unsigned(path: str) -> None:
+    """Raises if signatures are required. Call it before a pickle is read that belongs to no version of Nebula: nothing can have signed it."""
+    if os.environ.get("NEBULA_SIGNATURES") == "require":
+        raise NebulaCorrupt(f"{shown(path)} is no version of Nebula, so no key can have signed it, and NEBULA_SIGNATURES is require: not read")
+
+
 def history_dir(settings: Settings) -> str:
     """Returns the folder of checkpointHistories.csv. "": none is written.
 
@@ -263,6 +270,7 @@ def resolve(
     keep_items: Any = None,
     job: Any = None,
     world: Any = None,
+    signatures: Any = None,
     **unknown: Any,
 ) -> Settings:
     """Returns settings from the arguments. An argument of None keeps the value of ``current``, or takes that of the environment."""
@@ -294,6 +302,8 @@ def resolve(
         changes["keep_items"] = items_text(keep_items)
     if job is not None:
         changes["job"] = check_text("job", job)
+    if signatures is not None:  # the agent, this process's workers and `nebula` take it from the environment
+        os.environ["NEBULA_SIGNATURES"] = _choice("signatures", signatures, SIGNATURES)
     if world is not None:
         if world not in (0, 1) or isinstance(world, bool):
             raise NebulaConfigError(f"world={world!r}: give 1 for a process that uses Nebula alone, or 0 for the launcher's world")

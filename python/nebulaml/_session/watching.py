@@ -71,6 +71,8 @@ class Watcher(threading.Thread):
             log.info("nebula: %s was removed from storage, because %s does not name it", tag, text)
         elif kind == _nebula.EVENT_HUNG:
             log.error("nebula: the job makes no steps: %s", text)
+        elif kind in (_nebula.EVENT_ROTTEN, _nebula.EVENT_STALE, _nebula.EVENT_NOT_FINITE):
+            (log.error if kind == _nebula.EVENT_ROTTEN else log.warning)("nebula: checkpoint %r: %s", tag, text)
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(
                 "nebula: another agent of this user (%s) has checkpoints of this path in memory, and this process cannot find them: "

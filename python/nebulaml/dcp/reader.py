@@ -190,6 +190,7 @@ class NebulaStorageReader(StorageReader):
             if checkpoint is not None:
                 self._files = _NebulaFiles(checkpoint)
             elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
+                config.refuse_unsigned(folder)
                 self._files = _PlainFiles(folder)
             else:
                 guards.check_bare(tag, persist)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _nebula
-from .._session import about
+from .._session import about, config
 from ..errors import NebulaCorrupt, NebulaNotFound
 
 __all__ = ["Directory", "File", "Files", "Published", "Version"]
@@ -80,6 +80,7 @@ class Directory(Files):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        config.refuse_unsigned(str(self.path))
         if self.path.is_file():
             found, self._root = [self.path], self.path.parent
         else:

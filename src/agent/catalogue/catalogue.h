@@ -113,6 +113,9 @@ struct catalogue {
         int64_t started_ns, idle_since_ns, verdict_at_ns; /* verdict_at_ns: no verdict is computed before this time (verdict.h) */
         double started;
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
+        enum catalogue_values { CATALOGUE_VALUES_OFF, CATALOGUE_VALUES_SAMPLE, CATALOGUE_VALUES_ALL } check_values; /* NaNs and equal versions */
+        uint64_t check_memory_s; /* each image is compared with its checksums so often; 0: never */
+        bool is_scrubbing;       /* a thread does so */
         uint64_t hang_s; /* the least time without a step after which a job counts as hung; 0: never */
         uint64_t hang_count;
         const char *runtime_dir; /* of the files with stacks; not NULL if hang_s is not 0 */

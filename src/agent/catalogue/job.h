@@ -4,6 +4,7 @@
 #ifndef NB_AGENT_CATALOGUE_JOB_H
 #define NB_AGENT_CATALOGUE_JOB_H
 
+#include "agent/catalogue/findings.h"
 #include "agent/catalogue/known.h"
 #include "ipc/ipc.h"
 
@@ -62,6 +63,7 @@ struct job {
         bool retain_due;             /* a version has become durable since the rules were applied, or they could not be applied to all */
         bool is_served;              /* the replica thread uses the job, so it stays */
         uint64_t given_way_count;    /* versions that another run's replaced */
+        struct finding findings[FINDING_KINDS];
         double rival_seen_at;        /* when another agent was seen to have versions of this job in memory; 0: never */
         /* A slot for each room: only the files of that room see the struct (room.h). */
         struct job_verdict *verdict;

@@ -108,6 +108,8 @@ static bool is_first(double at, double since, const struct ipc_event *event)
 
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
 {
+        static const enum nebula_event_kind kinds[] = { [FINDING_ROTTEN] = NEBULA_EVENT_ROTTEN, [FINDING_STALE] = NEBULA_EVENT_STALE,
+                                                        [FINDING_NOT_FINITE] = NEBULA_EVENT_NOT_FINITE };
         const struct removed *removed = retain_removed(job, since);
         struct job_progress storage = job_progress(job);
         const struct pulse_hang *hang = pulse_hang(job);
@@ -137,6 +139,15 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         if (is_first(hang->since, since, ret_event)) {
                 *ret_event = (struct ipc_event){ .at = hang->since, .kind = NEBULA_EVENT_HUNG };
                 snprintf(ret_event->text, sizeof ret_event->text, "%s", hang->text);
+        }
+        for (int i = 0; i < FINDING_KINDS; i++) {
+                const struct finding *finding = &job->findings[i];
+
+                if (!is_first(finding->at, since, ret_event))
+                        continue;
+                *ret_event = (struct ipc_event){ .at = finding->at, .kind = kinds[i] };
+                snprintf(ret_event->tag, sizeof ret_event->tag, "%s", finding->tag);
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", finding->text);
         }
         return ret_event->at > 0;
 }

@@ -68,6 +68,9 @@ struct image {
         bool lent, kept;               /* lent: a loader may still have it. kept: by a trainer, whose tensors may lie in it */
         bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
         bool from_peer;                /* restored from another node's memory */
+        bool vouched;                  /* its bytes are those that a signature names */
+        int64_t scrubbed_ns;           /* when it was compared with its checksums as a whole; 0: not yet (memory_scrub.h) */
+        uint64_t scrub_next;           /* the chunk with which that goes on */
         bool is_sparse;                /* it takes `taken` bytes of the budget, and not its capacity */
         bool spilled;                  /* its pages are a disk's: does not count in the budget, never reused (spill.h) */
         bool lacks_pages;              /* the trainer that fills it makes its pages; the page maker makes the rest before another use */

@@ -36,6 +36,12 @@ struct plan_file {
         struct store_written written; /* known when it has been uploaded */
         struct store_resume resume;
 };
+/* What persist_values.c has found in the files. */
+struct plan_values {
+        uint64_t sum; /* of the values of all files */
+        bool has_any; /* a file counts */
+        char tensor[300], file[IPC_NAME_MAX]; /* the first that is not finite; "": none */
+};
 /* A copy of the version's description, so that the lock is free while the worker writes. */
 struct plan {
         struct catalogue *catalogue;
@@ -54,6 +60,7 @@ struct plan {
         char writing[WRITING_MAX]; /* its name: another process has it only if that process ended before it wrote a record */
         struct unfinished unfinished; /* the uploads of this try, once no later one can go on with them */
         bool is_published;
+        struct plan_values values;
 };
 
 enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, struct version *version, struct store *store,

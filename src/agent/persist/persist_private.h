@@ -36,6 +36,9 @@ extern const struct writer_source persist_images;
 enum nebula_status persist_upload(void *plan, struct nebula_error *error);
 /* NEBULA_STORAGE: another program has taken the place of a file meanwhile. */
 enum nebula_status persist_publish(void *plan, struct nebula_error *error);
+/* persist_values.c: looks at the values of a file, whose checksums are known. Then judges those of the version. */
+void persist_look_at(struct plan *plan, const struct plan_file *file, const void *data);
+void persist_judge_values(struct plan *plan);
 enum nebula_status persist_describe(void *plan, struct nebula_error *error);
 /* An earlier agent may have written this node's record, and another node the manifest that names it. */
 bool persist_is_recorded(const struct plan *plan);

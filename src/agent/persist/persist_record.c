@@ -5,9 +5,15 @@
 
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
+#include "os/os.h"
 #include "store/document.h"
+#include "store/http/crypt.h"
+#include "store/lanes.h"
 #include "store/manifest_keys.h"
 #include "store/record.h"
+#include "store/trust.h"
+
+#define SUMS_MAX 8u /* threads that read files for a signature */
 
 static int by_rank(const void *a, const void *b)
 {
@@ -82,6 +88,45 @@ static enum nebula_status fill_record(const struct plan *plan, struct record *re
         return NEBULA_OK;
 }
 
+struct summing {
+        const struct plan *plan;
+        struct record *record;
+        const struct plan_file **files; /* per file of the record */
+};
+
+static enum nebula_status sum_file(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct summing *summing = argument;
+        const struct plan_file *file = summing->files[index];
+        struct record_file *to = &summing->record->files[index];
+        void *data;
+        enum nebula_status status = sealing_map(summing->plan->catalogue, file->image, &data, error);
+
+        if (status)
+                return status;
+        to->has_sha256 = crypt_sha256(data, file->size, to->sha256);
+        sealing_unmap(summing->plan->catalogue, file->image);
+        return to->has_sha256 ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the SHA-256 of \"%s\"", file->name);
+}
+
+/* For the signature. Each file takes a thread. */
+static enum nebula_status sum_files(const struct plan *plan, struct record *record, struct nebula_error *error)
+{
+        struct summing summing = { plan, record, calloc(plan->file_count + 1, sizeof *summing.files) };
+        uint32_t width = os->cpu_count();
+        size_t count = 0;
+        enum nebula_status status;
+
+        if (!summing.files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the record of \"%s\"", record->tag);
+        for (size_t i = 0; i < plan->file_count; i++)
+                if (!plan->files[i].carried)
+                        summing.files[count++] = &plan->files[i];
+        status = lanes_run(count, width < SUMS_MAX ? width : SUMS_MAX, sum_file, &summing, error);
+        free(summing.files);
+        return status;
+}
+
 /* One record for the files that this node has written. A node that shares the version writes one even if its ranks saved nothing. */
 enum nebula_status persist_describe(void *argument, struct nebula_error *error)
 {
@@ -89,6 +134,7 @@ enum nebula_status persist_describe(void *argument, struct nebula_error *error)
         struct writer *writer = &plan->writer;
         struct writer_share *share;
         size_t written = 0;
+        enum nebula_status status;
 
         writer->is_carried = calloc(writer->before.manifest.file_count + 1, sizeof *writer->is_carried);
         if (!writer->is_carried)
@@ -105,7 +151,8 @@ enum nebula_status persist_describe(void *argument, struct nebula_error *error)
         if (!share)
                 return NEBULA_NO_MEMORY;
         share->lends_chunks = true;
-        return fill_record(plan, &share->record, error);
+        status = fill_record(plan, &share->record, error);
+        return !status && writer->store->trust && writer->store->trust->own.key ? sum_files(plan, &share->record, error) : status;
 }
 
 static bool same_files(const struct record *own, const struct record *found)

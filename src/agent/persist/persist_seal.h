@@ -12,4 +12,9 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
                                 struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
 void storage_unseal(struct catalogue *catalogue, struct image *image);
 
+/* Maps an image for a thread that reads it; other threads may map it at the same time. After NEBULA_OK the thread calls sealing_unmap, which may
+ * keep the mapping for the next time. */
+enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
+void sealing_unmap(struct catalogue *catalogue, struct image *image);
+
 #endif

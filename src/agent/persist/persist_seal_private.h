@@ -5,6 +5,7 @@
 #define NB_AGENT_PERSIST_PERSIST_SEAL_PRIVATE_H
 
 #include "agent/persist/persist_plan_private.h"
+#include "agent/persist/persist_seal.h"
 
 /* Computes checksums on a thread of low priority: of one file, or of all files of a write. */
 struct sealing {
@@ -28,9 +29,5 @@ struct sealing {
 void *sealing_run(void *sealing); /* ends every feed, even if it fails */
 /* Gives the checksums to the version, if it has the file. */
 void sealing_keep_chunks(struct version *version, struct plan_file *file);
-/* Maps an image for a writer to storage; other threads may map it at the same time. After NEBULA_OK the writer calls sealing_unmap, which may
- * keep the mapping for the next time. */
-enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
-void sealing_unmap(struct catalogue *catalogue, struct image *image);
 
 #endif

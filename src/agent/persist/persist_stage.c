@@ -91,6 +91,9 @@ static enum nebula_status upload_batch(struct plan *plan, struct batch *batch, s
                 if (error)
                         *error = sealing.error;
         }
+        for (size_t i = 0, at = 0; i < batch->file_count && !status; i++)
+                if (!batch->files[i].carried)
+                        persist_look_at(plan, &batch->files[i], batch->objects[at++].data);
         return status;
 }
 
@@ -125,6 +128,8 @@ enum nebula_status persist_upload(void *argument, struct nebula_error *error)
                                        : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);
                 batch_done(plan->catalogue, &batch);
         }
+        if (!status)
+                persist_judge_values(plan);
         return status;
 }
 

@@ -41,6 +41,9 @@ struct job_persist {
         const struct version *version; /* the one that the worker is writing; NULL: none */
         bool is_busy;                  /* the worker is at work for this job */
         struct store_stamp latest;     /* of the hint "latest" that this agent wrote last; "": none. Used by the worker */
+        bool has_values, was_not_finite; /* of the version before, whose values have that sum (persist_values.c) */
+        uint64_t values_sum;
+        int64_t values_step;
         uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
         uint32_t source_pause;         /* so many versions are written before the worker looks for sources again */
 };

@@ -16,6 +16,7 @@
 #include "store/manifest_load.h"
 #include "store/scan.h"
 #include "store/sweep.h"
+#include "store/trust.h"
 
 /* Lock held. NULL: it must be opened. */
 static struct store *open_store(const struct job *job)
@@ -41,12 +42,17 @@ static bool replace_store(struct job *job, struct store *store, struct vars *var
         return true;
 }
 
-static enum nebula_status open_with(struct job *job, struct vars *variables, struct store **ret_store, struct nebula_error *error)
+/* `former`: opened for the job before, with other variables; NULL: none. */
+static enum nebula_status open_with(struct job *job, struct vars *variables, const struct store *former, struct store **ret_store, struct nebula_error *error)
 {
         struct vars *before = vars_enter(variables);
         enum nebula_status status = store_open(job->persist_path, ret_store, error);
 
         vars_leave(before);
+        if (!status && former && trust_keep(&(*ret_store)->trust, former->trust, error)) {
+                store_close(*ret_store);
+                status = NEBULA_INVALID;
+        }
         if (!status) {
                 atomic_store(&(*ret_store)->mount_length, job->storage->mount_length);
                 store_count(*ret_store);
@@ -57,18 +63,19 @@ static enum nebula_status open_with(struct job *job, struct vars *variables, str
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error)
 {
-        struct store *store, *opened;
+        struct store *store, *opened, *former;
         struct vars *variables;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
         store = open_store(job);
+        former = job->storage->store;
         variables = vars_hold(job->storage->variables);
         catalogue_unlock(catalogue);
         if (!store && !job->persist_path[0])
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
         else
-                status = store ? NEBULA_OK : open_with(job, variables, &store, error);
+                status = store ? NEBULA_OK : open_with(job, variables, former, &store, error);
         if (!status) {
                 catalogue_lock(catalogue);
                 opened = open_store(job);

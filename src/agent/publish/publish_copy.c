@@ -20,6 +20,7 @@
 #include "store/manifest_load.h"
 #include "store/manifest_read.h"
 #include "store/record.h"
+#include "store/signature.h"
 #include "sum/sum.h"
 
 #define DIRECT_MIN (1u << 20)     /* for smaller files O_DIRECT costs more than it saves */
@@ -253,12 +254,14 @@ enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *jo
                                      const char *own, struct nebula_error *error)
 {
         struct stored stored = { 0 };
+        bool is_checked;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         find_stored(catalogue, job, publish, name, &stored);
-        if (stored.has_path && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
+        is_checked = stored.store && signature_counts(stored.store); /* then restore_open compares it */
+        if (stored.has_path && !is_checked && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
                 status = NEBULA_OK;
-        if (status && stored.store && !in_memory(catalogue, publish, name))
+        if (status && stored.store && !is_checked && !in_memory(catalogue, publish, name))
                 status = copy_stored(&stored, name, own, error);
         if (status && status != NEBULA_NO_SPACE) /* it may have moved meanwhile, or lie elsewhere */
                 status = copy_opened(catalogue, publish, name, own, error);

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "store/manifest_read.h"
 #include "store/record.h"
+#include "store/signature.h"
 
 #define RANGES_MAX 64 /* of one request to the store */
 
@@ -54,7 +55,7 @@ static struct image_chunks *chunks_new(const struct wanted *wanted, uint64_t ver
 /* A file of one chunk, or of chunks that share pages, is read as a whole. */
 static bool has_parts(const struct store *store, const struct record_file *file)
 {
-        return store->ops->read_chunks && file->chunk_count > 1 && file->chunk_count < UINT32_MAX && file->chunk_bytes % MEMORY_PAGE == 0;
+        return store->ops->read_chunks && !signature_counts(store) && file->chunk_count > 1 && file->chunk_count < UINT32_MAX && file->chunk_bytes % MEMORY_PAGE == 0;
 }
 
 /* No lock held. */

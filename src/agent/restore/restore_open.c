@@ -11,6 +11,7 @@
 #include "agent/memory/page_maker.h"
 #include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
+#include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
@@ -18,6 +19,7 @@
 #include "store/manifest_load.h"
 #include "store/manifest_read.h"
 #include "store/record.h"
+#include "store/signature.h"
 
 #define SECOND_NS INT64_C(1000000000)
 /* So long a reader waits for another one that reads the file: this, and the time that the file takes at a slow rate. */
@@ -145,6 +147,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         if (status)
                 goto done;
         status = manifest_read_file(store, &manifest, &file, data, error);
+        image->vouched = file.is_signed;
         end_image(catalogue, image, status, false, ret_image);
         if (!status) {
                 *ret_file = file;
@@ -423,6 +426,74 @@ static enum nebula_status find_source(struct catalogue *catalogue, const struct 
                          *names ? names : "none");
 }
 
+/* Lock held on entry and return, released meanwhile. */
+static enum trust_policy policy_of(struct catalogue *catalogue, struct job *job)
+{
+        struct store *store;
+        enum trust_policy policy = TRUST_OFF;
+
+        catalogue_unlock(catalogue);
+        if (!storage_open(catalogue, job, &store, NULL) && store->trust)
+                policy = store->trust->policy;
+        catalogue_lock(catalogue);
+        return policy;
+}
+
+/* Compares an image with the signature of its version in storage. No lock held; the image is held. */
+static enum nebula_status match_image(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image *image,
+                                      struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct store *store;
+        void *data;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = restore_record(store, wanted, &manifest, &file, error);
+        if (!status && file.is_signed && file.size > image->capacity)
+                status = error_set(error, NEBULA_CORRUPT, 0, "\"%.200s\" is not what was signed: it is shorter", wanted->name);
+        if (!status && file.is_signed) {
+                status = sealing_map(catalogue, image, &data, error);
+                if (!status) {
+                        status = signature_match(&file, data, error);
+                        image->vouched = !status;
+                        sealing_unmap(catalogue, image);
+                }
+        }
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
+/* This is the one place where bytes that this node has not saved itself meet the policy before a reader gets them: what a session with another
+ * policy has read, and what came from another node, are in the same memory. Lock held on entry and return, released meanwhile. */
+static enum nebula_status vouch(struct catalogue *catalogue, struct version *source, const char *name, enum trust_policy policy,
+                                struct nebula_error *error)
+{
+        struct agent_file *file = version_file(source, name);
+        struct nebula_error failure = { 0 };
+        struct image *image = file->image;
+        struct wanted wanted;
+        enum nebula_status status;
+
+        if (policy == TRUST_OFF || image->vouched || (!image->restored && !source->is_remote))
+                return NEBULA_OK;
+        restore_want(source, file, &wanted);
+        memory_hold(image);
+        catalogue_unlock(catalogue);
+        status = match_image(catalogue, source->job, &wanted, image, &failure);
+        catalogue_lock(catalogue);
+        memory_drop(catalogue->memory, image);
+        if (status == NEBULA_NOT_FOUND && policy == TRUST_PREFER)
+                return NEBULA_OK;
+        if (status && error) {
+                *error = failure;
+                error_prefix(error, "%s", source->tag);
+        }
+        return status;
+}
+
 /* Lends the image of a file. Lock held on entry and return, released meanwhile. *ret_opened may be written on failure, too. */
 static enum nebula_status lend_image(struct catalogue *catalogue, struct version *source, const struct agent_file *file, bool from_storage,
                                      struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
@@ -444,6 +515,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         struct agent_file *file;
         struct ipc_opened *opened = NULL;
         bool from_storage = false, can_lend, is_shared;
+        enum trust_policy policy;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
@@ -453,9 +525,11 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 return status;
         }
         source->pins++;
-        bring_from_peer(catalogue, source, request->name);
+        policy = policy_of(catalogue, source->job);
+        if (policy != TRUST_REQUIRE)
+                bring_from_peer(catalogue, source, request->name);
         file = version_file(source, request->name);
-        can_lend = session && request->reads_storage && !source->is_remote;
+        can_lend = session && request->reads_storage && !source->is_remote && policy == TRUST_OFF;
         is_shared = can_lend && (file->lent || has_company(catalogue, session));
         if (can_lend && !file->image && !file->reading && (!is_shared || request->reads_storage == IPC_READS_PARTS))
                 lend(catalogue, source, request->name, is_shared, &opened, ret_fd);
@@ -481,6 +555,9 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         }
         if (!status && !file->image->restored && !(session && session->role == IPC_ROLE_READER))
                 file->image->kept = source->job->spare_due = true; /* the next save may come soon */
+        if (!status)
+                status = vouch(catalogue, source, request->name, policy, error);
+        file = version_file(source, request->name);
         if (!status)
                 status = lend_image(catalogue, source, file, from_storage, &opened, ret_fd, error);
 done:

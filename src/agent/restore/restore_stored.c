@@ -13,6 +13,7 @@
 #include "store/manifest_check.h"
 #include "store/manifest_load.h"
 #include "store/scan.h"
+#include "store/signature.h"
 
 #define LOOKS_MAX 20 /* attempts, if each version that is found is removed before it can be checked */
 #define TRIES 4      /* of a search that fails, if memory has an answer */
@@ -24,6 +25,8 @@ enum nebula_status restore_check_files(struct store *store, const struct manifes
         struct nebula_error failure = { 0 };
         enum nebula_status status = manifest_check_present(store, manifest, &failure);
 
+        if (!status)
+                status = signature_check(store, manifest, &failure);
         if (status == NEBULA_NOT_FOUND)
                 status = failure.status = NEBULA_CORRUPT;
         if (status == NEBULA_CORRUPT && manifest_is_gone(store, manifest))

@@ -1,0 +1,211 @@
+#include "cli/repair.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/check.h"
+#include "cli/cli.h"
+#include "cli/cli_agent.h"
+#include "cli/mapped.h"
+#include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_publish.h"
+#include "store/transfer.h"
+#include "store/transfer_private.h"
+#include "store/verify.h"
+#include "sum/sum.h"
+
+/* Where sound bytes of one file come from. */
+struct source {
+        const struct mapped *mapped; /* in memory; NULL: in a store */
+        struct store *from;
+        char key[MANIFEST_KEY_MAX];
+};
+
+static uint64_t chunk_size(const struct record_file *file, size_t index)
+{
+        uint64_t offset = (uint64_t)index * file->chunk_bytes;
+
+        return file->size - offset < file->chunk_bytes ? file->size - offset : file->chunk_bytes;
+}
+
+/* All of it, before anything is written. */
+static bool is_sound(const struct source *source, const struct record_file *file)
+{
+        static const struct verify_watch watch;
+
+        if (!source->mapped)
+                return !verify_file(source->from, source->key, file, &watch, NULL);
+        if (source->mapped->size != file->size)
+                return false;
+        for (size_t i = 0; i < file->chunk_count; i++)
+                if (sum_crc64(0, (const char *)source->mapped->data + i * file->chunk_bytes, chunk_size(file, i)) != file->chunks[i])
+                        return false;
+        return true;
+}
+
+static enum nebula_status write_chunk(const struct source *source, const struct record_file *file, size_t index, int fd, char *buffer, const char *path,
+                                      struct nebula_error *error)
+{
+        uint64_t offset = (uint64_t)index * file->chunk_bytes, size = chunk_size(file, index);
+        int result = os_read_at(fd, buffer, size, offset);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!result && sum_crc64(0, buffer, size) == file->chunks[index])
+                return NEBULA_OK;
+        if (source->mapped)
+                memcpy(buffer, (const char *)source->mapped->data + offset, size);
+        else
+                status = verify_chunk(source->from, source->key, buffer, offset, size, file->chunks[index], error);
+        if (status)
+                return status;
+        result = os_write_at(fd, buffer, size, offset);
+        return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s cannot be repaired", path) : NEBULA_OK;
+}
+
+static enum nebula_status write_into(struct store *store, const char *key, const struct record_file *file, const struct source *source,
+                                     struct nebula_error *error)
+{
+        char *buffer = malloc((size_t)file->chunk_bytes + 1);
+        int fd = buffer ? os->open_below(store->root, key, OS_READ | OS_WRITE) : -ENOMEM, result;
+        enum nebula_status status = NEBULA_OK;
+
+        if (fd == -ENOENT)
+                fd = os->open_below(store->root, key, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
+        for (size_t i = 0; fd >= 0 && !status && i < file->chunk_count; i++)
+                status = write_chunk(source, file, i, fd, buffer, key, error);
+        free(buffer);
+        if (fd < 0)
+                return error_set(error, error_status_of_errno(-fd), -fd, "%.300s/%.300s cannot be opened to repair it", store->root, key);
+        result = status ? 0 : os->truncate(fd, file->size);
+        if (!result && !status)
+                result = os_sync(fd);
+        os->close(fd);
+        return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s/%.300s cannot be repaired", store->root, key) : status;
+}
+
+static enum nebula_status upload(struct store *store, const char *key, const struct mapped *mapped, struct nebula_error *error)
+{
+        const struct store_object object = { .key = key, .data = mapped->data, .size = mapped->size };
+        struct store_upload *upload = NULL;
+        enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
+
+        return status ? status : store->ops->publish(store, upload, error);
+}
+
+static enum nebula_status write_again(struct store *store, const char *key, const struct record_file *file, const struct source *source,
+                                      struct nebula_error *error)
+{
+        const struct transfer transfer = { .from = source->from, .to = store };
+        static const struct transfer_pulse pulse;
+        enum nebula_status status = store_remove_one(store, key, error);
+
+        if (status && status != NEBULA_NOT_FOUND)
+                return status;
+        return source->mapped ? upload(store, key, source->mapped, error) : transfer_object(&transfer, source->key, key, file, &pulse, error);
+}
+
+static bool repair_from(struct store *store, const char *key, const struct record_file *file, const struct source *source)
+{
+        static const struct verify_watch watch;
+        struct nebula_error error = { 0 };
+        bool is_path = store->ops->features(store) & STORE_PATHS;
+        enum nebula_status status;
+
+        if (!is_sound(source, file))
+                return false;
+        status = (is_path ? write_into : write_again)(store, key, file, source, &error);
+        if (!status)
+                status = verify_file(store, key, file, &watch, &error);
+        if (status)
+                cli_complain("%s", error.message);
+        return !status;
+}
+
+/* The agent may have read the file from the storage that is damaged: then it has none to give. */
+static bool from_memory(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file)
+{
+        struct cli_agent *agent = NULL;
+        json_t *described = NULL;
+        struct mapped mapped;
+        struct source source = { .mapped = &mapped };
+        uint64_t id;
+        bool is_repaired = false;
+
+        if (!cli_agent_open_if_any(store->root, &agent))
+                return false;
+        if (!cli_agent_find_younger(agent, store->root, manifest->tag, 0, &id, &described, NULL) &&
+            !mapped_open_memory(agent, id, file->name, &mapped, NULL)) {
+                is_repaired = repair_from(store, key, file, &source);
+                mapped_close(&mapped);
+        }
+        json_decref(described);
+        cli_agent_close(agent);
+        return is_repaired;
+}
+
+static bool from_store(struct store *store, const struct manifest *manifest, struct store *from, const char *key, const struct record_file *file)
+{
+        struct manifest there = { 0 };
+        const struct manifest_file *found;
+        struct source source = { .from = from };
+        bool is_repaired = false;
+
+        if (manifest_load(from, manifest->tag, &there, NULL))
+                return false;
+        found = manifest_find_file(&there, file->name);
+        if (found && found->size == file->size && !manifest_file_key(&there, found, source.key, NULL))
+                is_repaired = repair_from(store, key, file, &source);
+        manifest_done(&there);
+        return is_repaired;
+}
+
+/* NULL: there is no sound copy. */
+static const char *repair_file(struct store *store, const struct manifest *manifest, struct store *from, const char *name)
+{
+        const struct manifest_file *file = manifest_find_file(manifest, name);
+        struct record_file recorded = { 0 };
+        struct record record = { 0 };
+        char key[MANIFEST_KEY_MAX];
+        const char *source = NULL;
+
+        if (!file || manifest_load_record(store, manifest, file->record, &record, NULL))
+                return NULL;
+        if (!record_take_file(&record, file, &recorded, NULL) && !manifest_file_key(manifest, file, key, NULL)) {
+                if (from_memory(store, manifest, key, &recorded))
+                        source = "memory";
+                else if (from && from_store(store, manifest, from, key, &recorded))
+                        source = from->root;
+        }
+        record_file_done(&recorded);
+        record_done(&record);
+        return source;
+}
+
+void repair_version(struct store *store, const struct manifest *manifest, struct store *from, json_t *version)
+{
+        json_t *files = json_object_get(version, "files"), *documents = json_object_get(version, "documents"), *one;
+        bool is_whole = true, is_any = false;
+        size_t i;
+
+        json_array_foreach(documents, i, one)
+                is_whole = is_whole && check_ok(one);
+        json_array_foreach(files, i, one) {
+                const char *source = check_ok(one) ? NULL : repair_file(store, manifest, from, json_string_value(json_object_get(one, "name")));
+
+                if (source) {
+                        json_object_set_new(one, "ok", json_true());
+                        json_object_set_new(one, "damage", json_array());
+                        json_object_set_new(one, "repaired", json_string(source));
+                        is_any = true;
+                }
+                is_whole = is_whole && check_ok(one);
+        }
+        if (is_any) /* views of the repaired files */
+                manifest_publish(store, manifest, NULL, NULL);
+        json_object_set_new(version, "ok", json_boolean(is_whole));
+}

@@ -1,0 +1,105 @@
+"""Rot of bytes: in storage, with sound bytes in memory, and in memory, with sound bytes in storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import nebulaml as nm
+import pytest
+import torch
+from nebulaml._session import locate
+from waiting import until
+
+
+def nebula(*words: object) -> subprocess.CompletedProcess[str]:
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    return subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=120)
+
+
+def save(place, tag: str = "global_step1") -> Path:
+    nm.init(str(place.storage), 0, 2)
+    with nm.Checkpoint(tag) as checkpoint:
+        checkpoint.save("model.pt", {"value": torch.arange(3 << 20, dtype=torch.float32)})
+    checkpoint.wait("durable", 60)
+    return place.storage / tag / "model.pt"
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_file_that_has_rotted_in_storage_is_repaired_from_the_agents_memory(place):
+    file = save(place)
+    sound = file.read_bytes()
+    flip(file, 5 << 20)
+    done = nebula("verify", place.storage, "--every", "7d", "--repair", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [one["repaired"] for one in json.loads(done.stdout)["versions"][0]["files"]] == ["memory"]
+    assert file.read_bytes() == sound
+
+
+@pytest.fixture
+def told(caplog):
+    """Returns the lines of the program's log that have a text."""
+    caplog.set_level("INFO", "nebulaml")
+    return lambda text: [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+def test_an_image_whose_bytes_change_is_named_and_answers_no_more(place, monkeypatch, told):
+    monkeypatch.setenv("NEBULA_CHECK_MEMORY", "1")
+    file = save(place)
+    (image,) = [path for path in place.memory.glob("*.img") if path.stat().st_size >= file.stat().st_size and b"PK" in path.read_bytes()[:4]]
+    flip(image, 5 << 20)
+    until(lambda: told("in memory have changed"), 60, "the event")
+    assert "'global_step1'" in told("in memory have changed")[0] and "storage has it" in told("in memory have changed")[0]
+    until(lambda: nm.list_checkpoints()["global_step1"]["source"] == ["storage"], 60, "the version leaves memory")
+    assert torch.equal(nm.get_latest_checkpoint().load("model.pt")["value"], torch.arange(3 << 20, dtype=torch.float32))
+    assert 'nebula_findings_total{kind="rotten"} 1' in nebula("metrics", "--path", place.storage).stdout
+
+
+def test_images_that_are_sound_stay_however_often_they_are_compared(place, monkeypatch, told):
+    monkeypatch.setenv("NEBULA_CHECK_MEMORY", "1")
+    for step in range(1, 6):  # images are reused
+        save(place, f"global_step{step}")
+    report = json.loads(nebula("status", "--json", "--path", place.storage).stdout)
+    assert not told("have changed") and report
+    assert "memory" in nm.list_checkpoints()["global_step5"]["source"]
+
+
+def save_values(place, step: int, **tensors: torch.Tensor) -> None:
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"step": step, **tensors})
+    checkpoint.wait("durable", 60)
+
+
+def test_a_version_with_the_values_of_the_one_before_is_told(place, told):
+    nm.init(str(place.storage), 0, 2)
+    weights = torch.randn(40_000)
+    save_values(place, 1, w=weights)
+    save_values(place, 2, w=weights + 1)
+    save_values(place, 3, w=weights + 1)
+    until(lambda: told("its values are those of"), 60, "the event")
+    assert ["'global_step3'" in line and "step 2:" in line for line in told("its values are those of")] == [True]
+    assert 'nebula_findings_total{kind="stale"} 1' in nebula("metrics", "--path", place.storage).stdout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
+    nm.init(str(place.storage), 0, 2)
+    good, bad = torch.ones(1000, dtype=dtype), torch.ones(1000, dtype=dtype)
+    bad[7] = value
+    numbers = torch.full((1000,), -1)  # integers whose bytes would be NaNs
+    save_values(place, 1, good=good, numbers=numbers, most=torch.full((1000,), torch.finfo(dtype).max, dtype=dtype))
+    assert not told("infinite value")
+    save_values(place, 2, good=good, bad=bad)
+    save_values(place, 3, good=good, bad=bad)
+    until(lambda: told("infinite value"), 60, "the event")
+    assert ["'global_step2'" in line and '"bad"' in line for line in told("infinite value")] == [True]
