@@ -26,7 +26,7 @@ def asked(place, *words):
 
 
 def verdict(place):
-    (found,) = [job["verdict"] for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["persist_path"]]
+    (found,) = [job["verdict"] for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["path"]]
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -87,7 +86,9 @@ def main(arguments: Sequence[str]) -> int:
         raise
     took = time.monotonic() - begun
     if given.json:
-        print(json.dumps({"tag": tag, **dataclasses.asdict(found), "seconds": took}))
+        files = [{"name": name} for name in found.files]
+        answer = {"tag": tag, "path": found.directory, "files": files, "tensor_count": found.tensors, "bytes": found.size, "seconds": took}
+        print(json.dumps(answer))
         return 0
     for name in found.files:
         print(f"{shown(found.directory)}/{name}")

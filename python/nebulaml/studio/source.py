@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -25,6 +26,7 @@ __all__ = ["Source", "shell_word"]
 ASK_S = 120.0  # for commands that only list
 WORK_S = 3600.0  # for commands that read every byte
 HISTORY = "checkpointHistories.csv"
+SETTINGS = ".nebula/settings-"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
 ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
 _GUARDED = re.compile("'[' ]*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
@@ -46,6 +48,7 @@ class Source:
         self._store = StoreProcess(path)
         self._looks = Looks(command, path)
         self._metrics: dict[tuple[str, int], dict[str, float]] = {}
+        self._settings: dict[tuple[str, int], dict[str, Any]] = {}  # by key and time
 
     def close(self) -> None:
         self._looks.close()
@@ -174,6 +177,19 @@ class Source:
             for one in entries
             if one["key"].endswith(".json")
         ]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Returns the settings that jobs gave to init(), which storage has. []: it does not answer, or has none."""
+        try:
+            entries = self._store.ask(do="list", prefix=SETTINGS)["entries"]
+        except (NebulaError, CellUnreachable):
+            return list(self._settings.values())
+        found = {}
+        for key, stamp in ((one["key"], (one["key"], one["time_ns"])) for one in entries):
+            with contextlib.suppress(NebulaError, CellUnreachable, ValueError):
+                found[stamp] = self._settings.get(stamp) or json.loads(self._store.ask(do="get", key=key)["value"])
+        self._settings = found
+        return list(found.values())
 
     def knows_metrics(self, tag: str, generation: int) -> bool:
         return (tag, generation) in self._metrics

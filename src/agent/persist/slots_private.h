@@ -41,6 +41,8 @@ struct job_persist {
         const struct version *version; /* the one that the worker is writing; NULL: none */
         bool is_busy;                  /* the worker is at work for this job */
         struct store_stamp latest;     /* of the hint "latest" that this agent wrote last; "": none. Used by the worker */
+        uint64_t settings_sum;         /* of the settings that this agent wrote last; 0: none. Used by the worker */
+        bool settings_failed;          /* the log has said that they could not be written */
         uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
         uint32_t source_pause;         /* so many versions are written before the worker looks for sources again */
 };

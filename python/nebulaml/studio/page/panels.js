@@ -66,7 +66,7 @@ const now = {
       card('Memory', used, `${told.in_memory} versions in memory`),
       card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}${ledger.paused ? `, paused ${seconds(ledger.paused)}` : ''}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
-      card('Trainers', told.trains ? (told.stuck ? 'connected, no checkpoint becomes complete' : 'training') : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
+      card('Trainers', told.trains ? (told.stuck ? 'connected, no checkpoint becomes complete' : 'training') : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started_at)}` : null));
     renew(this.cards, fresh);
   },
 };
@@ -84,7 +84,7 @@ async function prune(studio) {
   }]]);
 }
 function preview(studio, seen) {
-  const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned ? ' (pinned)' : '');
+  const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned !== null ? ' (pinned)' : '');
   const content = [
     element('p', {}, `${seen.removed.length} versions would be removed, ${bytes(seen.bytes)}:`),
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
@@ -541,9 +541,9 @@ const nodes = {
     const lag = here.oldest ? wall() - here.oldest : 0;
     const facts = [
       ['agent', agent ? element('span', { class: 'good' }, `runs, pid ${agent.pid}, nebula ${shown(agent.version)}`) : element('span', { class: 'bad' }, 'does not run')],
-      agent && ['since', ago(agent.started, wall())], agent && ['memory', `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)} in ${shown(agent.memory_directory || 'memfds')}`],
+      agent && ['since', ago(agent.started_at, wall())], agent && ['memory', `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)} in ${shown(agent.memory_directory || 'memfds')}`],
       ['waiting for storage', here.waiting ? `${here.waiting} versions, the oldest for ${seconds(lag)}` : 'nothing'],
-      job && ['in memory', `${job.versions_in_memory} versions`], job?.storage_error && ['storage', element('span', { class: 'bad' }, shown(job.storage_error))],
+      job && ['in memory', `${job.memory_count} versions`], job?.storage_error && ['storage', element('span', { class: 'bad' }, shown(job.storage_error))],
     ].filter(Boolean);
     const ranks = new Grid([
       { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => `${one.rank} of ${one.world}` },
@@ -578,7 +578,7 @@ const config = {
     this.checks.replaceChildren(element('p', { class: 'faint' }, 'checking…'));
     const told = await attempt(studio, 'nebula doctor', () => studio.ask('doctor'));
     const kind = { ok: 'good', note: 'warn', BAD: 'bad' };
-    this.checks.replaceChildren(element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checks' }, element('tbody', {}, (told?.checks || []).map((one) => element('tr', {}, element('th', { scope: 'row' }, one.check), element('td', { class: kind[one.verdict] }, one.verdict), element('td', {}, shown(one.found), one.advice ? element('div', { class: 'faint' }, shown(one.advice)) : '')))))));
+    this.checks.replaceChildren(element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checks' }, element('tbody', {}, (told?.checks || []).map((one) => element('tr', {}, element('th', { scope: 'row' }, one.check), element('td', { class: kind[one.result] }, one.result), element('td', {}, shown(one.found), one.advice ? element('div', { class: 'faint' }, shown(one.advice)) : '')))))));
   },
   update(studio) {
     const told = studio.state.config;
