@@ -79,8 +79,8 @@ def export_hf(
 def _write(
     found: Any, target: str, config: Any, kind: Any, most: int, rename: Any, name: Any, key: Any, ranks: Any, mapping: Any, replace: bool
 ) -> Exported:
+    from . import card, naming, sources
     from . import directory as out
-    from . import naming, sources
     from .files import Directory, Files, Version
 
     remote = "://" in target
@@ -93,7 +93,9 @@ def _write(
     weights = sources.read(files, name, key) if ranks is None else sources.merged(files, ranks, mapping or {}, key)
     tensors, tied = naming.named(weights, rename, naming.Model.of(chosen))
     shards = out.shards_of(tensors, kind, most)
-    small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors))
+    trained = _checkpoint(found)
+    readme = card.text(trained, chosen.values is not None) if trained is not None and card.FILE not in chosen.files else None
+    small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors), readme)
     if remote:
         from . import upload
 
@@ -102,6 +104,15 @@ def _write(
         out.write_directory(target, shards, tensors, tied, small, replace)
     size = sum(place[2] for shard in shards for place in shard.places.values())
     return Exported(settings.shown(target), tuple(shard.name for shard in shards), len(tensors), size)
+
+
+def _checkpoint(found: Any) -> Any:
+    """Returns the checkpoint of Nebula, of whose training a card can tell. None: a framework has written the directory."""
+    from .files import Files, Published
+
+    if isinstance(found, Published):
+        return found.checkpoint
+    return None if isinstance(found, (Path, Files)) else found
 
 
 def target_of(directory: str | os.PathLike[str]) -> str:

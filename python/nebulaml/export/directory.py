@@ -16,6 +16,7 @@ import torch
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from ..integrations.redirect import SAFETENSORS_DTYPES
+from . import card
 from .naming import CONFIG, Config
 from .tensors import Tensor
 
@@ -218,10 +219,10 @@ def check_target(target: str, replace: bool) -> None:
         raise refusal(target)
 
 
-def small_files(config: Config, described: bytes | None, index: bytes | None) -> Small:
+def small_files(config: Config, described: bytes | None, index: bytes | None, readme: bytes | None) -> Small:
     """Returns the files beside the weights, in the order in which a store shall get them: a reader that sees config.json sees all."""
-    last = [(INDEX, index), (CONFIG, described)]
-    return [*config.files.items(), *((name, content) for name, content in last if content is not None)]
+    made = [(card.FILE, readme), (INDEX, index), (CONFIG, described)]
+    return [*config.files.items(), *((name, content) for name, content in made if content is not None)]
 
 
 def write_shard(folder: str, shard: Shard, tensors: Mapping[str, Tensor], tied: Tied, sums: dict[str, int]) -> None:

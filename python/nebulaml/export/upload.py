@@ -10,7 +10,8 @@ from .. import _nebula
 from .._session import config
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaCorrupt, NebulaError
-from .directory import Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from .directory import INDEX, Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from .naming import CONFIG
 from .tensors import Tensor
 
 __all__ = ["write"]
@@ -51,7 +52,9 @@ def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied:
 
     Raises NebulaError. Then that object is not there, and the others are removed as far as the store lets it.
     """
-    names = [*(shard.name for shard in shards), *(name for name, _ in small)]
+    last = [one for one in small if one[0] in (INDEX, CONFIG)]
+    first = [one for one in small if one not in last]
+    names = [*(name for name, _ in first), *(shard.name for shard in shards), *(name for name, _ in last)]
     store = _Store(target)
     try:
         there = store.names()
@@ -61,7 +64,7 @@ def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied:
         store.remove([name for name in names[:-2:-1] if name in there])  # first the one that a reader looks for
         store.remove(sorted(set(ours) - {names[-1]}))
         try:
-            _write(store, shards, tensors, tied, small)
+            _write(store, first, shards, tensors, tied, last)
         except NebulaError:
             store.remove(sorted(set(names) & store.names()))
             raise
@@ -69,12 +72,15 @@ def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied:
         store.close()
 
 
-def _write(store: _Store, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small) -> None:
+def _write(store: _Store, first: Small, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, last: Small) -> None:
     sums: dict[str, int] = {}
     with Scratch(tempfile.gettempdir()) as folder:
+        for name, content in first:
+            write_file(folder, name, content)
+            store.take(folder, name)
         for shard in shards:
             write_shard(folder, shard, tensors, tied, sums)
             store.take(folder, shard.name)
-        for name, content in small:
+        for name, content in last:
             write_file(folder, name, content)
             store.take(folder, name)
