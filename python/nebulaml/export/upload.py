@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from .. import _nebula
 from .._session import config
 from ..elastic.store_cells import StoreProcess
-from ..errors import NebulaCorrupt, NebulaError
-from .directory import INDEX, Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from ..errors import NebulaCorrupt
+from .directory import INDEX, Moved, Scratch, Shard, Small, Tied, refusal, write_file, write_shard
 from .naming import CONFIG
 from .tensors import Tensor
 
@@ -47,7 +47,9 @@ class _Store:
         self._process.close()
 
 
-def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool) -> None:
+def write(
+    target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool, moved: Moved
+) -> None:
     """The last object makes the directory count: without it, the others are what an export has left that was killed.
 
     Raises NebulaError. Then that object is not there, and the others are removed as far as the store lets it.
@@ -64,22 +66,24 @@ def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied:
         store.remove([name for name in names[:-2:-1] if name in there])  # first the one that a reader looks for
         store.remove(sorted(set(ours) - {names[-1]}))
         try:
-            _write(store, first, shards, tensors, tied, last)
-        except NebulaError:
+            _write(store, first, shards, tensors, tied, last, moved)
+        except BaseException:
             store.remove(sorted(set(names) & store.names()))
             raise
     finally:
         store.close()
 
 
-def _write(store: _Store, first: Small, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, last: Small) -> None:
+def _write(
+    store: _Store, first: Small, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, last: Small, moved: Moved
+) -> None:
     sums: dict[str, int] = {}
     with Scratch(tempfile.gettempdir()) as folder:
         for name, content in first:
             write_file(folder, name, content)
             store.take(folder, name)
         for shard in shards:
-            write_shard(folder, shard, tensors, tied, sums)
+            write_shard(folder, shard, tensors, tied, sums, moved)
             store.take(folder, shard.name)
         for name, content in last:
             write_file(folder, name, content)

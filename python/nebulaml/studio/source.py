@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,7 +62,7 @@ class Source:
 
     def _environment(self) -> dict[str, str]:
         # A URL can hold a secret, which a command line would show to all users of the machine.
-        return os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
+        return os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1", "NEBULA_PYTHON": sys.executable}
 
     def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
         """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. If the answer is an error, raises it."""
@@ -119,6 +120,12 @@ class Source:
     def copy(self, work: Work, tag: str, to: str) -> dict[str, Any]:
         """Copies a version to another storage path."""
         answer: dict[str, Any] = self.work(work, "copy", "--json", "--tag", tag, "--", self.path, to)[1]
+        return answer
+
+    def export(self, work: Work, tag: str, to: str, config: str, dtype: str) -> dict[str, Any]:
+        """Writes a Hugging Face directory. config, dtype: "" for none."""
+        options = [*([f"--config={config}"] if config else []), *([f"--dtype={dtype}"] if dtype else [])]
+        answer: dict[str, Any] = self.work(work, "restore", "--json", f"--hf={to}", *options, "--", tag)[1]
         return answer
 
     def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:

@@ -305,6 +305,7 @@ const version = {
         ? element('button', { class: 'act control', type: 'button', onclick: () => pin(studio, tag) }, 'Pin…')
         : element('button', { class: 'act control', type: 'button', onclick: () => attempt(studio, `${shown(tag)} unpinned`, () => studio.act('unpin', { tag })) }, 'Unpin'),
       element('button', { class: 'act control', type: 'button', onclick: () => copyTo(studio, tag) }, 'Copy to…'),
+      element('button', { class: 'act control', type: 'button', onclick: () => exportTo(studio, tag) }, 'Export…'),
       element('button', { class: 'act control', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
       told.restore && element('button', { class: 'act', type: 'button', onclick: () => copy(studio, told.restore) }, 'Copy the restore command'));
     const facts = element('dl', {}, [
@@ -402,6 +403,14 @@ function copyTo(studio, tag) {
   const place = element('input', { id: 'copy-to', size: 40, placeholder: 'a directory, or a URL such as az://account/container/run7' });
   studio.dialog('Copy a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'copy-to' }, 'To '), place)],
     [['Copy', '', () => { attempt(studio, `copy of ${shown(tag)}`, () => studio.work('copy', { tag, to: place.value.trim() })); }]]);
+}
+function exportTo(studio, tag) {
+  const place = element('input', { id: 'export-to', size: 40, placeholder: '/models/step500, or a URL' });
+  const base = element('input', { id: 'export-config', size: 40, placeholder: 'with config.json and the tokenizer' });
+  const dtype = element('select', { id: 'export-dtype' }, [['', 'as saved'], ['bf16', 'bf16'], ['fp16', 'fp16'], ['fp32', 'fp32']].map(([value, text]) => element('option', { value }, text)));
+  const line = (id, text, input) => element('p', {}, element('label', { htmlFor: id }, text), input);
+  studio.dialog('Export the weights for Hugging Face', [element('p', {}, named(tag)), line('export-to', 'New directory ', place), line('export-config', 'Configuration from (may be empty) ', base), line('export-dtype', 'Floats ', dtype)],
+    [['Export', '', () => { attempt(studio, `export of ${shown(tag)}`, () => studio.work('export', { tag, to: place.value.trim(), config: base.value.trim(), dtype: dtype.value })); }]]);
 }
 async function copy(studio, text) {
   try { await navigator.clipboard.writeText(text); studio.say('the restore command is in the clipboard'); } catch { /* it can be copied from the dialog */ }
