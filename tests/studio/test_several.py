@@ -12,7 +12,13 @@ import time
 from pathlib import Path
 
 from nebulaml._session import locate
+from nebulaml.studio import fleet
 from playwright.sync_api import expect
+from sinks import Sink, make_versions
+from waiting import until
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
+from store_servers import shared  # noqa: E402
 
 SAVE = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")
@@ -195,3 +201,54 @@ if os.environ.get("NEBULA_PROGRESS") == "json" and os.path.exists("{slow}/wait")
     told = studio.state()["works"][-1]
     assert told["state"] == "done" and told["progress"] == {"done": 12, "total": 12}
     assert sorted(one.name for one in (out / "hf").iterdir()) == ["README.md", "model.safetensors"]
+
+
+def put_below(sink, folder, key):
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        sink.put(f"training/{key}/{file.relative_to(folder)}", file.read_bytes())
+
+
+def test_two_hundred_jobs_of_a_bucket_take_five_requests_each_and_none_while_no_page_shows_them(place, monkeypatch):
+    bucket = Sink(monkeypatch)
+    make_versions(place.root / "job", 2)
+    for number in range(200):
+        put_below(bucket, place.root / "job", f"jobs/run{number:03}")
+    bucket.requests()
+    monkeypatch.setattr(fleet, "TABLE_CLOUD_S", 0.0)
+    monkeypatch.setattr(fleet, "IDLE_S", 3600.0)
+    jobs = fleet.Fleet(["s3://training/jobs"], None, None)
+    try:
+        jobs.start()
+        until(lambda: len(jobs.table()["jobs"]) == 200, 60, "the table")
+        assert {one["newest"] for one in jobs.table()["jobs"]} == {"global_step2"}
+        first = bucket.requests()
+        assert len(first) <= 200 * 5 + 4, (len(first), first[:9])
+        looked_at = jobs.table()["looked_at"]
+        until(lambda: jobs.table()["looked_at"] > looked_at, 60, "another look, because a page shows the table")
+        monkeypatch.setattr(fleet, "IDLE_S", 0.0)  # as if no page had asked for long
+        until(lambda: not jobs._asked.is_set(), 60, "the end of the looks")
+        bucket.requests()
+        assert jobs._table["looked_at"] and bucket.requests() == [], "nothing looks"
+        looked_at = jobs._table["looked_at"]
+        monkeypatch.setattr(fleet, "IDLE_S", 3600.0)
+        until(lambda: jobs.table()["looked_at"] > looked_at, 60, "a look, because a page asks again")
+    finally:
+        jobs.close()
+        bucket.close()
+
+
+def test_a_prefix_of_a_bucket_is_a_table_of_its_jobs(place, start, page, monkeypatch):
+    for name, value in shared().variables("s3").items():
+        monkeypatch.setenv(name, value)
+    parent = shared().new_path("s3")
+    for job, steps in (("run7", (1, 2)), ("run8", (5,))):
+        place.run(SAVE, f"{parent}/{job}", *steps)
+    page.goto(start(parent).address)
+    rows = page.locator("tbody tr[data-key]")
+    expect(rows).to_have_count(2, timeout=60000)
+    expect(rows.nth(0)).to_contain_text("run7")
+    expect(rows.nth(0)).to_contain_text("global_step2")
+    page.get_by_role("button", name="run8").click()
+    expect(page.locator(".card").first).to_contain_text("global_step5", timeout=60000)
+    page.goto(page.url.replace("run8", "run7"))
+    expect(page.locator(".card").first).to_contain_text("global_step2", timeout=60000)
