@@ -296,6 +296,8 @@ def build(
     events = _mark(rows, ledger) + _restarts([*history, *status.get("history", [])])
     failure = storage.get("error") or {}
     problems = [text for text in ((status.get("error") or {}).get("message"), failure.get("message"), storage.get("first_unreadable")) if text]
+    verdict = _worst(jobs)
+    problems = [text for text in problems if not verdict or text not in verdict.get("reason", "")]  # the banner says it
     waiting = sum(one["size"] for one in queue)
     oldest = [row["committed_at"] for row in rows if row["tag"] in {one["tag"] for one in queue} and row["committed_at"]]
     return {
@@ -304,7 +306,7 @@ def build(
         "agent": {name: value for name, value in (status.get("agent") or {}).items() if name != "uptime_seconds"} or None,
         "running": bool(status.get("running")),
         "problems": problems,
-        "verdict": _worst(jobs),
+        "verdict": verdict,
         "now": {
             "trains": bool(sessions),
             # False: there may be versions that this machine cannot see.

@@ -24,6 +24,9 @@ async function attempt(studio, text, work) {
   }
 }
 
+const many = (number, what) => `${count(number)} ${what}${number === 1 ? '' : 's'}`;
+const isHung = (steps) => steps && steps.seconds > steps.limit;
+
 function card(title, big, ...lines) {
   return element('section', { class: 'card' }, element('h2', {}, title), element('p', { class: 'big' }, big), lines.filter(Boolean).map((one) => element('p', { class: 'faint' }, one)));
 }
@@ -57,16 +60,17 @@ const now = {
     if (!told) return;
     const newest = told.newest;
     const ledger = told.goodput;
+    const steps = studio.state.nodes?.here.jobs.map((one) => one.steps).find(Boolean);
     const used = agent ? `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)}` : 'no agent runs';
     const fresh = element('div', { class: 'cards' },
       card('Newest loadable checkpoint', newest ? named(newest.tag) : told.readable ? 'none yet' : 'not known', !newest ? (told.readable ? null : 'the storage cannot be read') : `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`, told.stuck && element('span', { class: 'bad' }, `${told.stuck.count} newer cannot be loaded: ${shown(told.stuck.tag)} ${told.stuck.state === 'failed' ? 'failed: ' : ''}${shown(told.stuck.error)}`)),
       card('Lost if all processes died now', ...this.loss(newest, told)),
       card('Lost if the node died now', ...this.loss(told.after_node, told)),
       card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'no version waits for storage'),
-      card('Memory', used, `${told.in_memory} versions in memory`),
-      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
+      card('Memory', used, `${many(told.in_memory, 'version')} in memory`),
+      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${many(told.stored, 'durable version')}${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}${ledger.paused ? `, paused ${seconds(ledger.paused)}` : ''}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
-      card('Trainers', told.trains ? (told.stuck ? 'connected, no checkpoint becomes complete' : 'training') : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started_at)}` : null));
+      card('Trainers', !told.trains ? 'none connected' : isHung(steps) ? 'connected, no steps' : told.stuck ? 'connected, no checkpoint becomes complete' : steps ? `training, step ${count(steps.step)}` : 'training', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started_at)}` : null));
     renew(this.cards, fresh);
   },
 };
@@ -86,7 +90,7 @@ async function prune(studio) {
 function preview(studio, seen) {
   const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned !== null ? ' (pinned)' : '');
   const content = [
-    element('p', {}, `${seen.removed.length} versions would be removed, ${bytes(seen.bytes)}:`),
+    element('p', {}, `${many(seen.removed.length, 'version')} would be removed, ${bytes(seen.bytes)}:`),
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
   ];
   const remove = ['Remove them', 'danger', async () => {
