@@ -124,7 +124,7 @@ static void name_records(const struct zipcheck *zip, json_t *damage)
                         json_array_append_new(records, json_string(entry->name));
         }
         if (json_array_size(records))
-                json_object_set(damage, "records", records);
+                json_object_set(damage, "record_names", records);
         json_decref(records);
 }
 

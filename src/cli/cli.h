@@ -54,6 +54,8 @@ void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)))
 /* Prints the same about a wrong command line, and where to read more. Returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 enum cli_exit cli_exit_of(enum nebula_status status);
+/* {"status", "message"}, which each answer has as "error". */
+json_t *cli_error_json(const struct nebula_error *error);
 /* Prints to stdout and frees the value. Returns CLI_UNREACHABLE if stdout fails, else `code`. */
 int cli_print_json(json_t *value, int code);
 /* The same on one line, for a command that prints several values: JSON Lines. */

@@ -50,7 +50,7 @@ static void on_progress(void *argument, uint64_t bytes)
         progress_add(bytes);
         if (!copy->json || now - told < LINE_NS || !atomic_compare_exchange_strong(&copy->reported_ns, &told, now))
                 return;
-        cli_print_json_line(json_pack("{s:s, s:I, s:I, s:f, s:f}", "event", "progress", "bytes", (json_int_t)done, "total", (json_int_t)copy->total,
+        cli_print_json_line(json_pack("{s:s, s:I, s:I, s:f, s:f}", "event", "progress", "done", (json_int_t)done, "total", (json_int_t)copy->total,
                                       "bytes_per_s", (double)done / seconds, "seconds_left",
                                       done < copy->total ? seconds * (double)(copy->total - done) / (double)done : 0.0), CLI_OK);
 }
@@ -124,7 +124,7 @@ static void report(struct copy *copy, const struct manifest *version, const char
 
         if (copy->json) {
                 cli_print_json_line(json_pack("{s:s, s:s, s:s, s:I, s:I}", "event", "version", "tag", version->tag, "result", result, "size",
-                                              (json_int_t)manifest_size(version), "files", (json_int_t)version->file_count), CLI_OK);
+                                              (json_int_t)manifest_size(version), "file_count", (json_int_t)version->file_count), CLI_OK);
                 return;
         }
         progress_end();
@@ -200,8 +200,8 @@ static int finish(const struct copy *copy)
         }
 
         if (copy->json)
-                return cli_print_json_line(json_pack("{s:s, s:I, s:I, s:I, s:I, s:f}", "event", "end", "copied", (json_int_t)copy->copied, "present",
-                                                     (json_int_t)copy->present, "unreadable", (json_int_t)copy->broken, "bytes",
+                return cli_print_json_line(json_pack("{s:s, s:I, s:I, s:I, s:I, s:f}", "event", "end", "copied_count", (json_int_t)copy->copied, "present_count",
+                                                     (json_int_t)copy->present, "unreadable_count", (json_int_t)copy->broken, "bytes",
                                                      (json_int_t)copy->copied_bytes, "seconds", seconds), code);
         if (!copy->count) {
                 term_print(STYLE_PLAIN, "no checkpoints in %s\n", copy->from->root);

@@ -207,7 +207,7 @@ static enum nebula_status compare_file(struct diff *diff, const char *name, json
                 diff->differing_files++;
                 json_object_set_new(row, "result", json_string("changed"));
                 if (*failure.message)
-                        json_object_set_new(row, "note", json_string(failure.message));
+                        json_object_set_new(row, "reason", json_string(failure.message));
                 status = NEBULA_OK;
         } else if (status && error) {
                 *error = failure;
@@ -302,7 +302,7 @@ static void print_tensors(struct table *table, const json_t *file)
 
 static void print_file(struct table *table, const json_t *file)
 {
-        const char *result = text_at(file, "result"), *note = text_at(file, "note");
+        const char *result = text_at(file, "result"), *reason = text_at(file, "reason");
         bool is_equal = !strncmp(result, "equal", 5);
 
         print_tensors(table, file);
@@ -314,7 +314,7 @@ static void print_file(struct table *table, const json_t *file)
         if (json_object_get(file, "other_contents_equal"))
                 table_cell(table, is_equal ? STYLE_GOOD : STYLE_WARN, "%s", is_equal ? "equal" : "differs");
         else
-                table_cell(table, is_equal ? STYLE_GOOD : STYLE_WARN, "%s%s%s", is_equal ? "equal, by checksum" : result, *note ? ": " : "", note);
+                table_cell(table, is_equal ? STYLE_GOOD : STYLE_WARN, "%s%s%s", is_equal ? "equal, by checksum" : result, *reason ? ": " : "", reason);
 }
 
 static bool is_equal(const struct diff *diff)

@@ -39,7 +39,7 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
                 doctor->is_bad = doctor->is_bad || finding.verdict == DOCTOR_BAD;
                 if (doctor->json) {
                         json_array_append_new(doctor->list,
-                                              json_pack("{s:s, s:s, s:s, s:s}", "check", checks[i].name, "verdict",
+                                              json_pack("{s:s, s:s, s:s, s:s}", "check", checks[i].name, "result",
                                                         verdict_words[finding.verdict], "found", finding.found, "advice",
                                                         finding.advice));
                         continue;

@@ -21,7 +21,7 @@ static const json_t *find_row(struct cli_agent *agent, const char *path, const c
         if (cli_agent_report(agent, NEBULA_REPORT_STATUS, "", ret_report, NULL))
                 return NULL;
         json_array_foreach(json_object_get(*ret_report, "queue"), index, row)
-                if (!strcmp(text_of(row, "tag"), tag) && !strcmp(text_of(row, "persist_path"), path))
+                if (!strcmp(text_of(row, "tag"), tag) && !strcmp(text_of(row, "path"), path))
                         return row;
         return NULL;
 }

@@ -28,7 +28,7 @@ static json_t *json_of(const struct ledger *ledger)
         for (int tier = 0; tier < HISTORY_TIERS; tier++)
                 json_object_set_new(tiers, history_tier_names[tier], json_integer((json_int_t)ledger->restored[tier]));
         return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
-                         total, "seconds", seconds, "goodput", total > 0 ? json_real(ledger_goodput(ledger)) : json_null(),
+                         total, "spent", seconds, "goodput", total > 0 ? json_real(ledger_goodput(ledger)) : json_null(),
                          "step_seconds", ledger->step_s, "first_step", (json_int_t)ledger->first_step, "last_step", (json_int_t)ledger->last_step,
                          "saves", (json_int_t)ledger->saves, "failed_saves", (json_int_t)ledger->failed_saves, "restarts",
                          (json_int_t)ledger->restarts, "pauses", (json_int_t)ledger->pauses, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated);

@@ -58,9 +58,9 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
                         continue;
                 json_object_set_new(result, "format", json_string(one->is_zip ? "zip" : "raw"));
                 json_object_set_new(result, "chunk_bytes", json_integer((json_int_t)one->chunk_bytes));
-                json_object_set_new(result, "chunks", json_integer((json_int_t)one->chunk_count));
+                json_object_set_new(result, "chunk_count", json_integer((json_int_t)one->chunk_count));
                 if (one->is_zip)
-                        json_object_set_new(result, "records", json_integer(count_records(store, manifest, file, one)));
+                        json_object_set_new(result, "record_count", json_integer(count_records(store, manifest, file, one)));
         }
         return result;
 }
@@ -103,7 +103,7 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
 
                 if (manifest_load_record(store, manifest, r, &record, &error))
                         json_array_append_new(ranks, json_pack("{s:I, s:I, s:s}", "rank", (json_int_t)entry->rank, "generation",
-                                                               (json_int_t)entry->generation, "error", error.message));
+                                                               (json_int_t)entry->generation, "reason", error.message));
                 for (size_t i = 0; i < record.rank_count; i++)
                         json_array_append_new(ranks, json_pack("{s:I, s:I, s:f, s:f, s:f}", "rank", (json_int_t)record.ranks[i].rank,
                                                                "generation", (json_int_t)entry->generation, "begun", record.ranks[i].begun,
@@ -114,8 +114,8 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                 record_done(&record);
         }
         sort_by_name(files);
-        version = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "job",
-                         manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
+        version = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "state",
+                         nebula_state_name(NEBULA_STATE_DURABLE), "job", manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
                          (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",
                          (double)manifest->sequence / 1e9, "size", (json_int_t)manifest_size(manifest), "path",
                          store->root, "files", files, "ranks", ranks, "pinned", pin ? pin->reason : NULL);
@@ -147,7 +147,7 @@ static void print_files(const json_t *version)
 
         for (size_t i = 0; i < json_array_size(files); i++) {
                 const json_t *file = json_array_get(files, i);
-                const json_t *records = json_object_get(file, "records");
+                const json_t *records = json_object_get(file, "record_count");
 
                 table_cell(table, STYLE_PLAIN, "%s", text_of(file, "name"));
                 table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "rank"));
@@ -158,7 +158,7 @@ static void print_files(const json_t *version)
                         table_cell(table, STYLE_PLAIN, "%" JSON_INTEGER_FORMAT, json_integer_value(records));
                 else
                         table_cell(table, records ? STYLE_BAD : STYLE_PLAIN, "%s", records ? "unsound" : "-");
-                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "chunks"));
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "chunk_count"));
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
@@ -180,7 +180,7 @@ static void print_ranks(const json_t *version)
 
                 table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "rank"));
                 table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "generation"));
-                if (json_object_get(rank, "error")) {
+                if (json_object_get(rank, "reason")) {
                         table_cell(table, STYLE_BAD, "record not sound");
                         table_cell(table, STYLE_PLAIN, "%s", "");
                         table_cell(table, STYLE_PLAIN, "%s", "");
@@ -476,6 +476,20 @@ static void print_remembered(const json_t *version)
         print_files(version);
 }
 
+/* The agent's report in the form of describe(). It has no times of ranks. */
+static json_t *describe_remembered(struct store *store, const json_t *version)
+{
+        static const char *const same[] = { "tag", "job", "run", "generation", "step", "world", "state", "committed_at", "size", "files" };
+        struct pins pins = { 0 };
+        const struct pin *pin = store && !pins_load(store, true, &pins, NULL) ? pins_find(&pins, text_of(version, "tag")) : NULL;
+        json_t *body = json_pack("{s:s, s:[], s:s?}", "path", text_of(version, "persist_path"), "ranks", "pinned", pin ? pin->reason : NULL);
+
+        for (size_t i = 0; i < CLI_COUNT(same); i++)
+                json_object_set(body, same[i], json_object_get(version, same[i]));
+        pins_done(&pins);
+        return body;
+}
+
 static int answer(bool json, json_t *version, void (*print)(const json_t *version))
 {
         if (json)
@@ -514,7 +528,8 @@ int command_inspect(int argc, char **argv)
                         code = inspect_memory_file(common.json, tensors, agent, version_id, version, name);
                         json_decref(version);
                 } else {
-                        code = answer(common.json, version, print_remembered);
+                        code = answer(common.json, describe_remembered(store, version), print_remembered);
+                        json_decref(version);
                 }
                 cli_agent_close(agent);
         } else if (stored) {

@@ -43,7 +43,7 @@ static int list_contents(const struct cli_common *common, const char *pattern)
         if (pattern ? find_load(store, pattern, &told, &error) : stats_load(store, &told, &error))
                 code = cli_fail(common->json, &error);
         else if (pattern)
-                code = show(common, told, find_print, json_array_size(json_object_get(told, "found")) ? CLI_OK : CLI_NOT_FOUND);
+                code = show(common, told, find_print, json_array_size(json_object_get(told, "matches")) ? CLI_OK : CLI_NOT_FOUND);
         else
                 code = show(common, told, stats_print, CLI_OK);
         store_close(store);
@@ -91,7 +91,7 @@ int command_list(int argc, char **argv)
                 json_t *body = versions_json(&versions);
 
                 if (status)
-                        json_object_set_new(body, "error", json_pack("{s:s, s:s}", "status", nebula_status_name(status), "message", error.message));
+                        json_object_set_new(body, "error", cli_error_json(&error));
                 code = cli_print_json(body, code);
         } else {
                 if (!best) /* the rows are in another order */

@@ -62,7 +62,7 @@ static int list_pins(bool json, struct store *store)
                 json_t *list = json_array();
 
                 for (size_t i = 0; i < pins.count; i++)
-                        json_array_append_new(list, json_pack("{s:s, s:s, s:f}", "tag", pins.list[i].tag, "reason", pins.list[i].reason, "time",
+                        json_array_append_new(list, json_pack("{s:s, s:s, s:f}", "tag", pins.list[i].tag, "pinned", pins.list[i].reason, "pinned_at",
                                                               pins.list[i].time));
                 code = cli_print_json(json_pack("{s:s, s:o}", "path", store->root, "pins", list), code);
         } else if (!pins.count) {

@@ -260,11 +260,11 @@ static void print_plan(const struct prune *prune, const struct manifest_scan *sc
         table_free(table);
 }
 
-static bool is_pinned(const struct pins *pins, const char *tag)
+static const char *pin_reason(const struct pins *pins, const char *tag)
 {
         const struct pin *pin = pins_find(pins, tag);
 
-        return pin && !pin->is_lease;
+        return pin && !pin->is_lease ? pin->reason : NULL;
 }
 
 static json_t *plan_json(const struct prune *prune, const struct manifest_scan *scan, const bool *drop, const unsigned *why, const struct pins *pins,
@@ -276,10 +276,10 @@ static json_t *plan_json(const struct prune *prune, const struct manifest_scan *
         for (size_t i = 0; i < scan->count; i++) {
                 name_reasons(prune, why[i], pins_find(pins, scan->manifests[i].tag), reasons);
                 json_array_append_new(drop[i] ? removed : kept,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:b, s:s}", "tag", scan->manifests[i].tag, "job",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:b, s:s?, s:s}", "tag", scan->manifests[i].tag, "job",
                                                 scan->manifests[i].job, "entry", (json_int_t)scan->manifests[i].number, "step", (json_int_t)scan->manifests[i].step, "size",
                                                 (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
-                                                scan->manifests[i].is_abandoned, "pinned", is_pinned(pins, scan->manifests[i].tag), "stays", drop[i] ? "" : reasons));
+                                                scan->manifests[i].is_abandoned, "pinned", pin_reason(pins, scan->manifests[i].tag), "stays", drop[i] ? "" : reasons));
         }
         return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !prune->yes, "bytes", (json_int_t)bytes, "removed", removed, "kept",
                          kept);

@@ -32,7 +32,7 @@ struct status {
         struct versions versions; /* has_versions */
         bool has_versions;
         struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
-        char agent_problem[512];  /* set if an agent runs and does not answer */
+        struct nebula_error agent_error; /* set if an agent runs and does not answer */
         size_t read, of;          /* tags in storage that were looked at; of 0: all */
         bool is_same;             /* the caller has the versions already */
 };
@@ -52,11 +52,11 @@ static void status_load(const char *given_path, bool with_history, const struct 
                 *path = 0; /* versions_load_again says why */
         if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, path, &status->report, &error))
                 if (agent || !cli_agent_is_absent(&error))
-                        snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
+                        status->agent_error = error;
         if (with_history && status->report)
                 cli_agent_report(agent, NEBULA_REPORT_HISTORY, path, &status->history, NULL);
         cli_agent_close(agent);
-        status->has_versions = !versions_load_again(given_path, !*status->agent_problem, progress, seen, &status->versions, &status->storage_error);
+        status->has_versions = !versions_load_again(given_path, !status->agent_error.status, progress, seen, &status->versions, &status->storage_error);
 }
 
 static void status_done(struct status *status)
@@ -72,8 +72,8 @@ static void print_agent(const struct status *status)
         char uptime[HUMAN_MAX], used[HUMAN_MAX], budget[HUMAN_MAX];
 
         term_print(STYLE_BOLD, "agent    ");
-        if (*status->agent_problem) {
-                term_print(STYLE_BAD, "%s\n", status->agent_problem);
+        if (status->agent_error.status) {
+                term_print(STYLE_BAD, "%s\n", status->agent_error.message);
                 return;
         }
         if (!agent) {
@@ -82,7 +82,7 @@ static void print_agent(const struct status *status)
         }
         term_print(STYLE_GOOD, "running");
         printf(", pid %.0f, up %s, memory %s of %s\n", number_of(agent, "pid"),
-               human_duration(number_of(agent, "uptime_s"), uptime),
+               human_duration(number_of(agent, "uptime_seconds"), uptime),
                human_size((uint64_t)number_of(agent, "memory_used"), used),
                human_size((uint64_t)number_of(agent, "memory_budget"), budget));
 }
@@ -92,15 +92,15 @@ static void print_jobs(const json_t *jobs)
 {
         for (size_t i = 0; i < json_array_size(jobs); i++) {
                 const json_t *job = json_array_get(jobs, i);
-                const char *name = text_of(job, "job"), *path = text_of(job, "persist_path");
+                const char *name = text_of(job, "job"), *path = text_of(job, "path");
                 char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
                 /* The session of an earlier status command leaves an empty job in the report. */
-                if (!*path && number_of(job, "sessions") <= 0 && number_of(job, "versions_in_memory") <= 0)
+                if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0)
                         continue;
                 if (*path)
-                        snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "versions_in_storage"));
-                snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "versions_in_memory"), stored);
+                        snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "storage_count"));
+                snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "memory_count"), stored);
                 verdict_print(json_object_get(job, "verdict"), name, rest);
         }
 }
@@ -130,7 +130,7 @@ static void print_queue(const json_t *queue)
                 term_print(STYLE_BOLD, "queue    ");
                 term_print(STYLE_PLAIN, "%s, %s", text_of(one, "tag"), human_size((uint64_t)number_of(one, "size"), size));
                 printf(", %s", json_is_true(json_object_get(one, "writing")) ? "being written" : "waits");
-                if (*text_of(one, "error"))
+                if (*text_of(one, "reason"))
                         term_print(STYLE_BAD, ", has failed"); /* the verdict and the table say why */
                 printf("\n");
         }
@@ -172,7 +172,7 @@ static void print_storage(const struct status *status)
 
 static int status_exit(const struct status *status)
 {
-        if (*status->agent_problem)
+        if (status->agent_error.status)
                 return CLI_UNREACHABLE;
         if (!status->has_versions && status->storage_error.status != NEBULA_INVALID)
                 return cli_exit_of(status->storage_error.status);
@@ -184,8 +184,7 @@ static json_t *unread_json(const struct status *status)
 {
         json_t *unread = status->versions.has_agent ? versions_json(&status->versions) : json_object();
 
-        json_object_set_new(unread, "status", json_string(nebula_status_name(status->storage_error.status)));
-        json_object_set_new(unread, "error", json_string(status->storage_error.message));
+        json_object_set_new(unread, "error", cli_error_json(&status->storage_error));
         return unread;
 }
 
@@ -204,8 +203,8 @@ static json_t *status_json(const struct status *status)
                 json_object_set_new(result, "storage", versions_json(&status->versions));
         else
                 json_object_set_new(result, "storage", unread_json(status));
-        if (*status->agent_problem)
-                json_object_set_new(result, "error", json_string(status->agent_problem));
+        if (status->agent_error.status)
+                json_object_set_new(result, "error", cli_error_json(&status->agent_error));
         if (status->of)
                 json_object_set_new(result, "reading", json_pack("{s:I, s:I}", "read", (json_int_t)status->read, "of", (json_int_t)status->of));
         return result;

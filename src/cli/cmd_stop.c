@@ -24,7 +24,7 @@ static void count_unsaved(struct cli_agent *agent, size_t *ret_count, uint64_t *
                 return;
         jobs = json_object_get(report, "jobs");
         for (size_t i = 0; i < json_array_size(jobs); i++) {
-                *ret_count += (size_t)number_of(json_array_get(jobs, i), "unsaved");
+                *ret_count += (size_t)number_of(json_array_get(jobs, i), "unsaved_count");
                 *ret_bytes += (uint64_t)number_of(json_array_get(jobs, i), "unsaved_bytes");
         }
         json_decref(report);
@@ -49,7 +49,7 @@ static void describe_queue(char *text, size_t size)
         cli_agent_close(agent);
         queue = json_object_get(report, "queue");
         for (size_t i = 0; i < json_array_size(queue); i++) {
-                const char *path = text_of(json_array_get(queue, i), "persist_path");
+                const char *path = text_of(json_array_get(queue, i), "path");
                 char human[HUMAN_MAX];
                 uint64_t bytes = 0;
                 size_t count = 0, first = 0;
@@ -57,7 +57,7 @@ static void describe_queue(char *text, size_t size)
                 for (size_t j = json_array_size(queue); j-- > 0;) {
                         const json_t *other = json_array_get(queue, j);
 
-                        if (strcmp(text_of(other, "persist_path"), path))
+                        if (strcmp(text_of(other, "path"), path))
                                 continue;
                         bytes += (uint64_t)number_of(other, "size");
                         count++;
@@ -192,7 +192,7 @@ int command_stop(int argc, char **argv)
         }
         if (common.json)
                 return cli_print_json(json_pack("{s:b, s:I, s:b, s:I}", "was_running", 1, "pid", (json_int_t)pid, "dropped", now,
-                                                "unsaved", (json_int_t)count), CLI_OK);
+                                                "unsaved_count", (json_int_t)count), CLI_OK);
         printf("the agent (pid %u) has ended%s\n", pid, now && count ? "; what was only in memory is gone" : "");
         return CLI_OK;
 }

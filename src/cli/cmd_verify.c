@@ -503,8 +503,8 @@ static enum nebula_status append_sample(struct verify_target *target, double sha
                         cli_complain("%zu checkpoint%s cannot be read: %s", scan.broken_count, scan.broken_count == 1 ? "" : "s", scan.broken);
                 for (size_t i = checked; i < scan.count; i++)
                         never += turns[i].last.at <= 0;
-                *ret_sample = json_pack("{s:I, s:I, s:I, s:f}", "checkpoints", (json_int_t)scan.count, "bytes", (json_int_t)total, "never_verified", (json_int_t)never,
-                                        "oldest", checked < scan.count ? turns[checked].last.at : (double)os->wall_ns() / 1e9);
+                *ret_sample = json_pack("{s:I, s:I, s:I, s:f}", "version_count", (json_int_t)scan.count, "bytes", (json_int_t)total, "never_verified_count", (json_int_t)never,
+                                        "oldest_at", checked < scan.count ? turns[checked].last.at : (double)os->wall_ns() / 1e9);
                 store_notes(target, &scan);
                 json_object_clear(target->notes);
         }
@@ -515,10 +515,10 @@ static enum nebula_status append_sample(struct verify_target *target, double sha
 
 static void print_sample(const json_t *sample)
 {
-        double never = json_number_value(json_object_get(sample, "never_verified")), oldest = json_number_value(json_object_get(sample, "oldest"));
+        double never = json_number_value(json_object_get(sample, "never_verified_count")), oldest = json_number_value(json_object_get(sample, "oldest_at"));
         char age[HUMAN_MAX], size[HUMAN_MAX];
 
-        printf("%.0f checkpoints, %s: ", json_number_value(json_object_get(sample, "checkpoints")),
+        printf("%.0f checkpoints, %s: ", json_number_value(json_object_get(sample, "version_count")),
                human_size((uint64_t)json_number_value(json_object_get(sample, "bytes")), size));
         if (never > 0)
                 printf("%.0f never verified; the next sample goes on with them\n", never);
@@ -544,7 +544,7 @@ static void print_damage(const json_t *file)
         const json_t *damages = json_object_get(file, "damage"), *same = json_object_get(file, "same_in");
 
         for (size_t i = 0; i < json_array_size(damages); i++) {
-                const json_t *one = json_array_get(damages, i), *records = json_object_get(one, "records");
+                const json_t *one = json_array_get(damages, i), *records = json_object_get(one, "record_names");
 
                 printf("  ");
                 term_print(STYLE_BAD, "%s", json_string_value(json_object_get(file, "name")));
@@ -618,7 +618,7 @@ static int finish(bool json, json_t *versions, const json_t *sample, size_t pass
 
         if (json)
                 return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O, s:O?}", "ok", ok, "bytes", (json_int_t)sum.bytes,
-                                                "files", (json_int_t)sum.files, "seconds", seconds, "versions", versions, "sample", sample),
+                                                "file_count", (json_int_t)sum.files, "seconds", seconds, "versions", versions, "sample", sample),
                                       code);
         for (size_t v = 0; v < json_array_size(versions); v++)
                 print_version(json_array_get(versions, v));

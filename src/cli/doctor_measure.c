@@ -177,7 +177,7 @@ json_t *doctor_limits_json(const struct doctor_limits *limits, const struct nebu
                                    rate_or_null(limits->read));
 
         if (result && error->status)
-                json_object_set_new(result, "error", json_string(error->message));
+                json_object_set_new(result, "reason", json_string(error->message));
         return result;
 }
 

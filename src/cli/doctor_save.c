@@ -182,13 +182,13 @@ bool doctor_save(const char *path, json_t **ret_steps)
         snprintf(name, sizeof name, MANIFEST_DIRECTORY "/doctor-save-%" PRIu32 "-%" PRId64, os->pid(), os->wall_ns());
         is_good = is_good && data && !target_below(path, name, life.path, &error) && !store_open(life.path, &life.store, &error);
         if (!is_good)
-                json_array_append_new(list, json_pack("{s:s, s:b, s:f, s:s}", "step", "save", "ok", 0, "seconds", 0.0, "found", *path ? error.message : "no storage path is known: give --path DIR"));
+                json_array_append_new(list, json_pack("{s:s, s:b, s:f, s:s}", "check", "save", "ok", 0, "seconds", 0.0, "found", *path ? error.message : "no storage path is known: give --path DIR"));
         for (size_t i = 0; is_good && i < CLI_COUNT(steps); i++) {
                 int64_t begun_ns = os->now_ns();
 
                 is_good = !steps[i].run(&life, &error);
                 text_make_printable(error.message);
-                json_array_append_new(list, json_pack("{s:s, s:b, s:f, s:s}", "step", steps[i].name, "ok", is_good, "seconds",
+                json_array_append_new(list, json_pack("{s:s, s:b, s:f, s:s}", "check", steps[i].name, "ok", is_good, "seconds",
                                                       (double)(os->now_ns() - begun_ns) / 1e9, "found", is_good ? steps[i].found : error.message));
         }
         if (!is_good && life.store)
@@ -208,7 +208,7 @@ void doctor_save_print(const json_t *steps)
                 const json_t *step = json_array_get(steps, i);
                 bool is_ok = json_is_true(json_object_get(step, "ok"));
 
-                printf("%-22s ", text_of(step, "step"));
+                printf("%-22s ", text_of(step, "check"));
                 term_print(is_ok ? STYLE_GOOD : STYLE_BAD, "%-5s", is_ok ? "ok" : "BAD");
                 term_print(STYLE_PLAIN, "%s, %s\n", text_of(step, "found"), human_duration(number_of(step, "seconds"), time));
         }

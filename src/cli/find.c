@@ -71,7 +71,7 @@ enum nebula_status find_load(struct store *store, const char *pattern, json_t **
                         unread += !find_tensors(store, one, &one->files[f], pattern, found);
                 }
         }
-        *ret_found = json_pack("{s:s, s:s, s:o, s:I}", "path", store->root, "pattern", pattern, "found", found, "unread", unread);
+        *ret_found = json_pack("{s:s, s:s, s:o, s:I}", "path", store->root, "pattern", pattern, "matches", found, "unreadable_count", unread);
         manifest_scan_done(&scan);
         return NEBULA_OK;
 }
@@ -97,7 +97,7 @@ void find_print(const json_t *told)
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "FILE", TABLE_LEFT, true }, { "TENSOR", TABLE_LEFT, true }, { "SIZE", TABLE_LEFT, false },
         };
-        const json_t *found = json_object_get(told, "found");
+        const json_t *found = json_object_get(told, "matches");
         struct table *table = table_new(columns, CLI_COUNT(columns));
 
         for (size_t i = 0; i < json_array_size(found); i++) {
@@ -113,6 +113,6 @@ void find_print(const json_t *told)
         else
                 term_print(STYLE_PLAIN, "no file and no tensor \"%s\" in %s\n", text_of(told, "pattern"), text_of(told, "path"));
         table_free(table);
-        if (number_of(told, "unread") > 0)
-                cli_complain("the tensors of %.0f files cannot be listed: they are damaged, or hold objects that only torch can build", number_of(told, "unread"));
+        if (number_of(told, "unreadable_count") > 0)
+                cli_complain("the tensors of %.0f files cannot be listed: they are damaged, or hold objects that only torch can build", number_of(told, "unreadable_count"));
 }

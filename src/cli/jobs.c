@@ -41,15 +41,15 @@ static void add_agent(json_t *row, const json_t *report, const char *path)
         for (size_t i = 0; i < json_array_size(jobs); i++) {
                 const json_t *job = json_array_get(jobs, i), *verdict = json_object_get(job, "verdict");
 
-                if (strcmp(text_of(job, "persist_path"), path))
+                if (strcmp(text_of(job, "path"), path))
                         continue;
-                trainers += number_of(job, "sessions");
-                in_memory += number_of(job, "versions_in_memory");
+                trainers += number_of(job, "trainer_count");
+                in_memory += number_of(job, "memory_count");
                 if (verdict && (!worst || verdict_number(verdict) > verdict_number(worst)))
                         worst = verdict;
         }
-        json_object_set_new(row, "trainers", json_integer((json_int_t)trainers));
-        json_object_set_new(row, "in_memory", json_integer((json_int_t)in_memory));
+        json_object_set_new(row, "trainer_count", json_integer((json_int_t)trainers));
+        json_object_set_new(row, "memory_count", json_integer((json_int_t)in_memory));
         json_object_set(row, "verdict", worst ? (json_t *)(uintptr_t)worst : json_null());
 }
 
@@ -61,7 +61,7 @@ static void add_row(json_t *jobs, const char *path, const char *name, struct sto
         enum nebula_status status = newest_of(store, &newest, &error);
         json_t *row = json_pack("{s:s, s:s, s:s?, s:I, s:f, s:I, s:s}", "name", *name ? name : path, "path", path, "newest", status ? NULL : newest.tag, "step",
                                 (json_int_t)(status ? -1 : newest.step), "committed_at", status ? 0.0 : (double)newest.sequence / 1e9, "size",
-                                (json_int_t)(status ? 0 : manifest_size(&newest)), "error", status && status != NEBULA_NOT_FOUND ? error.message : "");
+                                (json_int_t)(status ? 0 : manifest_size(&newest)), "reason", status && status != NEBULA_NOT_FOUND ? error.message : "");
 
         add_agent(row, report, path);
         json_array_append_new(jobs, row);
@@ -83,14 +83,14 @@ static void add_unsaved(json_t *jobs, const char *parent, const json_t *report)
         size_t length = strlen(parent);
 
         for (size_t i = 0; i < json_array_size(known); i++) {
-                const char *path = text_of(json_array_get(known, i), "persist_path");
+                const char *path = text_of(json_array_get(known, i), "path");
                 const char *name = !strncmp(path, parent, length) && path[length] == '/' ? path + length + 1 : "";
                 json_t *row;
 
                 if (!*name || strchr(name, '/') || has_row(jobs, path))
                         continue;
                 row = json_pack("{s:s, s:s, s:n, s:i, s:f, s:i, s:s}", "name", name, "path", path, "newest", "step", -1, "committed_at", 0.0, "size", 0,
-                                "error", "");
+                                "reason", "");
                 add_agent(row, report, path);
                 json_array_append_new(jobs, row);
         }
@@ -132,7 +132,7 @@ static int badness(const json_t *row)
 {
         int number = verdict_number(json_object_get(row, "verdict"));
 
-        return *text_of(row, "error") || number == 2 ? 0 : number == 1 ? 1 : 2;
+        return *text_of(row, "reason") || number == 2 ? 0 : number == 1 ? 1 : 2;
 }
 
 /* The worst first, else in their order. */
@@ -200,13 +200,13 @@ void jobs_print(const json_t *told)
                 bool has_newest = *text_of(row, "newest");
 
                 table_cell(table, STYLE_PLAIN, "%s", text_of(row, "name"));
-                if (*text_of(row, "error"))
-                        table_cell(table, STYLE_BAD, "%s", text_of(row, "error"));
+                if (*text_of(row, "reason"))
+                        table_cell(table, STYLE_BAD, "%s", text_of(row, "reason"));
                 else if (number > 0)
                         table_cell(table, styles[number + 1], "%s: %s", text_of(verdict, "state"), text_of(verdict, "reason"));
                 else
                         table_cell(table, styles[number + 1], "%s", number < 0 ? "-" : text_of(verdict, "state"));
-                table_cell(table, STYLE_PLAIN, "%s", has_newest ? text_of(row, "newest") : number_of(row, "in_memory") > 0 ? "only in memory" : "none yet");
+                table_cell(table, STYLE_PLAIN, "%s", has_newest ? text_of(row, "newest") : number_of(row, "memory_count") > 0 ? "only in memory" : "none yet");
                 if (number_of(row, "step") < 0)
                         table_cell(table, STYLE_PLAIN, "-");
                 else

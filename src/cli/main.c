@@ -316,6 +316,15 @@ static int print_json(json_t *value, size_t flags, int code)
         return code;
 }
 
+json_t *cli_error_json(const struct nebula_error *error)
+{
+        char message[sizeof error->message];
+
+        memcpy(message, error->message, sizeof message);
+        text_make_printable(message); /* it may quote bytes that JSON cannot hold */
+        return json_pack("{s:s, s:s}", "status", nebula_status_name(error->status), "message", message);
+}
+
 int cli_print_json(json_t *value, int code)
 {
         return print_json(value, JSON_INDENT(2), code);
@@ -335,7 +344,7 @@ static int fail(bool json, size_t flags, const struct nebula_error *error)
         text_make_printable(message); /* it may quote bytes that JSON cannot hold */
         cli_complain("%s", message);
         if (json)
-                print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status), "message", message), flags, code);
+                print_json(json_pack("{s:o}", "error", cli_error_json(error)), flags, code);
         return code;
 }
 

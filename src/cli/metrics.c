@@ -219,13 +219,13 @@ static void add_steps(struct buf *buf, const json_t *jobs, const char *path, boo
 
                 json_array_foreach(jobs, index, one) {
                         steps = json_object_get(one, "steps");
-                        if (!steps || (is_one && strcmp(text_of(one, "persist_path"), path)))
+                        if (!steps || (is_one && strcmp(text_of(one, "path"), path)))
                                 continue;
                         if (!has_head)
                                 add_head(buf, metrics[i].name, metrics[i].type, metrics[i].help);
                         has_head = true;
                         snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name),
-                                 escape(text_of(one, "persist_path"), where));
+                                 escape(text_of(one, "path"), where));
                         add_value(buf, metrics[i].name, labels, number_of(steps, metrics[i].key));
                 }
         }
@@ -234,7 +234,7 @@ static void add_steps(struct buf *buf, const json_t *jobs, const char *path, boo
 /* Adds the jobs of the path; "": all jobs. */
 static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 {
-        const char *spelled = text_of(status, "persist_path"); /* the path as the jobs spell it; "": the agent is an older one */
+        const char *spelled = text_of(status, "path"); /* the path as the jobs spell it; "": the agent is an older one */
         const char *const verdict = "nebula_job_verdict";
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
         char labels[2 * LABEL_MAX + 32], name[LABEL_MAX], where[LABEL_MAX];
@@ -245,21 +245,21 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
 
         add_head(buf, verdict, "gauge", "The agent's verdict on a job: 0 fine, 1 at risk, 2 broken.");
         json_array_foreach(jobs, index, one) {
-                if (*path && strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
+                if (*path && strcmp(text_of(one, "path"), *spelled ? spelled : path))
                         continue;
-                unsaved += number_of(one, "unsaved");
+                unsaved += number_of(one, "unsaved_count");
                 unsaved_bytes += number_of(one, "unsaved_bytes");
-                failures += number_of(one, "storage_failures");
+                failures += number_of(one, "storage_failure_count");
                 for (size_t i = 0; i < sizeof found / sizeof *found; i++)
                         found[i] += number_of(json_object_get(one, "found"), found_names[i]);
-                if (verdict_number(json_object_get(one, "verdict")) < 0 || !(*text_of(one, "persist_path") || number_of(one, "sessions") > 0))
+                if (verdict_number(json_object_get(one, "verdict")) < 0 || !(*text_of(one, "path") || number_of(one, "trainer_count") > 0))
                         continue;
-                snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "persist_path"), where));
+                snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "path"), where));
                 add_value(buf, verdict, labels, verdict_number(json_object_get(one, "verdict")));
         }
         add_steps(buf, jobs, *spelled ? spelled : path, *path);
         json_array_foreach(sessions, index, one)
-                if (!*path || !strcmp(text_of(one, "persist_path"), *spelled ? spelled : path))
+                if (!*path || !strcmp(text_of(one, "path"), *spelled ? spelled : path))
                         world = number_of(one, "world") > world ? number_of(one, "world") : world;
         add_one(buf, "nebula_checkpoint_in_progress", "gauge", "Versions that are not in storage yet.", unsaved);
         add_one(buf, "nebula_checkpoint_unsaved_bytes", "gauge", "Their bytes.", unsaved_bytes);

@@ -90,7 +90,7 @@ static bool add_rule(json_t *rules, const struct manifest_scan *scan, const json
         }
         free(stay);
         if (is_done)
-                json_array_append_new(rules, json_pack("{s:s, s:I, s:I}", "rule", words, "removed", removed, "bytes", bytes));
+                json_array_append_new(rules, json_pack("{s:s, s:I, s:I}", "rule", words, "removed_count", removed, "bytes", bytes));
         return is_done;
 }
 
@@ -114,12 +114,12 @@ enum nebula_status stats_load(struct store *store, json_t **ret_stats, struct ne
 
                 bytes += manifest_size(one);
                 written += manifest_written(one);
-                count(jobs, one->job, "versions", 1, manifest_size(one), (int64_t)manifest_written(one));
+                count(jobs, one->job, "version_count", 1, manifest_size(one), (int64_t)manifest_written(one));
                 month_of(one->sequence, name);
-                count(months, name, "versions", 1, manifest_size(one), (int64_t)manifest_written(one));
+                count(months, name, "version_count", 1, manifest_size(one), (int64_t)manifest_written(one));
                 for (size_t f = 0; f < one->file_count; f++) {
                         item_of(one->files[f].name, name);
-                        count(items, name, "files", 1, one->files[f].size, -1);
+                        count(items, name, "file_count", 1, one->files[f].size, -1);
                 }
         }
         jobs = listed(jobs, "job", true);
@@ -129,9 +129,9 @@ enum nebula_status stats_load(struct store *store, json_t **ret_stats, struct ne
                 if (!add_rule(freed, &scan, jobs, rules[r].words, &rules[r].rule))
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %zu checkpoints", scan.count);
         if (!status)
-                *ret_stats = json_pack("{s:s, s:I, s:I, s:I, s:O, s:O, s:O, s:O, s:I}", "path", store->root, "versions", (json_int_t)scan.count, "bytes",
+                *ret_stats = json_pack("{s:s, s:I, s:I, s:I, s:O, s:O, s:O, s:O, s:I}", "path", store->root, "version_count", (json_int_t)scan.count, "bytes",
                                        (json_int_t)bytes, "written", (json_int_t)written, "jobs", jobs, "items", items, "months", months, "rules", freed,
-                                       "broken", (json_int_t)scan.broken_count);
+                                       "unreadable_count", (json_int_t)scan.broken_count);
         json_decref(jobs);
         json_decref(items);
         json_decref(months);
@@ -157,7 +157,7 @@ static void print_groups(const json_t *list, const char *title, const char *key,
                 const char *name = text_of(row, key);
 
                 table_cell(table, STYLE_PLAIN, "%s", *name ? name : "(without a name)");
-                table_cell(table, STYLE_PLAIN, "%.0f", json_object_get(row, "files") ? number_of(row, "files") : json_object_get(row, "removed") ? number_of(row, "removed") : number_of(row, "versions"));
+                table_cell(table, STYLE_PLAIN, "%.0f", json_object_get(row, "file_count") ? number_of(row, "file_count") : json_object_get(row, "removed_count") ? number_of(row, "removed_count") : number_of(row, "version_count"));
                 table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)number_of(row, "bytes"), size));
                 if (of)
                         table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)number_of(row, "written"), size));
@@ -174,9 +174,9 @@ void stats_print(const json_t *stats)
         char bytes[HUMAN_MAX], written[HUMAN_MAX];
 
         term_print(STYLE_BOLD, "%s", text_of(stats, "path"));
-        printf("  %.0f checkpoints, %s; %s were written, the rest was there already\n\n", number_of(stats, "versions"),
+        printf("  %.0f checkpoints, %s; %s were written, the rest was there already\n\n", number_of(stats, "version_count"),
                human_size((uint64_t)number_of(stats, "bytes"), bytes), human_size((uint64_t)number_of(stats, "written"), written));
-        if (number_of(stats, "versions") <= 0)
+        if (number_of(stats, "version_count") <= 0)
                 return;
         print_groups(json_object_get(stats, "jobs"), "JOB", "job", "CHECKPOINTS", "WRITTEN");
         print_groups(json_object_get(stats, "months"), "MONTH", "month", "CHECKPOINTS", "WRITTEN");

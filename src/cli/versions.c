@@ -348,8 +348,8 @@ json_t *versions_json(const struct versions *versions)
                 row = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:f, s:o, s:b, s:s, s:s?}", "tag", one->tag, "job",
                                                 one->job, "step", (json_int_t)one->step, "generation",
                                                 (json_int_t)one->generation, "state", one->state, "size",
-                                                (json_int_t)one->size, "written", (json_int_t)one->written, "files", (json_int_t)one->file_count,
-                                                "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
+                                                (json_int_t)one->size, "written", (json_int_t)one->written, "file_count", (json_int_t)one->file_count,
+                                                "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "reason",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
                 line_format(&one->line, row);
                 json_object_set_new(row, "verified_at", one->verified_at > 0 ? json_real(one->verified_at) : json_null());
@@ -360,8 +360,8 @@ json_t *versions_json(const struct versions *versions)
                 }
                 json_array_append_new(list, row);
         }
-        return json_pack("{s:s, s:b, s:O?, s:o, s:s?, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "verdicts", versions->verdicts, "versions", list, "newest",
-                         newest ? newest->tag : NULL, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
+        return json_pack("{s:s, s:b, s:O?, s:o, s:s?, s:I, s:s}", "path", versions->path, "running", versions->has_agent, "verdicts", versions->verdicts, "versions", list, "newest",
+                         newest ? newest->tag : NULL, "unreadable_count", (json_int_t)versions->broken_count, "first_unreadable", versions->broken);
 }
 
 static enum style style_of(const char *state)

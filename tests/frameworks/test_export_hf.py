@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from conftest import interpreter
 
-SMALL = ["config.json", "generation_config.json"]
+SMALL = ["README.md", "config.json", "generation_config.json"]
 
 
 @pytest.mark.parametrize(

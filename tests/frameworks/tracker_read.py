@@ -19,6 +19,7 @@ def tensorboard():
         "losses": [[event.step, event.value] for event in found.Scalars("loss")],
         "sizes": [[event.step, event.value] for event in found.Scalars("nebula/size_bytes")],
         "versions": [json.loads(text.strip("`\n")) for text in texts],
+        "resumed_from": [json.loads(event.tensor_proto.string_val[0].decode().strip("`\n")) for event in found.Tensors("nebula/resumed_from/text_summary")][-1],
     }
 
 
@@ -33,6 +34,7 @@ def mlflow():
         "sizes": [[one.step, one.value] for one in client.get_metric_history(run, "nebula/size_bytes")],
         "versions": [json.loads(value) for name, value in tags.items() if name.startswith("nebula.version.")],
         "newest": tags["nebula.newest"],
+        "resumed_from": json.loads(tags["nebula.resumed_from"]),
         "files": [one.path for one in client.list_artifacts(run)],
     }
 
@@ -56,13 +58,16 @@ def records(path):
 def wandb():
     from wandb.proto.wandb_internal_pb2 import Record
 
-    rows, versions, bytes_to_upload = [], [], 0
+    rows, versions, bytes_to_upload, resumed_from = [], [], 0, None
     for path in sorted(glob.glob(f"{place}/wandb/offline-run-*/run-*.wandb"))[-1:]:
         for one in records(path):
             record = Record.FromString(one)
             if record.HasField("history"):
                 row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
                 rows.append(row)
+            for item in record.config.update if record.HasField("config") else ():
+                if item.key == "nebula_resumed_from":
+                    resumed_from = json.loads(item.value_json)
             artifact = None
             if record.HasField("request") and record.request.HasField("log_artifact"):
                 artifact = record.request.log_artifact.artifact
@@ -76,6 +81,7 @@ def wandb():
         "sizes": [[row["nebula/step"], row["nebula/size_bytes"]] for row in rows if "nebula/size_bytes" in row],
         "versions": versions,
         "uploads": bytes_to_upload,
+        "resumed_from": resumed_from,
     }
 
 

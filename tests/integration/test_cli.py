@@ -115,7 +115,7 @@ def test_list_shows_versions_oldest_first_in_both_forms(run, make):
     assert all(len(line) <= 80 and line == line.rstrip() and "\033" not in line for line in lines)
     told = json.loads(run("list", "--json", "--path", store).stdout)
     assert [version["tag"] for version in told["versions"]] == ["global_step10", "global_step20"]
-    assert told["versions"][1]["files"] == 2 and told["versions"][1]["where"] == ["storage"]
+    assert told["versions"][1]["file_count"] == 2 and told["versions"][1]["where"] == ["storage"]
 
 
 def test_storage_is_found_by_option_environment_or_current_directory(run, make, tmp_path):
@@ -134,7 +134,7 @@ def test_inspect_shows_files_ranks_and_the_records_of_one_file(run, make):
     files = {file["name"]: file for file in told["files"]}
     assert (
         files["model.pt"]["format"] == "zip"
-        and files["model.pt"]["chunks"] == 4
+        and files["model.pt"]["chunk_count"] == 4
         and files["notes.txt"]["format"] == "raw"
     )
     with zipfile.ZipFile(store / "global_step7/model.pt") as archive:
@@ -153,7 +153,7 @@ def test_verify_of_a_sound_version_reads_every_byte(run, make):
     assert result.returncode == 0 and "no damage" in result.stdout
     told = json.loads(run("verify", "t", "--json", "--path", store).stdout)
     size = sum((store / "t" / name).stat().st_size for name in ("model.pt", "notes.txt"))
-    assert told["ok"] and told["bytes"] == size and told["files"] == 2
+    assert told["ok"] and told["bytes"] == size and told["file_count"] == 2
 
 
 def regions(path: pathlib.Path) -> dict[str, int]:
@@ -190,7 +190,7 @@ def test_verify_names_file_and_offset_of_a_flipped_byte_in_every_region(run, mak
         assert damage["offset"] <= offset < damage["offset"] + damage["size"] <= len(whole), region
         assert damage["size"] <= 65536 and "t/model.pt" in damage["message"]
         if region == "payload":
-            assert damage["records"] == ["archive/data/0"]
+            assert damage["record_names"] == ["archive/data/0"]
         human = run("verify", "t", "--path", store)
         assert (
             human.returncode == 1
@@ -338,11 +338,11 @@ def test_a_version_that_is_removed_during_verify_is_named_and_is_no_damage(nebul
 
 def test_verify_takes_paths_of_a_file_a_version_and_a_storage(run, make, tmp_path):
     store = make("a/b", "sub/model.pt=50000", "other.pt=10")
-    assert json.loads(run("verify", store, "--json").stdout)["files"] == 2
-    assert json.loads(run("verify", store / "a%2Fb", "--json").stdout)["files"] == 2
+    assert json.loads(run("verify", store, "--json").stdout)["file_count"] == 2
+    assert json.loads(run("verify", store / "a%2Fb", "--json").stdout)["file_count"] == 2
     one = json.loads(run("verify", store / "a%2Fb/sub%2Fmodel.pt", "--json").stdout)
-    assert one["files"] == 1 and one["versions"][0]["files"][0]["name"] == "sub/model.pt"
-    assert json.loads(run("verify", "a%2Fb/other.pt", "--json", cwd=store).stdout)["files"] == 1
+    assert one["file_count"] == 1 and one["versions"][0]["files"][0]["name"] == "sub/model.pt"
+    assert json.loads(run("verify", "a%2Fb/other.pt", "--json", cwd=store).stdout)["file_count"] == 1
     flip(store / "a%2Fb/other.pt", 30)
     assert run("verify", store / "a%2Fb/sub%2Fmodel.pt").returncode == 0  # only the requested file
     assert run("verify", store / "a%2Fb/other.pt").returncode == 1
@@ -642,7 +642,7 @@ def test_prune_never_takes_the_newest_complete_one_and_counts_jobs_apart(run, ma
 def test_doctor_tries_the_storage_and_exits_1_when_it_cannot_be_written(run, make, tmp_path):
     store = make("t", "a=10")
     told = json.loads(run("doctor", "--path", store, "--json").stdout)
-    verdicts = {check["check"]: check["verdict"] for check in told["checks"]}
+    verdicts = {check["check"]: check["result"] for check in told["checks"]}
     assert verdicts["storage"] == "ok" and verdicts["checkpoints"] == "ok"
     assert {"io_uring", "copy-on-write capture", "memlock limit", "O_DIRECT", "memory tier", "agent"} <= verdicts.keys()
     assert list(store.iterdir()) and not list(store.glob(".nebula-tmp*"))
@@ -665,7 +665,7 @@ def test_doctor_measures_memory_and_storage_and_leaves_nothing(run, make, tmp_pa
     (tmp_path / "file").write_text("no directory")
     failed = run("doctor", "--measure", "--path", tmp_path / "file/store", "--json")
     limits = json.loads(failed.stdout)["limits"]
-    assert failed.returncode == 1 and limits["error"] and limits["write_bytes_per_s"] is None and limits["copy_bytes_per_s"] > 1e6
+    assert failed.returncode == 1 and limits["reason"] and limits["write_bytes_per_s"] is None and limits["copy_bytes_per_s"] > 1e6
 
 
 def test_a_fifo_in_the_place_of_a_file_is_damage_and_does_not_block(run, make):
@@ -807,12 +807,12 @@ def test_a_program_asks_for_status_again_and_again_and_reads_versions_that_have_
         assert ask()["storage"] == {"same": True}
         make("a2", "x=20")
         told = ask()["storage"]["versions"]
-        assert [(one["tag"], one["files"], one["written"] > 0) for one in told] == [("a1", 1, True), ("a2", 1, True)]
+        assert [(one["tag"], one["file_count"], one["written"] > 0) for one in told] == [("a1", 1, True), ("a2", 1, True)]
         assert told[0] == first["storage"]["versions"][0]
         shutil.rmtree(store / "a1")
         assert [one["tag"] for one in ask()["storage"]["versions"]] == ["a2"]
         shutil.rmtree(store)
-        assert ask()["storage"]["status"] == "not_found"
+        assert ask()["storage"]["error"]["status"] == "not_found"
         make("a3", "x=30")
         assert [one["tag"] for one in ask()["storage"]["versions"]] == ["a3"]
         process.stdin.close()
@@ -849,7 +849,7 @@ def train(nebula, maker, run, tmp_path):
 def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_path):
     train("-", 0, 3)
     told = json.loads(run("list", "--json").stdout)
-    assert told["agent"] and [version["tag"] for version in told["versions"]][-1] == "global_step3"
+    assert told["running"] and [version["tag"] for version in told["versions"]][-1] == "global_step3"
     assert told["versions"][-1]["where"] == ["memory"] and told["versions"][-1]["state"] == "committed"
     status = run("status")
     assert status.returncode == 0 and "running, pid" in status.stdout and "global_step3" in status.stdout
@@ -931,7 +931,7 @@ def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, ne
 def test_stop_now_with_yes_drops_the_memory_tier(run, train):
     train("-", 0, 2)
     told = json.loads(run("stop", "--now", "--yes", "--json").stdout)
-    assert told["was_running"] and told["dropped"] and told["unsaved"] >= 1
+    assert told["was_running"] and told["dropped"] and told["unsaved_count"] >= 1
     assert run("list").returncode == 2  # nothing is left to look at
 
 

@@ -37,7 +37,7 @@ def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_s
     first = run("copy", store, each_storage, "--all", "--json")
     assert first.returncode == 0, first.stderr
     assert results(first) == {"global_step10": "copied", "global_step20": "copied", HOSTILE: "copied"}
-    assert lines(first)[-1]["event"] == "end" and lines(first)[-1]["copied"] == 3
+    assert lines(first)[-1]["event"] == "end" and lines(first)[-1]["copied_count"] == 3
     listed = json.loads(run("list", "--path", each_storage, "--json").stdout)["versions"]
     before = json.loads(run("list", "--path", store, "--json").stdout)["versions"]
     # A copy writes files that the original had carried over.

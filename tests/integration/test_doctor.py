@@ -48,7 +48,7 @@ def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, each_stora
     assert told.returncode == 0
     found = checks(told)
     for name in ("clock", "may list", "may write", "conditional write", "may read", "speed", "may remove"):
-        assert found[name]["verdict"] == "ok", found[name]
+        assert found[name]["result"] == "ok", found[name]
     assert found["checkpoints"]["found"].startswith("1 complete") and "iB/s" in found["speed"]["found"]
     if each_storage.startswith("az"):
         keys = ["the key of account devstoreaccount1, from AZURE_STORAGE_CONNECTION_STRING"]
@@ -82,7 +82,7 @@ def test_the_life_of_a_checkpoint_is_played_and_nothing_is_left(with_agent, make
     told = with_agent("doctor", "--save", "--path", store, "--json")
     steps = json.loads(told.stdout)["save"]
     assert told.returncode == 0 and all(one["ok"] and one["seconds"] > 0 for one in steps), told.stdout
-    assert [one["step"] for one in steps] == ["save and kill", "load from memory", "make durable", "load from storage", "remove"]
+    assert [one["check"] for one in steps] == ["save and kill", "load from memory", "make durable", "load from storage", "remove"]
     assert sorted(path for path in store.rglob("*") if path.is_file()) == before and not list(store.rglob("doctor*"))
     assert [one["tag"] for one in json.loads(with_agent("list", "--path", store, "--json").stdout)["versions"]] == ["global_step1"]
     (tmp_path / "file").write_text("no directory")
@@ -96,11 +96,11 @@ def test_a_reader_learns_which_right_it_lacks(run, sas):
     found = checks(told)
     assert told.returncode == 1
     assert (
-        found["credentials"]["verdict"] == "ok"
+        found["credentials"]["result"] == "ok"
         and "permissions rl, valid until 2099-01-01" in found["credentials"]["found"]
     )
-    assert found["may list"]["verdict"] == "ok"
-    assert found["may write"]["verdict"] == "BAD" and "c and w in the SAS" in found["may write"]["advice"]
+    assert found["may list"]["result"] == "ok"
+    assert found["may write"]["result"] == "BAD" and "c and w in the SAS" in found["may write"]["advice"]
     assert signature not in told.stdout + told.stderr and urllib.parse.quote(signature) not in told.stdout + told.stderr
 
 
@@ -152,7 +152,7 @@ def test_a_clock_that_is_20_minutes_off_is_named(run, monkeypatch):
     told = run("doctor", "--path", f"http://127.0.0.1:{server.server_port}/account/container/run", "--json")
     server.shutdown()
     clock = checks(told)["clock"]
-    assert told.returncode == 1 and clock["verdict"] == "BAD"
+    assert told.returncode == 1 and clock["result"] == "BAD"
     assert clock["found"].startswith("this machine is 20 min behind the storage") and "NTP" in clock["advice"]
 
 
@@ -162,7 +162,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(run, monkeypatch):
     told = run("doctor", "--path", "http://127.0.0.1:9/account/container/run", "--json")
     found = checks(told)
     assert told.returncode == 1 and time.monotonic() - begun < 30
-    assert found["clock"]["verdict"] == "BAD" and "network" in found["clock"]["advice"]
+    assert found["clock"]["result"] == "BAD" and "network" in found["clock"]["advice"]
     assert all(
         found[name]["found"].startswith("not tried") for name in ("may list", "may write", "speed", "checkpoints")
     )

@@ -82,7 +82,7 @@ def ledger(run, path):
     told = run("goodput", "--history", path, "--json")
     assert told.returncode == 0, told.stderr
     found = json.loads(told.stdout)
-    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], abs=1e-3)
+    assert sum(found["spent"].values()) == pytest.approx(found["wall_seconds"], abs=1e-3)
     return found
 
 
@@ -108,8 +108,8 @@ def test_a_job_without_failures_is_blocked_and_inflated_only(run, tmp_path):
     job = trained(failures=False)
     found = ledger(run, job.write(tmp_path / "history.csv"))
     for kind in KINDS:
-        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=0.5), kind
-    assert found["restarts"] == 0 and found["step_seconds"] == pytest.approx(2.0) and found["seconds"]["inflated"] > 10
+        assert found["spent"][kind] == pytest.approx(job.truth[kind], abs=0.5), kind
+    assert found["restarts"] == 0 and found["step_seconds"] == pytest.approx(2.0) and found["spent"]["inflated"] > 10
     assert found["goodput"] == pytest.approx(job.truth["productive"] / found["wall_seconds"], abs=1e-3)
 
 
@@ -117,7 +117,7 @@ def test_lost_and_restart_are_told_apart_and_repeated_steps_are_lost(run, tmp_pa
     job = trained()
     found = ledger(run, job.write(tmp_path / "history.csv"))
     for kind in KINDS:
-        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=2), kind
+        assert found["spent"][kind] == pytest.approx(job.truth[kind], abs=2), kind
     assert found["restarts"] == 2 and found["restarts_estimated"] == 0
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
     assert "2 restarts" in told and all(kind in told for kind in KINDS if kind != "paused") and "pause" not in told
@@ -137,7 +137,7 @@ def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(
     job.truth["blocked"] -= 0.5
     found = ledger(run, job.write(tmp_path / "history.csv"))
     for kind in KINDS:
-        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=2), kind
+        assert found["spent"][kind] == pytest.approx(job.truth[kind], abs=2), kind
     assert (found["restarts"], found["pauses"]) == (1, 1)
     assert found["goodput"] == pytest.approx(job.truth["productive"] / (found["wall_seconds"] - 9 * 3600), abs=1e-3)
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
@@ -151,11 +151,11 @@ def test_when_the_end_is_not_known_half_an_interval_counts_as_lost(run, tmp_path
     found = ledger(run, job.write(tmp_path / "history.csv"))
     truth = job.truth
     assert found["restarts_estimated"] == 2
-    assert found["seconds"]["lost"] + found["seconds"]["restart"] == pytest.approx(
+    assert found["spent"]["lost"] + found["spent"]["restart"] == pytest.approx(
         truth["lost"] + truth["restart"], abs=2
     )
-    assert found["seconds"]["productive"] == pytest.approx(truth["productive"], abs=2)
-    assert found["seconds"]["restart"] == pytest.approx(
+    assert found["spent"]["productive"] == pytest.approx(truth["productive"], abs=2)
+    assert found["spent"]["restart"] == pytest.approx(
         truth["restart"] + 40 + 20 - 2 * 50.25, abs=2
     )  # 20 and 10 steps were lost, 25 are assumed
 
@@ -165,7 +165,7 @@ def test_shares_of_several_nodes_are_one_save(run, tmp_path):
     alone = ledger(run, job.write(tmp_path / "history.csv"))
     job.rows = [row | {"blocked_ms": row["blocked_ms"] / 2, "begun": row["begun"] + 0.1} for row in job.rows] + job.rows
     both = ledger(run, job.write(tmp_path / "both.csv"))
-    assert both["saves"] == alone["saves"] and both["seconds"] == pytest.approx(alone["seconds"], abs=0.01)
+    assert both["saves"] == alone["saves"] and both["spent"] == pytest.approx(alone["spent"], abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
         and found["first_step"] == 5
         and found["last_step"] == 60
     )
-    seconds = found["seconds"]
+    seconds = found["spent"]
     assert seconds["lost"] >= LOST_S - CLOCKS_S
     assert seconds["restart"] >= DOWN_S - CLOCKS_S
     assert seconds["productive"] + seconds["inflated"] >= 55 * STEP_S - CLOCKS_S

@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them(run, history
         and ledger["restarts"] == 2
     )
     for kind in ("blocked", "inflated", "lost", "restart"):
-        assert found["nebula_badput_seconds_total", kind] == ledger["seconds"][kind]
+        assert found["nebula_badput_seconds_total", kind] == ledger["spent"][kind]
     assert found["nebula_agent_up",] == 0
 
 

@@ -28,7 +28,7 @@ def test_prune_keeps_what_is_pinned_until_it_is_unpinned(run, filled):
     refused = run("prune", "--tag", "global_step1", "--yes", "--path", filled)
     assert refused.returncode == 5 and "it is pinned: figure 3" in refused.stderr
     plan = json.loads(run("prune", "--keep-last", "1", "--path", filled, "--json").stdout)
-    assert {one["tag"] for one in plan["kept"] if one["pinned"]} == {"global_step1"}
+    assert {one["tag"] for one in plan["kept"] if one["pinned"] is not None} == {"global_step1"}
     assert "stays: pinned" in run("prune", "--keep-last", "1", "--path", filled).stdout
     assert run("prune", "--keep-last", "1", "--yes", "--path", filled).returncode == 0
     assert set(listed(run, filled)) == {"global_step1", HOSTILE}
@@ -58,7 +58,7 @@ def test_a_pin_with_a_hostile_tag_and_reason_is_shown_harmlessly(run, filled):
     assert listed(run, filled)[HOSTILE]["pinned"] == reason and listed(run, filled)["global_step1"]["pinned"] is None
     assert json.loads(run("inspect", HOSTILE, "--path", filled, "--json").stdout)["pinned"] == reason
     pins = json.loads(run("pin", "--path", filled, "--json").stdout)["pins"]
-    assert [(one["tag"], one["reason"]) for one in pins] == [(HOSTILE, reason)] and pins[0]["time"] > 1e9
+    assert [(one["tag"], one["pinned"]) for one in pins] == [(HOSTILE, reason)] and pins[0]["pinned_at"] > 1e9
 
 
 def test_only_what_is_there_is_pinned_unless_told(run, filled):

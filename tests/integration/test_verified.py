@@ -27,12 +27,12 @@ def sample(run, store, *words, code=0):
 
 
 def test_samples_go_on_where_the_last_one_stopped_until_all_were_verified_and_then_begin_with_the_oldest(run, four):
-    assert sample(run, four, "--bytes", "1K") == ([("1", ["a.pt"])], {"checkpoints": 4, "bytes": pytest.approx(0, abs=1 << 30), "never_verified": 3, "oldest": 0.0})
+    assert sample(run, four, "--bytes", "1K") == ([("1", ["a.pt"])], {"version_count": 4, "bytes": pytest.approx(0, abs=1 << 30), "never_verified_count": 3, "oldest_at": 0.0})
     assert listed(run, four)[1]["verified_at"] is None, "half of it was checked"
     assert sample(run, four, "--bytes", "1K")[0] == [("1", ["b.pt"])]
     assert listed(run, four)[1]["verified_ok"] is True
     seen, told = sample(run, four, "--sample", "100%")
-    assert [tag for tag, _ in seen] == ["2", "3", "4", "1"] and told["never_verified"] == 0
+    assert [tag for tag, _ in seen] == ["2", "3", "4", "1"] and told["never_verified_count"] == 0
     assert "all were verified" in run("verify", "--sample", "1%", "--path", four).stdout
     assert sample(run, four, "--time", "1h")[0][0] == ("2", ["b.pt"]), "the last sample had read one file of it"
 

@@ -62,7 +62,7 @@ def test_a_directory_has_the_names_of_the_model_and_each_tied_tensor_once(nm, tm
     config = {"model_type": "mine", "torch_dtype": "float32"}
     done = nm.export_hf("global_step1", tmp_path / "out", config=config)
     assert equal(weights(tmp_path / "out"), without(state, "head.weight"))
-    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["README.md", "config.json", "model.safetensors"]
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
     assert done.files == ("model.safetensors",) and done.tensors == 7
 
@@ -419,7 +419,7 @@ def test_the_command_exports_and_its_exit_codes_are_those_of_restore(nm, place, 
     done = run("latest", "--hf", tmp_path / "out", "--dtype", "bf16", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["tag"] == "global_step1" and said["files"] == ["model.safetensors"]
+    assert said["tag"] == "global_step1" and said["files"] == [{"name": "model.safetensors"}]
     assert torch.equal(weights(tmp_path / "out")["turned"], state["turned"].to(torch.bfloat16))
     for code, words in ((5, ["latest", "--hf", tmp_path / "out"]), (3, ["none", "--hf", tmp_path / "b"]), (2, ["latest", "--hf", tmp_path / "b", "--dtype", "x"])):
         done = run(*words)
@@ -503,3 +503,21 @@ def test_the_command_takes_mappings_and_names_from_files(tmp_path):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert equal(weights(tmp_path / "out"), {"a.column": whole["a.column"], "last.norm": whole["norm"]})
+
+
+def test_the_directory_has_a_card_with_the_checkpoints_of_the_training_unless_the_configuration_brings_one(nm, tmp_path):
+    for step, loss in ((1, 0.5), (2, 0.25), (3, None)):
+        with nm.Checkpoint(f"global_step{step}", metrics={} if loss is None else {"val|loss": loss}) as checkpoint:
+            checkpoint.save("model.pt", state_of())
+        checkpoint.wait("durable", 60)
+    nm.export_hf("global_step2", tmp_path / "out", config={"model_type": "mine"})
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\ntags:\n- nebula-checkpoint\n---\n\n# global_step2\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")]
+    assert [(row[0], row[1], row[-1]) for row in rows[2:]] == [("global_step3", "3", ""), ("**global_step2**", "2", "0.25"), ("global_step1", "1", "0.5")]
+    assert rows[0][-1] == "val&#124;loss" and "nebula restore global_step2 --hf DIR --path " in card
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    (tmp_path / "base" / "README.md").write_text("my own card")
+    nm.export_hf("global_step2", tmp_path / "own", config=tmp_path / "base")
+    assert (tmp_path / "own" / "README.md").read_text() == "my own card"

@@ -50,7 +50,7 @@ def soon(monkeypatch):
 
 
 def job(place) -> dict[str, Any]:
-    found = [job for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["persist_path"]]
+    found = [job for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["path"]]
     return found[0] if found else {"verdict": {"state": "none"}}
 
 

@@ -106,8 +106,8 @@ def test_history_stats_list_and_status_agree_on_every_version(place, monkeypatch
     assert [row["tag"] for row in listed] == ["global_step1", "best", "global_step5", "global_step6"]
     for row in listed:
         live = next(one for one in stats if all(one[name] == row[name] for name in KEY))
-        assert (row["state"], row["size"], row["files"]) == (live["result"], live["size_bytes"], live["files"])
-        assert ("storage" in row["where"]) == (live["result"] == "durable") and row["error"] == live["error"]
+        assert (row["state"], row["size"], row["file_count"]) == (live["result"], live["size_bytes"], live["files"])
+        assert ("storage" in row["where"]) == (live["result"] == "durable") and row["reason"] == live["error"]
     assert listed[1]["generation"] == 2
     status = told(place, "status")
     assert status["storage"]["versions"] == listed and not status["queue"]

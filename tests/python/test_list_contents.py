@@ -37,25 +37,25 @@ def stored(place):
 def test_what_versions_take_is_counted_by_job_item_and_month_and_rules_say_what_they_would_free(stored):
     told = nebula("list", "--stats", "--path", stored, "--json")
     versions = nebula("list", "--path", stored, "--json")["versions"]
-    assert told["versions"] == 4 and told["bytes"] == sum(one["size"] for one in versions) and told["written"] == sum(one["written"] for one in versions)
-    assert [(one["job"], one["versions"], one["bytes"]) for one in told["jobs"]] == [("", 4, told["bytes"])]
-    assert {one["name"]: one["files"] for one in told["items"]} == {"model.pt": 4, "rng*.pt": 24, "nebula-metadata.json": 3}
+    assert told["version_count"] == 4 and told["bytes"] == sum(one["size"] for one in versions) and told["written"] == sum(one["written"] for one in versions)
+    assert [(one["job"], one["version_count"], one["bytes"]) for one in told["jobs"]] == [("", 4, told["bytes"])]
+    assert {one["name"]: one["file_count"] for one in told["items"]} == {"model.pt": 4, "rng*.pt": 24, "nebula-metadata.json": 3}
     assert sum(one["bytes"] for one in told["items"]) == told["bytes"] == sum(one["bytes"] for one in told["months"])
     for rule in told["rules"]:
         plan = nebula("prune", *rule["rule"].split(), "--path", stored, "--json")
-        assert (rule["removed"], rule["bytes"]) == (len(plan["removed"]), plan["bytes"]), rule
+        assert (rule["removed_count"], rule["bytes"]) == (len(plan["removed"]), plan["bytes"]), rule
     assert "rng*.pt" in nebula("list", "--stats", "--path", stored)
 
 
 def test_a_name_finds_files_and_tensors_of_all_versions(stored):
-    found = nebula("list", "--find", "*.attn.*", "--path", stored, "--json")["found"]
+    found = nebula("list", "--find", "*.attn.*", "--path", stored, "--json")["matches"]
     assert [(one["tag"], one["file"], one["tensor"], one["dtype"], one["shape"]) for one in found] == [
         (f"global_step{step}", "model.pt", "layer.0.attn.weight", "float32", [3, 4]) for step in (1, 2, 3, 4)
     ]
-    found = nebula("list", "--find", "rng11", "--path", stored, "--json")["found"]
+    found = nebula("list", "--find", "rng11", "--path", stored, "--json")["matches"]
     assert [(one["step"], one["file"]) for one in found] == [(3, "rng11.pt"), (4, "rng11.pt")]
     assert "layer.0.attn.weight" in nebula("list", "--find", "attn", "--path", stored)
-    assert nebula("list", "--find", "nothing", "--path", stored, "--json", code=3)["found"] == []
+    assert nebula("list", "--find", "nothing", "--path", stored, "--json", code=3)["matches"] == []
 
 
 def test_the_best_comes_first_and_versions_without_the_metric_last(stored):

@@ -224,7 +224,7 @@ def test_status_metrics_and_studio_show_the_job_of_a_path_however_it_is_spelled(
     exposed = command("metrics", "--path", spelled).stdout.splitlines()
     assert {"nebula_world_size 1", "nebula_checkpoint_in_progress 1"} <= set(exposed)
     status = json.loads(command("status", "--json", "--path", spelled).stdout)
-    assert [one["persist_path"] for one in status["sessions"]] == [status["persist_path"]]
+    assert [one["path"] for one in status["sessions"]] == [status["path"]]
     now = snapshot.build(status, [], [], None, snapshot.Watch(), time.time())["now"]
     assert now["trains"] and [one["tag"] for one in now["queue"]] == ["global_step2"]
     assert "nebula_world_size 0" in command("metrics", "--path", place.root / "another").stdout.splitlines()

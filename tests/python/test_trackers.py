@@ -10,7 +10,7 @@ class Tool:
     def __init__(self, options): pass
     def scalars(self, step, values): pass
     def version(self, step, values, facts): self.versions.append([facts["tag"], step, facts["state"], facts["size_bytes"] > 4000, values["nebula/size_bytes"] > 4000])
-    def rewind(self, step, rows): pass
+    def rewind(self, step, rows, origin): pass
     def close(self): self.versions.append("closed")
 
 def save(tag):

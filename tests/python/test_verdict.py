@@ -26,7 +26,7 @@ def asked(place, *words):
 
 
 def verdict(place):
-    (found,) = [job["verdict"] for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["persist_path"]]
+    (found,) = [job["verdict"] for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["path"]]
     return found
 
 
@@ -174,3 +174,41 @@ def test_a_damaged_version_in_storage_breaks_the_job(place):
     save(2).wait("durable")
     becomes(place, "broken", "storage has a damaged checkpoint: .*global_step1")
     told_first(place, "broken", "storage has a damaged checkpoint")
+
+
+STEPS = """
+nm.init(sys.argv[1], 0)
+step = 0
+for word in iter(sys.stdin.readline, ""):
+    if word == "save\\n":
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save_bytes("b", [b"x"])
+        checkpoint.wait("durable")
+    for step in range(step + 1, int(word) + 1) if word != "save\\n" else ():
+        nm.progress(step)
+    say(step)
+"""
+
+
+def test_a_job_that_goes_on_and_saves_no_more_is_at_risk(place):
+    def tell(word):
+        trainer.stdin.write(f"{word}\n")
+        trainer.stdin.flush()
+        trainer.stdout.readline()
+
+    def goes_to(step):
+        tell(step)
+        until(lambda: [job["steps"]["step"] for job in json.loads(asked(place, "status", "--json"))["jobs"] if job.get("steps")] == [step], 60, "the agent's look")
+
+    trainer = place.trainer(STEPS, place.storage, stdin=True)
+    for step in (10, 20, 30):
+        goes_to(step)
+        tell("save")
+        becomes(place, "fine")
+    goes_to(130)
+    becomes(place, "at risk", "no checkpoint is complete since global_step30: that is 100 steps, and never were more than 10 between two$")
+    told_first(place, "at risk", "no checkpoint is complete since global_step30")
+    tell("save")
+    becomes(place, "fine")
+    trainer.kill()
+    trainer.wait()

@@ -9,8 +9,8 @@ from nebulaml.studio import snapshot
 
 def row(step, **changes):
     return {
-        "tag": f"global_step{step}", "job": "", "step": step, "generation": 1, "state": "durable", "size": 10, "files": 1,
-        "committed_at": 1e9 + step, "where": ["storage"], "abandoned": False, "error": "", "pinned": None, **changes,
+        "tag": f"global_step{step}", "job": "", "step": step, "generation": 1, "state": "durable", "size": 10, "file_count": 1,
+        "committed_at": 1e9 + step, "where": ["storage"], "abandoned": False, "reason": "", "pinned": None, **changes,
     }  # fmt: skip
 
 
@@ -74,12 +74,12 @@ def test_a_save_whose_commit_came_after_the_next_one_had_begun_is_no_return():
 
 
 def test_a_save_that_waits_for_ranks_is_a_problem_only_when_they_are_late():
-    waits = row(2, state="capturing", where=["memory"], committed_at=0.0, error="waits for rank 1 of 2")
+    waits = row(2, state="capturing", where=["memory"], committed_at=0.0, reason="waits for rank 1 of 2")
     for age, count in ((5.0, None), (60.0, 1)):
         begun = line(2, result="capturing", begun=2e9 - age, committed=0.0, durable=0.0)
         told = document(row(1), waits, history=[begun])["now"]
         assert told["newest"]["tag"] == "global_step1" and (told["stuck"] and told["stuck"]["count"]) == count
-    failed = row(3, state="failed", where=[], error="rank 1 (process 7) ended")
+    failed = row(3, state="failed", where=[], reason="rank 1 (process 7) ended")
     assert document(row(1), failed)["now"]["stuck"] == {"count": 1, "tag": "global_step3", "state": "failed", "error": "rank 1 (process 7) ended"}
     assert document(failed, row(4))["now"]["stuck"] is None
 
@@ -88,17 +88,18 @@ def test_the_configuration_is_the_agents_and_not_the_studios(monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "7")
     agent = {"pid": os.getpid(), "memory_budget": 1, "memory_directory": "/dev/shm/x"}
     monkeypatch.setattr(snapshot, "_environment", lambda pid: {"NEBULA_AGENT_LINGER": "60"})
-    status = {"running": True, "agent": agent, "storage": {"path": "/scratch", "versions": []}}
+    job = {"job": "", "path": "/scratch", "verdict": None, "trainer_count": 0}
+    status = {"running": True, "agent": agent, "jobs": [job], "storage": {"path": "/scratch", "versions": []}}
     values = {one["name"]: one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"]}
     assert values["NEBULA_AGENT_LINGER"]["value"] == "60" and "environment of the agent" in values["NEBULA_AGENT_LINGER"]["origin"]
     assert values["NEBULA_STORE_MBPS"]["origin"] == "default of the agent"
     monkeypatch.undo()
     assert snapshot._environment(os.getpid()) and snapshot._environment(2**22 + 1) is None
-    del status["agent"]
+    job["path"] = "/other"  # the agent of the machine on which the studio runs has nothing to do with the job
     assert not [one for one in snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["config"]["values"] if one["name"].startswith("NEBULA_")]
 
 
-def test_the_configuration_shows_what_the_job_gave_to_init(place, start):
+def test_the_configuration_shows_what_the_job_gave_to_init_also_later_on_another_machine(place, start, monkeypatch):
     place.run(
         """
         nm.init(sys.argv[1], 0, 3, keep_last=2, keep_daily=7, keep_best=nm.Best("loss", count=2), on_full="skip", on_error="raise")
@@ -108,10 +109,15 @@ def test_the_configuration_shows_what_the_job_gave_to_init(place, start):
         """,
         place.storage,
     )
-    state = start(place.storage).until(lambda state: state.get("config") and len(state["config"]["values"]) > 6)
-    values = {one["name"]: one["value"] for one in state["config"]["values"]}
-    assert values["num_of_version_in_retention"] == "3" and values["on_full"] == "skip"
-    assert values["stays in storage"] == "keep_last=2, keep_daily=7, keep_best=Best('loss', 'min', 2)"
+    for machine in ("this", "another"):
+        if machine == "another":
+            monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(place.root / "other"))
+            monkeypatch.setenv("NEBULA_STORE_MBPS", "7")
+        state = start(place.storage).until(lambda state: state.get("config") and state["config"]["values"])
+        values = {one["name"]: one["value"] for one in state["config"]["values"]}
+        assert values["persistent_time_interval"] == "0 s" and values["num_of_version_in_retention"] == "3" and values["on_full"] == "skip"
+        assert values["stays in storage"] == "keep_last=2, keep_daily=7, keep_best=Best('loss', 'min', 2)"
+        assert ("memory of the agent" in values) == (machine == "this") and values.get("NEBULA_STORE_MBPS") != "7"
 
 
 def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
@@ -133,12 +139,12 @@ def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
 def test_the_verdict_is_the_worst_of_the_jobs_of_the_path():
     def job(name, state, path="/scratch"):
         return {
-            "job": name, "persist_path": path, "verdict": {"state": state, "since": 1e9, "reason": "r", "cure": "c"}, "storage_error": "",
-            "persist_interval_s": 0.0, "retention_count": 2,
+            "job": name, "path": path, "verdict": {"state": state, "since": 1e9, "reason": "r", "cure": "c"}, "storage_error": "",
+            "trainer_count": 0,
         }  # fmt: skip
 
     def verdict(*jobs):
-        status = {"running": True, "persist_path": "/scratch", "jobs": list(jobs), "storage": {"path": "/scratch", "versions": []}}
+        status = {"running": True, "path": "/scratch", "jobs": list(jobs), "storage": {"path": "/scratch", "versions": []}}
         return snapshot.build(status, [], [], None, snapshot.Watch(), 2e9)["verdict"]
 
     assert verdict(job("a", "fine"), job("b", "at risk"), job("c", "broken", "/other"))["job"] == "b"

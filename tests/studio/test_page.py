@@ -37,7 +37,7 @@ def pins(storage: Path, *words: str) -> dict[str, str]:
     if words:
         subprocess.run([*command, *words], check=True, capture_output=True)
     listed = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
-    return {one["tag"]: one["reason"] for one in json.loads(listed.stdout)["pins"]}
+    return {one["tag"]: one["pinned"] for one in json.loads(listed.stdout)["pins"]}
 
 
 def card(page, title):
@@ -509,7 +509,7 @@ def test_a_path_without_rights_says_so(place, start, save, tmp_path):
     place.storage.chmod(0o755)
     if told.returncode == 126 or "Permission denied" not in told.stdout + told.stderr:
         pytest.skip("another user cannot run the command from here")
-    assert "Permission denied" in json.loads(told.stdout)["storage"]["error"], "what the page shows in its alert"
+    assert "Permission denied" in json.loads(told.stdout)["storage"]["error"]["message"], "what the page shows in its alert"
 
 
 def test_each_panel_has_an_address_that_a_reload_and_the_back_button_know(place, start, save, page):

@@ -12,7 +12,13 @@ import time
 from pathlib import Path
 
 from nebulaml._session import locate
+from nebulaml.studio import fleet
 from playwright.sync_api import expect
+from sinks import Sink, make_versions
+from waiting import until
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
+from store_servers import shared  # noqa: E402
 
 SAVE = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")
@@ -81,7 +87,7 @@ def test_the_command_lists_jobs_with_few_looks_at_each(place):
 def test_a_studio_that_only_reads_shows_no_control_and_refuses_each(place, start, save, page):
     save(1, 2)
     studio = start(place.storage, "--read-only")
-    for name in ("verify", "copy", "pin", "unpin", "prune", "flush", "save-now"):
+    for name in ("verify", "copy", "export", "pin", "unpin", "prune", "flush", "save-now"):
         status, _, told = studio.ask("POST", f"/api/{name}", {"tag": "global_step1", "to": "/tmp/x", "versions": [{"tag": "global_step1", "entry": 1}]})
         assert status == 403 and "read-only" in told["error"], name
     assert len(studio.work("diff", {"tag": "global_step1", "other": "global_step2"})["files"]) == 2
@@ -90,7 +96,7 @@ def test_a_studio_that_only_reads_shows_no_control_and_refuses_each(place, start
     for tab in ("now", "checkpoints", "version"):
         page.locator(f"#tab-{tab}").click()
         page.wait_for_timeout(200)
-        for name in ("Save now", "Flush", "Prune…", "Verify", "Pin…", "Copy to…"):
+        for name in ("Save now", "Flush", "Prune…", "Verify", "Pin…", "Copy to…", "Export…"):
             assert not page.get_by_role("button", name=name).is_visible(), (tab, name)
 
 
@@ -132,3 +138,117 @@ def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, pag
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, "the command goes on"
         time.sleep(0.05)
+
+
+def test_an_export_shows_its_progress_leaves_nothing_if_it_is_stopped_and_is_loaded_if_not(place, start, page):
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        with nm.Checkpoint("global_step1", metrics={"loss": 0.5}) as checkpoint:
+            checkpoint.save("model.pt", {"w": torch.arange(6, dtype=torch.float32)})
+        checkpoint.wait("durable")
+        """,
+        place.storage,
+    )
+    slow = place.root / "slow"  # a Python whose exports wait after the first slice
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(
+        f"""
+import os, time
+if os.environ.get("NEBULA_PROGRESS") == "json" and os.path.exists("{slow}/wait"):
+    from nebulaml.export import directory
+    cast = directory.cast
+    def waits(found, kind):
+        open("{slow}/begun", "w").close()
+        while os.path.exists("{slow}/wait"):
+            time.sleep(0.05)
+        return cast(found, kind)
+    directory.cast = waits
+"""
+    )
+    (slow / "wait").touch()
+    os.environ["PYTHONPATH"] = str(slow)
+    try:
+        studio = start(place.storage)
+    finally:
+        del os.environ["PYTHONPATH"]
+    page.goto(studio.address + "/version/global_step1")
+    out = place.root / "out"
+    out.mkdir()
+    works = page.get_by_role("status", name="Long work")
+
+    def export():
+        page.get_by_role("button", name="Export…").click()
+        page.get_by_label("New directory").fill(str(out / "hf"))
+        page.get_by_label("Floats").select_option("bf16")
+        page.get_by_role("button", name="Export", exact=True).click()
+
+    export()
+    expect(works).to_contain_text(f"export global_step1 to {out}/hf")
+    deadline = time.monotonic() + 60
+    while not (slow / "begun").exists():
+        assert time.monotonic() < deadline, "the export does not begin"
+        time.sleep(0.05)
+    works.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("dialog")).to_contain_text("was stopped")
+    while list(out.iterdir()):
+        assert time.monotonic() < deadline, f"left: {list(out.iterdir())}"
+        time.sleep(0.05)
+    page.get_by_role("button", name="Close").click()
+    (slow / "wait").unlink()
+    export()
+    expect(page.get_by_role("status").first).to_contain_text("done: export of global_step1", timeout=60000)
+    told = studio.state()["works"][-1]
+    assert told["state"] == "done" and told["progress"] == {"done": 12, "total": 12}
+    assert sorted(one.name for one in (out / "hf").iterdir()) == ["README.md", "model.safetensors"]
+
+
+def put_below(sink, folder, key):
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        sink.put(f"training/{key}/{file.relative_to(folder)}", file.read_bytes())
+
+
+def test_two_hundred_jobs_of_a_bucket_take_five_requests_each_and_none_while_no_page_shows_them(place, monkeypatch):
+    bucket = Sink(monkeypatch)
+    make_versions(place.root / "job", 2)
+    for number in range(200):
+        put_below(bucket, place.root / "job", f"jobs/run{number:03}")
+    bucket.requests()
+    monkeypatch.setattr(fleet, "TABLE_CLOUD_S", 0.0)
+    monkeypatch.setattr(fleet, "IDLE_S", 3600.0)
+    jobs = fleet.Fleet(["s3://training/jobs"], None, None)
+    try:
+        jobs.start()
+        until(lambda: len(jobs.table()["jobs"]) == 200, 60, "the table")
+        assert {one["newest"] for one in jobs.table()["jobs"]} == {"global_step2"}
+        first = bucket.requests()
+        assert len(first) <= 200 * 5 + 4, (len(first), first[:9])
+        looked_at = jobs.table()["looked_at"]
+        until(lambda: jobs.table()["looked_at"] > looked_at, 60, "another look, because a page shows the table")
+        monkeypatch.setattr(fleet, "IDLE_S", 0.0)  # as if no page had asked for long
+        until(lambda: not jobs._asked.is_set(), 60, "the end of the looks")
+        bucket.requests()
+        assert jobs._table["looked_at"] and bucket.requests() == [], "nothing looks"
+        looked_at = jobs._table["looked_at"]
+        monkeypatch.setattr(fleet, "IDLE_S", 3600.0)
+        until(lambda: jobs.table()["looked_at"] > looked_at, 60, "a look, because a page asks again")
+    finally:
+        jobs.close()
+        bucket.close()
+
+
+def test_a_prefix_of_a_bucket_is_a_table_of_its_jobs(place, start, page, monkeypatch):
+    for name, value in shared().variables("s3").items():
+        monkeypatch.setenv(name, value)
+    parent = shared().new_path("s3")
+    for job, steps in (("run7", (1, 2)), ("run8", (5,))):
+        place.run(SAVE, f"{parent}/{job}", *steps)
+    page.goto(start(parent).address)
+    rows = page.locator("tbody tr[data-key]")
+    expect(rows).to_have_count(2, timeout=60000)
+    expect(rows.nth(0)).to_contain_text("run7")
+    expect(rows.nth(0)).to_contain_text("global_step2")
+    page.get_by_role("button", name="run8").click()
+    expect(page.locator(".card").first).to_contain_text("global_step5", timeout=60000)
+    page.goto(page.url.replace("run8", "run7"))
+    expect(page.locator(".card").first).to_contain_text("global_step2", timeout=60000)

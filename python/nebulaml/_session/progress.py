@@ -116,11 +116,11 @@ def sending(engine: Engine, what: str, tag: str | None = None) -> contextlib.Abs
 
     def look() -> tuple[int, int]:
         status = _status(engine)
-        mine = {(row["job"], row["persist_path"]) for row in status["sessions"] if row["pid"] == os.getpid()}
+        mine = {(row["job"], row["path"]) for row in status["sessions"] if row["pid"] == os.getpid()}
         left = {}
         for row in status["queue"]:
-            if (row["job"], row["persist_path"]) in mine and tag in (None, row["tag"]):
-                name = row["job"], row["persist_path"], row["tag"]
+            if (row["job"], row["path"]) in mine and tag in (None, row["tag"]):
+                name = row["job"], row["path"], row["tag"]
                 sizes[name] = row["size"]
                 left[name] = row["size"] - min(row["moved"], row["size"])
         total = sum(sizes.values())

@@ -47,6 +47,7 @@ def export_hf(
     ranks: Sequence[str] | str | None = None,
     mapping: Mapping[str, Any] | None = None,
     replace: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Writes a Hugging Face directory of a checkpoint, which ``from_pretrained`` reads. It appears when it is complete and verified.
 
@@ -60,6 +61,7 @@ def export_hf(
     name, key: the file that has the weights, and their key in its dict, if the checkpoint has several.
     ranks, mapping: the files of tensor-parallel ranks, and for each pattern of names the dimension along which they divide a tensor,
         "replicate", or a function of the list of the ranks' tensors.
+    on_progress: a function that gets the bytes that were written so far, and those of all weights.
 
     It holds one slice in memory, not the model. Raises NebulaError; then no directory exists.
     """
@@ -69,7 +71,7 @@ def export_hf(
     try:
         with contextlib.ExitStack() as open_readers:
             found = _version(version, open_readers)
-            return _write(found, target_of(directory), config, kind, most, rename, name, key, ranks, mapping, replace)
+            return _write(found, target_of(directory), config, kind, most, rename, name, key, ranks, mapping, replace, on_progress)
     except NebulaError:
         raise
     except OSError as failure:
@@ -77,10 +79,11 @@ def export_hf(
 
 
 def _write(
-    found: Any, target: str, config: Any, kind: Any, most: int, rename: Any, name: Any, key: Any, ranks: Any, mapping: Any, replace: bool
-) -> Exported:
+    found: Any, target: str, config: Any, kind: Any, most: int, rename: Any, name: Any, key: Any, ranks: Any, mapping: Any, replace: bool,
+    on_progress: Callable[[int, int], None] | None,
+) -> Exported:  # fmt: skip
+    from . import card, naming, sources
     from . import directory as out
-    from . import naming, sources
     from .files import Directory, Files, Version
 
     remote = "://" in target
@@ -93,15 +96,34 @@ def _write(
     weights = sources.read(files, name, key) if ranks is None else sources.merged(files, ranks, mapping or {}, key)
     tensors, tied = naming.named(weights, rename, naming.Model.of(chosen))
     shards = out.shards_of(tensors, kind, most)
-    small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors))
+    trained = _checkpoint(found)
+    readme = card.text(trained, chosen.values is not None) if trained is not None and card.FILE not in chosen.files else None
+    small = out.small_files(chosen, out.describe(shards, chosen), out.index_of(shards, tensors), readme)
+    size = sum(place[2] for shard in shards for place in shard.places.values())
+    done = 0
+
+    def moved(more: int) -> None:
+        nonlocal done
+        done += more
+        if on_progress is not None:
+            on_progress(done, size)
+
     if remote:
         from . import upload
 
-        upload.write(target, shards, tensors, tied, small, replace)
+        upload.write(target, shards, tensors, tied, small, replace, moved)
     else:
-        out.write_directory(target, shards, tensors, tied, small, replace)
-    size = sum(place[2] for shard in shards for place in shard.places.values())
+        out.write_directory(target, shards, tensors, tied, small, replace, moved)
     return Exported(settings.shown(target), tuple(shard.name for shard in shards), len(tensors), size)
+
+
+def _checkpoint(found: Any) -> Any:
+    """Returns the checkpoint of Nebula, of whose training a card can tell. None: a framework has written the directory."""
+    from .files import Files, Published
+
+    if isinstance(found, Published):
+        return found.checkpoint
+    return None if isinstance(found, (Path, Files)) else found
 
 
 def target_of(directory: str | os.PathLike[str]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._session.config import clean_path, shown
@@ -18,6 +18,8 @@ from ..reader import Reader
 from . import SHARD_SIZE, export_hf
 
 __all__ = ["main"]
+
+PROGRESS_S = 0.5
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,11 +60,31 @@ def _json(option: str, path: str | None) -> Any:
     return found
 
 
+def _progress() -> Callable[[int, int], None] | None:
+    """Returns a function that prints lines for a program, as the commands in C do (NEBULA_PROGRESS=json)."""
+    if os.environ.get("NEBULA_PROGRESS") != "json":
+        return None
+    next_at = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at or done == total:
+            next_at = time.monotonic() + PROGRESS_S
+            print(json.dumps({"done": done, "total": total}), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _end(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)  # the export removes what it has written
+
+
 def _export(given: argparse.Namespace) -> tuple[str, Any]:
     """Returns the tag, and what was written."""
     options = {
         "config": given.config, "dtype": given.dtype, "max_shard_size": given.max_shard_size, "rename": _json("--rename", given.rename),
         "name": given.name, "key": given.key, "ranks": given.ranks, "mapping": _json("--mapping", given.mapping), "replace": given.force,
+        "on_progress": _progress(),
     }  # fmt: skip
     if os.sep in given.tag:  # a directory that a framework has written
         return given.tag, export_hf(os.path.expanduser(given.tag), given.hf, **options)
@@ -78,6 +100,7 @@ def _export(given: argparse.Namespace) -> tuple[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     """Exports one checkpoint."""
     given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
     begun = time.monotonic()
     try:
         tag, found = _export(given)
@@ -87,7 +110,9 @@ def main(arguments: Sequence[str]) -> int:
         raise
     took = time.monotonic() - begun
     if given.json:
-        print(json.dumps({"tag": tag, **dataclasses.asdict(found), "seconds": took}))
+        files = [{"name": name} for name in found.files]
+        answer = {"tag": tag, "path": found.directory, "files": files, "tensor_count": found.tensors, "bytes": found.size, "seconds": took}
+        print(json.dumps(answer))
         return 0
     for name in found.files:
         print(f"{shown(found.directory)}/{name}")

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from ..integrations.redirect import SAFETENSORS_DTYPES
+from . import card
 from .naming import CONFIG, Config
 from .tensors import Tensor
 
@@ -24,6 +25,7 @@ __all__ = ["Scratch", "Shard", "Staging", "describe", "index_of", "shard_of", "s
 INDEX = "model.safetensors.index.json"
 Tied = list[tuple[str, Tensor, str]]  # name, tensor, and the name that the directory keeps
 Small = list[tuple[str, bytes | Path]]  # the files beside the weights
+Moved = Callable[[int], None]  # is called with the bytes that were written since the last call
 
 SLICE_BYTES = 64 << 20  # of memory for one slice before its cast
 
@@ -137,7 +139,7 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
 
 
-def write(folder: str, shard: Shard, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def write(folder: str, shard: Shard, tensors: Mapping[str, Tensor], moved: Moved) -> dict[str, int]:
     """Writes one file, syncs it, and compares what the disk has with what was written. Returns the CRC-64 of each tensor."""
     path = os.path.join(folder, shard.name)
     output = _nebula.Output(path, shard.size)
@@ -148,6 +150,7 @@ def write(folder: str, shard: Shard, tensors: Mapping[str, Tensor]) -> dict[str,
         for first, found in slices(tensors[name]):
             made = cast(found, kind)
             total = output.write(offset + first * kind.itemsize, _bytes(made), total)
+            moved(made.numel() * kind.itemsize)
         sums[name] = total
     output.sync()
     read = _nebula.read_sums(path, [(0, len(shard.header)), *((offset, size) for _, offset, size in shard.places.values())])
@@ -218,15 +221,17 @@ def check_target(target: str, replace: bool) -> None:
         raise refusal(target)
 
 
-def small_files(config: Config, described: bytes | None, index: bytes | None) -> Small:
+def small_files(config: Config, described: bytes | None, index: bytes | None, readme: bytes | None) -> Small:
     """Returns the files beside the weights, in the order in which a store shall get them: a reader that sees config.json sees all."""
-    last = [(INDEX, index), (CONFIG, described)]
-    return [*config.files.items(), *((name, content) for name, content in last if content is not None)]
+    made = [(card.FILE, readme), (INDEX, index), (CONFIG, described)]
+    return [*config.files.items(), *((name, content) for name, content in made if content is not None)]
 
 
-def write_shard(folder: str, shard: Shard, tensors: Mapping[str, Tensor], tied: Tied, sums: dict[str, int]) -> None:
+def write_shard(
+    folder: str, shard: Shard, tensors: Mapping[str, Tensor], tied: Tied, sums: dict[str, int], moved: Moved
+) -> None:
     """Writes one file, and compares tied tensors of it with those that they stand for. `sums`: of all tensors that were written."""
-    sums.update(write(folder, shard, tensors))
+    sums.update(write(folder, shard, tensors, moved))
     for left, tensor, kept in tied:
         if kept not in shard.places or (tensor.identity is not None and tensor.identity == tensors[kept].identity):
             continue
@@ -235,10 +240,12 @@ def write_shard(folder: str, shard: Shard, tensors: Mapping[str, Tensor], tied: 
                                     "configuration must say that they are not tied")  # fmt: skip
 
 
-def write_directory(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool) -> None:
+def write_directory(
+    target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool, moved: Moved
+) -> None:
     sums: dict[str, int] = {}
     with Staging(target, replace) as folder:
         for shard in shards:
-            write_shard(folder, shard, tensors, tied, sums)
+            write_shard(folder, shard, tensors, tied, sums, moved)
         for name, content in small:
             write_file(folder, name, content)

@@ -65,14 +65,14 @@ class Version(Files):
     """A version of Nebula. Its bytes are verified, and come from the fastest place that has them."""
 
     def __init__(self, checkpoint: Any) -> None:
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self.names = {name: size for name, size in checkpoint._all_files().items() if name != about.FILE}
 
     def __str__(self) -> str:
-        return f"checkpoint {self._checkpoint.tag!r}"
+        return f"checkpoint {self.checkpoint.tag!r}"
 
     def open(self, name: str) -> Any:
-        return self._checkpoint._map(name, lazily=True)
+        return self.checkpoint._map(name, lazily=True)
 
 
 class Directory(Files):
@@ -100,7 +100,7 @@ class Published(Files):
     """A version and the directory that an adapter published of it: the framework has written some files there itself."""
 
     def __init__(self, version: Version, folder: Directory) -> None:
-        self._version, self._folder = version, folder
+        self._version, self._folder, self.checkpoint = version, folder, version.checkpoint
         self.names = {**folder.names, **version.names}
 
     def __str__(self) -> str:

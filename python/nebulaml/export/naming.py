@@ -23,7 +23,7 @@ Rename = Callable[[str], "str | None"] | Mapping[str, "str | None"]
 CONFIG = "config.json"
 _COPIED = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "spiece.model",
-    "sentencepiece.*.model", "*.jinja", "chat_template.json", "*processor_config.json",
+    "sentencepiece.*.model", "*.jinja", "chat_template.json", "*processor_config.json", "README.md",
 )  # fmt: skip
 
 

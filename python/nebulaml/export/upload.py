@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from .. import _nebula
 from .._session import config
 from ..elastic.store_cells import StoreProcess
-from ..errors import NebulaCorrupt, NebulaError
-from .directory import Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from ..errors import NebulaCorrupt
+from .directory import INDEX, Moved, Scratch, Shard, Small, Tied, refusal, write_file, write_shard
+from .naming import CONFIG
 from .tensors import Tensor
 
 __all__ = ["write"]
@@ -46,12 +47,16 @@ class _Store:
         self._process.close()
 
 
-def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool) -> None:
+def write(
+    target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small, replace: bool, moved: Moved
+) -> None:
     """The last object makes the directory count: without it, the others are what an export has left that was killed.
 
     Raises NebulaError. Then that object is not there, and the others are removed as far as the store lets it.
     """
-    names = [*(shard.name for shard in shards), *(name for name, _ in small)]
+    last = [one for one in small if one[0] in (INDEX, CONFIG)]
+    first = [one for one in small if one not in last]
+    names = [*(name for name, _ in first), *(shard.name for shard in shards), *(name for name, _ in last)]
     store = _Store(target)
     try:
         there = store.names()
@@ -61,20 +66,25 @@ def write(target: str, shards: list[Shard], tensors: Mapping[str, Tensor], tied:
         store.remove([name for name in names[:-2:-1] if name in there])  # first the one that a reader looks for
         store.remove(sorted(set(ours) - {names[-1]}))
         try:
-            _write(store, shards, tensors, tied, small)
-        except NebulaError:
+            _write(store, first, shards, tensors, tied, last, moved)
+        except BaseException:
             store.remove(sorted(set(names) & store.names()))
             raise
     finally:
         store.close()
 
 
-def _write(store: _Store, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, small: Small) -> None:
+def _write(
+    store: _Store, first: Small, shards: list[Shard], tensors: Mapping[str, Tensor], tied: Tied, last: Small, moved: Moved
+) -> None:
     sums: dict[str, int] = {}
     with Scratch(tempfile.gettempdir()) as folder:
+        for name, content in first:
+            write_file(folder, name, content)
+            store.take(folder, name)
         for shard in shards:
-            write_shard(folder, shard, tensors, tied, sums)
+            write_shard(folder, shard, tensors, tied, sums, moved)
             store.take(folder, shard.name)
-        for name, content in small:
+        for name, content in last:
             write_file(folder, name, content)
             store.take(folder, name)

@@ -8,7 +8,9 @@ import json
 import logging
 import numbers
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,6 +25,8 @@ __all__ = ["Tracker", "log_to"]
 
 log = logging.getLogger("nebulaml")
 
+STEPS_KEPT = 10_000
+
 _COLUMNS = {  # columns of stats() -> scalars at the version's step
     "size_bytes": "nebula/size_bytes",
     "blocked_ms": "nebula/blocked_ms",
@@ -36,7 +40,7 @@ class _Tool(Protocol):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None: ...
-    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> None: ...
     def close(self) -> None: ...
 
 
@@ -64,6 +68,8 @@ class Tracker:
         self._has_warned = False
         self._begun = time.time()
         self._told: dict[str, float] = {}  # tag -> the time at which its last logged version became durable
+        self._values: dict[int, dict[str, float]] = {}  # of the newest steps, for the versions
+        self._origin: dict[str, Any] | None = None  # the version that this process goes on from
         self._tool: _Tool | None = None
         if ranks.current().rank == 0:
             self._tool = _TOOLS[name](options)
@@ -81,10 +87,13 @@ class Tracker:
         if self._metrics is not None:
             self._metrics.log(step, **found)
         self._say_versions()
+        self._values[step] = {**self._values.get(step, {}), **_scalars(found)}
+        if len(self._values) > STEPS_KEPT:
+            del self._values[next(iter(self._values))]
         self._guarded(lambda tool: tool.scalars(step, _scalars(found)))
 
     def rewind(self, step: int) -> None:
-        """Records that training continues after this step.
+        """Records that training continues after this step, and the version of that step as its origin.
 
         TensorBoard drops later steps. W&B and MLflow cannot: there a step keeps its first value. If W&B lost values when its process was
         killed, it gets them again from the MetricsLog.
@@ -93,7 +102,8 @@ class Tracker:
         if self._metrics is not None:
             self._metrics.rewind(step)
             rows = self._metrics.read() if self._tool is not None else []
-        self._guarded(lambda tool: tool.rewind(step, rows))
+        self._origin = self._version_of(step) if self._tool is not None else None
+        self._guarded(lambda tool: tool.rewind(step, rows, self._origin))
 
     def close(self) -> None:
         """Logs the versions that are durable now, and ends the tool's file or run."""
@@ -105,6 +115,20 @@ class Tracker:
         self._tool = None
         if self._metrics is not None:
             self._metrics.close()
+
+    def _version_of(self, step: int) -> dict[str, Any] | None:
+        """Returns the newest version of a step that can be loaded. None: there is none."""
+        try:
+            rows = self._session.checkpoints()
+        except NebulaError as failure:
+            log.warning("nebula: the version of step %d is not logged: %s", step, failure)
+            return None
+        found = next((row for row in rows if row.step == step and row.committed_at and not row.error and not row.abandoned), None)
+        return {"tag": found.tag, "step": step, "path": self._place(found.tag)} if found is not None else None
+
+    def _place(self, tag: str) -> str | None:
+        path = self._session.persist_path
+        return config.below(config.shown(path), _nebula.encode_name(tag)) if path else None
 
     def _hear(self, event: Event) -> None:
         """Keeps an event. Nebula's thread calls it."""
@@ -140,13 +164,16 @@ class Tracker:
     def _say_version(self, event: Event, row: Mapping[str, Any]) -> None:
         self._told[event.tag] = float(row.get("durable") or 0)
         values = {name: float(row[column]) for column, name in _COLUMNS.items() if column in row}
-        path = self._session.persist_path
         facts = {
             "tag": event.tag,
+            "step": event.step,
+            "generation": int(row.get("generation", 1)),
             "state": "durable" if event.kind == "durable" else "failed",
-            "path": config.below(config.shown(path), _nebula.encode_name(event.tag)) if path else None,
+            "path": self._place(event.tag),
             "size_bytes": int(row.get("size_bytes", event.size)),
             "error": event.text if event.kind == "lost" else "",
+            "metrics": self._values.get(event.step, {}) if event.step is not None else {},
+            "resumed_from": self._origin["tag"] if self._origin else None,
         }
         step = event.step if event.step is not None else 0
         if self._metrics is not None:
@@ -186,12 +213,17 @@ class _TensorBoard:
 
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         self.scalars(step, values)
-        self._writer.add_text("nebula/version", f"```\n{json.dumps(facts, indent=1)}\n```", step)
+        self._text("nebula/version", facts, step)
         self._writer.flush()
 
-    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _text(self, name: str, facts: Mapping[str, Any], step: int) -> None:
+        self._writer.add_text(name, f"```\n{json.dumps(facts, indent=1)}\n```", step)
+
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> None:
         self._writer.close()
         self._open(purge_step=step + 1)
+        if origin is not None:
+            self._text("nebula/resumed_from", origin, step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -218,9 +250,15 @@ class _Wandb:
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         self._run.log({**values, "nebula/step": step})
         if facts["state"] == "durable" and facts["path"]:
-            artifact = self._wandb.Artifact(f"checkpoints-{self._run.id}", type="checkpoint", metadata=dict(facts))
-            self._refer(artifact, facts["path"])
-            self._run.log_artifact(artifact)
+            self._run.log_artifact(self._artifact(facts), aliases=["latest", re.sub("[/:]", "-", facts["tag"])])
+
+    def _artifact(self, facts: Mapping[str, Any]) -> Any:
+        """Returns a reference. All runs on one storage path have one collection, so that W&B's lineage leads from run to run."""
+        folder = facts["path"].rpartition("/")[0]
+        name = re.sub("[^A-Za-z0-9_.-]", "-", folder.rpartition("/")[2])[-60:]
+        artifact = self._wandb.Artifact(f"checkpoints-{name}-{zlib.crc32(folder.encode()):08x}", type="checkpoint", metadata=dict(facts))
+        self._refer(artifact, facts["path"])
+        return artifact
 
     def _refer(self, artifact: Any, path: str) -> None:
         if "://" in path and not path.startswith("file://"):
@@ -231,9 +269,13 @@ class _Wandb:
         else:
             artifact.add_reference(path if "://" in path else f"file://{path}", name="checkpoint", checksum=False)
 
-    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> None:
         for row in rows:
             self.scalars(row["step"], _scalars({name: value for name, value in row.items() if name != "step"}))
+        if origin is not None:
+            self._run.config.update({"nebula_resumed_from": dict(origin)}, allow_val_change=True)
+            if origin["path"] and not self._run.offline:  # W&B takes no inputs of a run that is offline
+                self._run.use_artifact(self._artifact(origin))
 
     def close(self) -> None:
         if self._is_ours:
@@ -268,8 +310,9 @@ class _Mlflow:
         if facts["state"] == "durable":
             self._client.set_tag(self._run, "nebula.newest", facts["tag"])
 
-    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        pass
+    def rewind(self, step: int, rows: Sequence[Mapping[str, Any]], origin: Mapping[str, Any] | None) -> None:
+        if origin is not None:
+            self._client.set_tag(self._run, "nebula.resumed_from", json.dumps(origin))
 
     def close(self) -> None:
         if self._is_ours and self._mlflow.active_run() is not None:

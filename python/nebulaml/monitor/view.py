@@ -112,8 +112,8 @@ def _display() -> Any:
 
 
 def _jobs(status: dict[str, Any]) -> list[dict[str, Any]]:
-    path = status.get("persist_path")
-    return [one for one in status.get("jobs", []) if one["persist_path"] == path]
+    path = status.get("path")
+    return [one for one in status.get("jobs", []) if one["path"] == path]
 
 
 def _worst(status: dict[str, Any]) -> dict[str, Any] | None:
@@ -125,7 +125,8 @@ def _verdict(status: dict[str, Any]) -> tuple[str, str, str]:
     """Returns the state, the reason, and what to do."""
     verdict = _worst(status)
     if verdict is None:
-        return ("no agent runs" if not status.get("running") else "no job here"), status.get("storage", {}).get("error", ""), ""
+        error = status.get("storage", {}).get("error", {})
+        return ("no job here" if status.get("running") else "no agent runs"), error.get("message", ""), ""
     return verdict["state"], verdict.get("reason", ""), verdict.get("cure", "")
 
 
@@ -155,7 +156,7 @@ def _size(size: float) -> str:
 def _page(path: str, status: dict[str, Any]) -> str:
     state, reason, cure = _verdict(status)
     storage = status.get("storage", {})
-    queue = [one for one in status.get("queue", []) if one["persist_path"] == status.get("persist_path")]
+    queue = [one for one in status.get("queue", []) if one["path"] == status.get("path")]
     parts = [f"<b style='color:{_COLOURS.get(state, 'inherit')}'>{html.escape(state)}</b>"]
     parts += [html.escape(_text(one)) for one in (reason, f"What to do: {cure}" if cure else "") if one]
     waits = f"{len(queue)} versions wait for storage, {_size(sum(one['size'] for one in queue))}" if queue else "nothing waits for storage"
@@ -169,7 +170,7 @@ def _page(path: str, status: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     step = str(row["step"]) if row["step"] >= 0 else "-"
-    return row["tag"], step, row["error"] or row["state"], _size(row["size"]), _time(row), " + ".join(row["where"])
+    return row["tag"], step, row["reason"] or row["state"], _size(row["size"]), _time(row), " + ".join(row["where"])
 
 
 def _time(row: dict[str, Any]) -> str:

@@ -110,7 +110,7 @@ class Collector:
         history = self._source.history()
         if len(history) != self._lines:
             self._ledger, self._lines = self._source.goodput(), len(history)
-        document = snapshot.build(status, history, self._source.nodes(), self._ledger, self._watch, now)
+        document = snapshot.build(status, history, self._source.nodes(), self._ledger, self._watch, now, self._source.settings())
         self._add_metrics(document["rows"])
         document["path"] = self._source.shown_path
         self._stored = document["now"]["stored"]
@@ -126,7 +126,7 @@ class Collector:
 
     def _add_metrics(self, rows: dict[str, dict[str, Any]]) -> None:
         """Adds metrics, newest versions first and only some per look: each version costs one request to storage."""
-        stored = (row for row in reversed(list(rows.values())) if "storage" in row["where"] and (row["files"] or 0) > 1)
+        stored = (row for row in reversed(list(rows.values())) if "storage" in row["where"] and (row["file_count"] or 0) > 1)
         with self._changed:
             known = {key: row["metrics"] for key, (_, row) in self._rows.items()}
         budget = itertools.count()

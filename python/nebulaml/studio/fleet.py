@@ -1,11 +1,12 @@
 """The jobs that a studio serves: one storage path, several, or all that lie in one path.
 
 A job costs something only while a page shows it: then it has a collector. The table of all jobs comes from `nebula list --jobs`, which finds
-the newest version of each with three small requests, and rests longer than it works.
+the newest version of each with a few small requests. It runs while a page shows the table, and rests longer than it works.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -23,7 +24,7 @@ __all__ = ["Fleet", "Job"]
 _LOGGER = logging.getLogger("nebulaml")
 TABLE_LOCAL_S = 3.0
 TABLE_CLOUD_S = 60.0
-IDLE_S = 120.0  # without a page, a job's collector ends
+IDLE_S = 120.0  # without a page, a job's collector ends, and nothing looks at the jobs
 
 
 class Job:
@@ -54,18 +55,14 @@ class Fleet:
         self._table: dict[str, Any] = {"jobs": [], "problems": [], "looked_at": None}
         self._goodput: dict[str, tuple[float, float | None]] = {}  # of local paths: with the time of the history's last change
         self._ended = threading.Event()
-        self.several = len(paths) > 1 or self._is_parent(paths[0])
+        self._asked = threading.Event()  # a page wants the table, which is older than its rest
+        self._shown = time.monotonic()  # when a page asked for the table last
+        self._first: Any = None  # the answer that has told whether one path is a parent; the first look takes it
+        if len(paths) == 1:
+            with contextlib.suppress(NebulaError):  # the page of the path says why
+                self._first = _jobs_of(paths[0])
+        self.several = len(paths) > 1 or bool(self._first and not self._first["is_job"] and self._first["jobs"])
         self._thread: threading.Thread | None = None
-
-    def _is_parent(self, path: str) -> bool:
-        source = Source(path)
-        try:
-            told = source.ask("list", "--jobs", "--json")[1]
-        except NebulaError:
-            return False  # the page of the path says why
-        finally:
-            source.close()
-        return not told["is_job"] and bool(told["jobs"])
 
     def start(self) -> None:
         if self.several:
@@ -89,11 +86,14 @@ class Fleet:
             return found
 
     def table(self) -> dict[str, Any]:
+        self._shown = time.monotonic()
+        self._asked.set()
         return self._table
 
     def stop(self) -> None:
         """Ends the waits of pages."""
         self._ended.set()
+        self._asked.set()
         with self._lock:
             opened = list(self._open.values())
         for one in opened:
@@ -118,21 +118,22 @@ class Fleet:
             is_local = all("://" not in path.removeprefix("file://") for path in self._paths)
             least = self._every_s or (TABLE_LOCAL_S if is_local else TABLE_CLOUD_S)
             self._ended.wait(max(least, REST * (time.monotonic() - begun)))
+            while not self._ended.is_set() and time.monotonic() - self._shown > IDLE_S:
+                self._asked.clear()
+                self._asked.wait(IDLE_S)
+                self._close_idle()
 
     def _look(self) -> None:
         jobs: list[dict[str, Any]] = []
         problems: list[str] = []
         known: dict[str, str] = {}
         for path in self._paths:
-            source = Source(path)
             try:
-                told = source.ask("list", "--jobs", "--json")[1]
+                told, self._first = self._first or _jobs_of(path), None
             except NebulaError as failure:
                 problems.append(str(failure))
                 known |= {name: one for name, one in self._known.items() if one.startswith(path.partition("?")[0])}
                 continue
-            finally:
-                source.close()
             for row in told["jobs"]:
                 name = row["name"] if len(self._paths) == 1 else config.shown(row["path"])
                 known[name] = path if told["is_job"] else _below(path, row["name"])
@@ -163,6 +164,14 @@ class Fleet:
             closed = [self._open.pop(name) for name in idle]
         for one in closed:
             one.close()
+
+
+def _jobs_of(path: str) -> Any:
+    source = Source(path)
+    try:
+        return source.ask("list", "--jobs", "--json")[1]
+    finally:
+        source.close()
 
 
 def _below(path: str, name: str) -> str:

@@ -120,6 +120,7 @@ class Studio:
         controls: dict[str, Work] = {
             "verify": self._verify,
             "copy": self._copy,
+            "export": self._export,
             "pin": lambda job, asked: job.source.pin(_text(asked, "tag"), _text(asked, "reason") if asked.get("reason") else ""),
             "unpin": lambda job, asked: job.source.unpin(_text(asked, "tag")),
             "prune": self._prune,
@@ -177,10 +178,13 @@ class Studio:
         return _begin(job, f"verify {tag}", do)
 
     def _copy(self, job: Job, asked: dict[str, Any]) -> Any:
-        tag, to = _text(asked, "tag"), _text(asked, "to")
-        if "://" not in to and not to.startswith("/"):
-            raise NebulaConfigError(f"{to:.200} is no absolute path and no URL")
+        tag, to = _text(asked, "tag"), _place(asked, "to")
         return _begin(job, f"copy {tag} to {config.shown(to)}", lambda work: job.source.copy(work, tag, to))
+
+    def _export(self, job: Job, asked: dict[str, Any]) -> Any:
+        tag, to = _text(asked, "tag"), _place(asked, "to")
+        files, dtype = (_text(asked, name) if asked.get(name) else "" for name in ("config", "dtype"))
+        return _begin(job, f"export {tag} to {config.shown(to)}", lambda work: job.source.export(work, tag, to, files, dtype))
 
     def _diff(self, job: Job, asked: dict[str, Any]) -> Any:
         tag, other = _text(asked, "tag"), _text(asked, "other")
@@ -228,6 +232,13 @@ def _text(asked: dict[str, Any], name: str) -> str:
     except UnicodeEncodeError as failure:
         raise NebulaConfigError(f"{name} cannot be written as UTF-8: {failure}") from failure
     return value
+
+
+def _place(asked: dict[str, Any], name: str) -> str:
+    place = _text(asked, name)
+    if "://" not in place and not place.startswith("/"):
+        raise NebulaConfigError(f"{place:.200} is no absolute path and no URL")
+    return place
 
 
 def _whole(asked: dict[str, Any], name: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from .._session import config
@@ -81,7 +82,7 @@ def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, di
     for one in (status.get("storage") or {}).get("versions", []):
         key = _identity(one["job"], one["tag"], one["generation"])
         found[_history_tag(one["tag"]), one["generation"]] = key
-        rows[key] = {**_EMPTY, **one, "error": one.get("error") or ""}
+        rows[key] = {**_EMPTY, **one, "error": one["reason"]}
     for one in [*history, *status.get("history", [])]:
         written = (_history_tag(one["tag"]), one["generation"])
         key = found.get(written)
@@ -100,7 +101,7 @@ def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, di
 
 
 _EMPTY: dict[str, Any] = {
-    "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "files": None, "committed_at": 0.0, "where": [],
+    "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "file_count": None, "committed_at": 0.0, "where": [],
     "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None, "blocked_ms": None,
     "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
     "line": [], "verified_at": None, "verified_ok": None,
@@ -115,7 +116,7 @@ def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the answer of `nebula goodput` in the form of the page. None: there is no answer yet."""
     if not told or not told.get("step_seconds"):
         return None
-    return {"ratio": told["goodput"], "span_s": told["wall_seconds"], "step_s": told["step_seconds"], **told["seconds"]}
+    return {"ratio": told["goodput"], "span_s": told["wall_seconds"], "step_s": told["step_seconds"], **told["spent"]}
 
 
 def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -192,9 +193,8 @@ def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}
 
 
-def _advice(rows: list[dict[str, Any]], status: dict[str, Any], path: str) -> list[str]:
+def _advice(rows: list[dict[str, Any]], settings: list[dict[str, Any]]) -> list[str]:
     durable = [one for one in rows if one["durable"] and one["committed"] and one["blocked_ms"] is not None][-20:]
-    jobs = [one for one in status.get("jobs", []) if one["persist_path"] == path]
     advice = []
     if len(durable) >= 3:
         blocked_s = statistics.median(one["blocked_ms"] for one in durable) / 1e3
@@ -207,26 +207,32 @@ def _advice(rows: list[dict[str, Any]], status: dict[str, Any], path: str) -> li
             f"least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. "
             "The command nebula plan computes it for your failures."
         )
-        for job in jobs:
-            now = job["persist_interval_s"]
+        for job in settings:
+            now = job["settings"]["persistent_time_interval"]
             if now > 4 * storage_s:
                 advice.append(f"persistent_time_interval is {now:.0f} s: a lost node costs more than it needs to.")
     return advice
 
 
-def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
+def _settings(status: dict[str, Any], path: str, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the settings of each job of the path: of its trainers if they are connected here, else those that are kept in storage."""
+    live = [
+        {"job": one["job"], "settings": one["settings"], "origin": "as the agent has it"}
+        for one in status.get("jobs", [])
+        if one["path"] == path and one["trainer_count"]
+    ]
+    known = {one["job"] for one in live}
+    return live + [{**one, "origin": "kept with the versions"} for one in kept if one["job"] not in known]
+
+
+def _config(status: dict[str, Any], path: str, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the settings of the jobs, and those of this machine's agent if it has one of them."""
     values = []
-    for job in status.get("jobs", []):
-        if job["persist_path"] != path:
-            continue
+    for job in settings:
         origin = f"init() of job {job['job']!r}" if job["job"] else "init()"
-        values += [
-            {"name": "persistent_time_interval", "value": f"{job['persist_interval_s']:g} s", "origin": origin + ", as the agent has it"},
-            {"name": "num_of_version_in_retention", "value": str(job["retention_count"]), "origin": origin + ", as the agent has it"},
-        ]
-        values += [{"name": name, "value": value, "origin": origin + ", as the agent has it"} for name, value in _settings(job.get("settings"))]
+        values += [{"name": name, "value": value, "origin": f"{origin}, {job['origin']}"} for name, value in _named_settings(job["settings"])]
     agent = status.get("agent") or {}
-    if agent:
+    if agent and any(one["path"] == path for one in status.get("jobs", [])):
         values += [
             {"name": "memory of the agent", "value": str(agent["memory_budget"]), "unit": "bytes", "origin": "the agent"},
             {"name": "memory directory", "value": agent["memory_directory"] or "memfds", "origin": "the agent"},
@@ -239,11 +245,11 @@ def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
     return values
 
 
-def _settings(told: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _named_settings(told: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings that the job's trainers gave, by the names of init()."""
-    if not told:
-        return []
-    settings = [(name, str(told[name])) for name in ("on_full", "replicas", "world") if told[name] != ""]
+    settings = [("persistent_time_interval", f"{told['persistent_time_interval']:g} s")]
+    names = ("num_of_version_in_retention", "on_full", "replicas", "world")
+    settings += [(name, str(told[name])) for name in names if told[name] != ""]
     for rule in told["rules"]:
         words = [f"{name}={rule[name]}" for name in rule if name.startswith("keep_") and name != "keep_best" and rule[name]]
         mode = "max" if rule["largest"] else "min"
@@ -271,35 +277,40 @@ def build(
     told: dict[str, Any] | None,
     watch: Watch,
     now: float,
+    kept: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Returns the document. `rows`: by identity; the rest is small."""
+    """Returns the document. `rows`: by identity; the rest is small. kept: the jobs' settings in storage."""
     storage = status.get("storage") or {}
-    path = status.get("persist_path") or storage.get("path") or ""  # as the jobs of the agent spell it
+    path = status.get("path") or storage.get("path") or ""  # as the jobs of the agent spell it
     by_key = _rows(status, history)
     rows = sorted(by_key.values(), key=lambda one: (one["committed_at"] or _begun(one), one["tag"]))
     hidden = max(0, len(rows) - SHOWN_VERSIONS)
     if hidden:
         shown = {id(one) for one in rows[hidden:]}
         by_key = {key: one for key, one in by_key.items() if id(one) in shown}
-    sessions = [one for one in status.get("sessions", []) if one["persist_path"] == path]
-    queue = [one for one in status.get("queue", []) if one["persist_path"] == path]
-    jobs = [one for one in status.get("jobs", []) if one["persist_path"] == path]
+    sessions = [one for one in status.get("sessions", []) if one["path"] == path]
+    queue = [one for one in status.get("queue", []) if one["path"] == path]
+    jobs = [one for one in status.get("jobs", []) if one["path"] == path]
     ledger = _ledger(told)
+    settings = _settings(status, path, kept)
     events = _mark(rows, ledger) + _restarts([*history, *status.get("history", [])])
-    problems = [text for text in (status.get("error"), storage.get("error"), storage.get("first_broken")) if text]
+    failure = storage.get("error") or {}
+    problems = [text for text in ((status.get("error") or {}).get("message"), failure.get("message"), storage.get("first_unreadable")) if text]
+    verdict = _worst(jobs)
+    problems = [text for text in problems if not verdict or text not in verdict.get("reason", "")]  # the banner says it
     waiting = sum(one["size"] for one in queue)
     oldest = [row["committed_at"] for row in rows if row["tag"] in {one["tag"] for one in queue} and row["committed_at"]]
     return {
         "time": now,
         "path": path,
-        "agent": {name: value for name, value in (status.get("agent") or {}).items() if name != "uptime_s"} or None,
+        "agent": {name: value for name, value in (status.get("agent") or {}).items() if name != "uptime_seconds"} or None,
         "running": bool(status.get("running")),
         "problems": problems,
-        "verdict": _worst(jobs),
+        "verdict": verdict,
         "now": {
             "trains": bool(sessions),
             # False: there may be versions that this machine cannot see.
-            "readable": not storage.get("error") or storage.get("status") == "not_found",
+            "readable": not failure or failure["status"] == "not_found",
             "newest": _named(_newest(rows, ("memory", "peer", "storage"))),
             "stuck": _stuck(rows, now),
             "after_node": _named(_newest(rows, ("peer", "storage"))),
@@ -318,6 +329,6 @@ def build(
             "here": {"sessions": sessions, "jobs": jobs, "oldest": min(oldest) if oldest else None, "waiting": len(queue)},
             "others": nodes,
         },
-        "config": {"values": _config(status, path), "advice": _advice(rows, status, path)},
+        "config": {"values": _config(status, path, settings), "advice": _advice(rows, settings)},
         "rows": by_key,
     }

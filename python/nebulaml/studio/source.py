@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +27,7 @@ __all__ = ["Source", "shell_word"]
 ASK_S = 120.0  # for commands that only list
 WORK_S = 3600.0  # for commands that read every byte
 HISTORY = "checkpointHistories.csv"
+SETTINGS = ".nebula/settings-"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
 ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
 _GUARDED = re.compile("'[' ]*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
@@ -46,6 +49,7 @@ class Source:
         self._store = StoreProcess(path)
         self._looks = Looks(command, path)
         self._metrics: dict[tuple[str, int], dict[str, float]] = {}
+        self._settings: dict[tuple[str, int], dict[str, Any]] = {}  # by key and time
 
     def close(self) -> None:
         self._looks.close()
@@ -58,7 +62,7 @@ class Source:
 
     def _environment(self) -> dict[str, str]:
         # A URL can hold a secret, which a command line would show to all users of the machine.
-        return os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
+        return os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1", "NEBULA_PYTHON": sys.executable}
 
     def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
         """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. If the answer is an error, raises it."""
@@ -118,6 +122,12 @@ class Source:
         answer: dict[str, Any] = self.work(work, "copy", "--json", "--tag", tag, "--", self.path, to)[1]
         return answer
 
+    def export(self, work: Work, tag: str, to: str, config: str, dtype: str) -> dict[str, Any]:
+        """Writes a Hugging Face directory. config, dtype: "" for none."""
+        options = [*([f"--config={config}"] if config else []), *([f"--dtype={dtype}"] if dtype else [])]
+        answer: dict[str, Any] = self.work(work, "restore", "--json", f"--hf={to}", *options, "--", tag)[1]
+        return answer
+
     def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:
         """Returns the versions that `nebula prune` would remove by these rules, and those that stay."""
         if not keep_last and not abandoned:
@@ -174,6 +184,19 @@ class Source:
             for one in entries
             if one["key"].endswith(".json")
         ]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Returns the settings that jobs gave to init(), which storage has. []: it does not answer, or has none."""
+        try:
+            entries = self._store.ask(do="list", prefix=SETTINGS)["entries"]
+        except (NebulaError, CellUnreachable):
+            return list(self._settings.values())
+        found = {}
+        for key, stamp in ((one["key"], (one["key"], one["time_ns"])) for one in entries):
+            with contextlib.suppress(NebulaError, CellUnreachable, ValueError):
+                found[stamp] = self._settings.get(stamp) or json.loads(self._store.ask(do="get", key=key)["value"])
+        self._settings = found
+        return list(found.values())
 
     def knows_metrics(self, tag: str, generation: int) -> bool:
         return (tag, generation) in self._metrics

@@ -15,6 +15,7 @@
 #include "agent/peers/copy_finder.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/progress.h"
+#include "agent/persist/settings.h"
 #include "agent/persist/storage.h"
 #include "agent/pulse/pulse.h"
 #include "agent/restore/passed_over.h"
@@ -443,24 +444,6 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         return to_text(json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions, "verdicts", verdicts, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
 }
 
-/* The settings that the trainers of the job gave, by the names of init(). A rule without a word of it has 0. */
-static json_t *settings_json(const struct job_settings *settings)
-{
-        static const char *const on_full[] = { "wait", "stream", "skip" };
-        json_t *rules = json_array();
-
-        for (uint32_t i = 0; i < settings->rule_count; i++) {
-                const struct keep_rule *rule = &settings->rules[i];
-
-                json_array_append_new(rules, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:b}", "keep_last", (json_int_t)rule->last, "keep_every", (json_int_t)rule->every,
-                                                       "keep_hourly", (json_int_t)rule->hourly, "keep_daily", (json_int_t)rule->daily, "keep_weekly", (json_int_t)rule->weekly,
-                                                       "keep_within", (json_int_t)rule->within_s, "keep_best", (json_int_t)rule->best, "metric", rule->metric, "largest",
-                                                       rule->best_is_largest));
-        }
-        return json_pack("{s:s, s:I, s:I, s:s, s:o}", "on_full", settings->on_full < 3 ? on_full[settings->on_full] : "", "replicas", (json_int_t)settings->replica_count, "world",
-                         (json_int_t)settings->world, "keep_items", settings->items, "rules", rules);
-}
-
 static json_t *job_json(struct catalogue *catalogue, struct job *job)
 {
         uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
@@ -474,11 +457,10 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                 unsaved_bytes += version_size(version);
         }
         verdict_update(catalogue, job);
-        body = json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "persist_path", job->persist_path,
-                         "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
-                         job->settings.persist_interval_s, "retention_count", (json_int_t)job->settings.retention_count, "versions_in_memory",
-                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->known.count, "persisting",
-                         job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failures",
+        body = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "path", job->persist_path,
+                         "trainer_count", (json_int_t)catalogue_session_count(catalogue, job), "memory_count",
+                         (json_int_t)in_memory, "unsaved_count", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "storage_count", (json_int_t)job->known.count, "persisting",
+                         job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failure_count",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
         json_object_set_new(body, "found", json_pack("{s:I, s:I, s:I}", "rotten", (json_int_t)job->findings[FINDING_ROTTEN].count, "stale",
                                                      (json_int_t)job->findings[FINDING_STALE].count, "not_finite",
@@ -531,10 +513,10 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version_unsaved(version))
                                 json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:I, s:b, s:s}", "tag", version->tag, "job",
-                                                                       job->name, "persist_path", job->persist_path, "size",
+                                                                       job->name, "path", job->persist_path, "size",
                                                                        (json_int_t)version_size(version), "moved",
                                                                        (json_int_t)version_progress(version).moved_bytes, "writing",
-                                                                       version->pins > 0 && job_progress(job).is_busy, "error",
+                                                                       version->pins > 0 && job_progress(job).is_busy, "reason",
                                                                        version->error.message));
         }
         for (const struct session *session = catalogue->sessions; session; session = session->next)
@@ -542,15 +524,15 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
                         json_array_append_new(sessions, json_pack("{s:I, s:I, s:I, s:s, s:s, s:f}", "pid", (json_int_t)session->pid,
                                                                   "rank", (json_int_t)session->rank, "world",
                                                                   (json_int_t)session->world, "job", session->job->name,
-                                                                  "persist_path", session->job->persist_path, "since",
+                                                                  "path", session->job->persist_path, "since",
                                                                   session->since));
         agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b, s:I}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
-                          "uptime_s", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started", catalogue->started,
+                          "uptime_seconds", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started_at", catalogue->started,
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
                           (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining > 0,
                           "fetched_bytes", (json_int_t)manifest_read_bytes());
         catalogue_unlock(catalogue);
-        return to_text(json_pack("{s:o, s:s, s:o, s:o, s:o, s:o}", "agent", agent, "persist_path", path, "jobs", jobs, "sessions", sessions, "queue",
+        return to_text(json_pack("{s:o, s:s, s:o, s:o, s:o, s:o}", "agent", agent, "path", path, "jobs", jobs, "sessions", sessions, "queue",
                                  queue, "storage", storage_json()),
                        ret_text, error);
 }

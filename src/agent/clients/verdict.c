@@ -19,6 +19,7 @@
 #define SECOND_NS 1000000000
 #define LOOK_NS (SECOND_NS / 5)      /* however often something changes */
 #define TICK_NS ((int64_t)SECOND_NS) /* while time alone can change a verdict */
+#define STALE_FACTOR 3               /* of the most steps between two versions */
 #define SAY_FIRST_NS (60 * (int64_t)SECOND_NS)
 #define SAY_MOST_NS (3600 * (int64_t)SECOND_NS)
 
@@ -176,6 +177,9 @@ static const char *storage_cure(const struct nebula_error *error)
         case ENOSPC:
         case EDQUOT:
                 return "make room there: remove files, or old checkpoints with `nebula prune`; the agent goes on by itself";
+        case ENODEV:
+        case ESTALE:
+                return "mount that file system again; the agent goes on by itself";
         case EACCES:
         case EPERM:
         case EROFS:
@@ -297,9 +301,40 @@ static bool hangs(const struct catalogue *catalogue, const struct job *job, cons
         return true;
 }
 
+/* How many steps the job makes between two versions, as far as it was seen. */
+static void note_steps(const struct job *job, const struct facts *facts, struct job_verdict *verdict)
+{
+        int64_t step = pulse_step(job), steps = step - verdict->saved_step;
+
+        if (step < 0 || !facts->complete)
+                return;
+        if (facts->complete->sequence != verdict->saved_sequence) {
+                if (verdict->saved_sequence && steps > verdict->usual_steps)
+                        verdict->usual_steps = steps;
+                verdict->saved_sequence = facts->complete->sequence;
+                verdict->saved_step = step;
+        } else if (steps < 0) { /* it went back */
+                verdict->saved_step = step;
+        }
+}
+
+static bool saves_no_more(const struct catalogue *catalogue, const struct job *job, const struct facts *facts, struct job_verdict *verdict)
+{
+        int64_t steps = pulse_step(job) - verdict->saved_step;
+        double since = facts->complete ? lifecycle_at(&facts->complete->life, NEBULA_STATE_COMMITTED) : 0;
+
+        if (!facts->complete || verdict->usual_steps <= 0 || steps <= STALE_FACTOR * verdict->usual_steps ||
+            catalogue_now() - since < (double)catalogue->takeover_s)
+                return false;
+        set(verdict, VERDICT_AT_RISK, VERDICT_STALE, since, "look at the program's log: why does it save no more? `nebula studio` can ask a Manager to save now");
+        say(verdict, "no checkpoint is complete since %s: that is %" PRId64 " steps, and never were more than %" PRId64 " between two", facts->complete->tag,
+            steps, verdict->usual_steps);
+        return true;
+}
+
 typedef bool judge_fn(const struct catalogue *catalogue, const struct job *job, const struct facts *facts, struct job_verdict *verdict);
 
-static judge_fn *const judges[] = { hangs, failed, late, damaged, storage_fails, memory_is_full, lags, lacks_copies, has_rival };
+static judge_fn *const judges[] = { hangs, failed, late, damaged, storage_fails, memory_is_full, lags, saves_no_more, lacks_copies, has_rival };
 
 /* The first trouble of the worst state. */
 static struct job_verdict judge(const struct catalogue *catalogue, const struct job *job, const struct facts *facts)
@@ -354,10 +389,11 @@ static bool update(struct catalogue *catalogue, struct job *job)
         event_look_for_late(catalogue, job);
         facts = gather(job);
         note_full(catalogue, &facts, job->verdict);
+        note_steps(job, &facts, job->verdict);
         *job->verdict = judge(catalogue, job, &facts);
         keep_time(&before, job->verdict);
         say_in_log(job, &before, job->verdict);
-        return job->verdict->state || facts.unwritten || facts.has_open || (facts.complete && job->settings.replica_count);
+        return job->verdict->state || facts.unwritten || facts.has_open || job->verdict->usual_steps || (facts.complete && job->settings.replica_count);
 }
 
 void verdict_update(struct catalogue *catalogue, struct job *job)

@@ -19,7 +19,7 @@
 enum verdict_state { VERDICT_FINE, VERDICT_AT_RISK, VERDICT_BROKEN };
 enum verdict_kind {
         VERDICT_NONE, VERDICT_FAILED, VERDICT_LATE, VERDICT_DAMAGE, VERDICT_STORAGE, VERDICT_LAG, VERDICT_MEMORY, VERDICT_COPIES, VERDICT_RIVAL,
-        VERDICT_HUNG,
+        VERDICT_HUNG, VERDICT_STALE,
 };
 struct job_verdict {
         enum verdict_state state;
@@ -27,6 +27,9 @@ struct job_verdict {
         double since; /* of the trouble, seconds since 1970 */
         char reason[768], cure[384];
         int64_t full_since_ns;       /* memory has no room for the next version; 0: it has */
+        uint64_t saved_sequence;     /* of the newest complete version; 0: there was none */
+        int64_t saved_step;          /* of the trainers when it was complete */
+        int64_t usual_steps;         /* the most steps between two such versions; 0: not known */
         int64_t say_at_ns, pause_ns; /* when the log says it again, and how long after the last time */
 };
 

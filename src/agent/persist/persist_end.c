@@ -90,8 +90,12 @@ static bool make_known(struct plan *plan, bool is_writer)
 
 void persist_conclude(struct plan *plan, bool is_writer)
 {
-        if (make_known(plan, is_writer) && is_writer)
+        bool is_newest = make_known(plan, is_writer);
+
+        if (is_newest && is_writer)
                 latest_write(plan->writer.store, plan->job, plan->writer.directory);
+        if (is_writer)
+                settings_write(plan->catalogue, plan->job, plan->writer.store);
 }
 
 enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error)

@@ -14,6 +14,7 @@
  *      persist_record.c    describes the files for this node's record
  *      persist_end.c       updates the catalogue when a manifest is in storage
  *      latest.c            the hint for programs that do not read manifests
+ *      settings.c          what the job gave to init(), for people
  *
  * The worker may begin a version before it is complete, while its last files are still being copied, and writes the bytes as they
  * come. It writes the record and the manifest only after the commit.
@@ -72,6 +73,8 @@ struct pins;
 enum nebula_status retain_load_kept(struct store *store, struct pins *ret_pins, struct nebula_error *error);
 /* Whether a version of this manifest is being read, or its tag written again. Lock held. */
 bool retain_in_use(const struct job *job, const struct manifest *manifest);
+/* Puts the settings of the job into storage, if they are not those that this agent has put there. */
+void settings_write(struct catalogue *catalogue, struct job *job, struct store *store);
 /* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */
 void latest_write(struct store *store, struct job *job, const char *directory);
 /* If the hint names a step whose directory is gone, this makes it name the newest version. */

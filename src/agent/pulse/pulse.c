@@ -248,13 +248,27 @@ const struct pulse_hang *pulse_hang(const struct job *job)
         return &job->pulse->hang;
 }
 
-json_t *pulse_json(const struct catalogue *catalogue, const struct job *job)
+static const struct pulse *last_of(const struct job *job)
 {
         const struct pulse *last = NULL;
 
         for (const struct pulse *pulse = job->pulse->first; pulse; pulse = pulse->next)
                 if (pulse->pace.beats && (!last || pulse->last.beats < last->last.beats))
                         last = pulse;
+        return last;
+}
+
+int64_t pulse_step(const struct job *job)
+{
+        const struct pulse *last = last_of(job);
+
+        return last ? (int64_t)last->last.step : -1;
+}
+
+json_t *pulse_json(const struct catalogue *catalogue, const struct job *job)
+{
+        const struct pulse *last = last_of(job);
+
         return !last ? NULL :
                        json_pack("{s:I, s:s, s:f, s:f, s:I}", "step", (json_int_t)last->last.step, "phase", last->last.phase, "seconds",
                                  (double)(os->now_ns() - last->pace.since_ns) / 1e9, "limit",

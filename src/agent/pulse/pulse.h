@@ -30,6 +30,8 @@ int64_t pulse_look(struct catalogue *catalogue, int64_t now_ns);
 /* Closes the pages of a job that ends. */
 void pulse_forget(struct job *job);
 const struct pulse_hang *pulse_hang(const struct job *job);
+/* The step of the trainer of this node that lags behind; -1: none counts steps. */
+int64_t pulse_step(const struct job *job);
 /* {"step", "phase", "seconds", "limit"} of the trainer of this node that lags behind; NULL: none counts steps. */
 json_t *pulse_json(const struct catalogue *catalogue, const struct job *job);
 

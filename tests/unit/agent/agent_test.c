@@ -1255,7 +1255,7 @@ static bool reports_job(struct test_client *client, const char *name)
         struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
         char text[80];
 
-        snprintf(text, sizeof text, "\"job\":\"%s\",\"persist_path\"", name);
+        snprintf(text, sizeof text, "\"job\":\"%s\",\"path\"", name);
         return !ask(client, IPC_REPORT, &request, sizeof request) &&
                memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
 }

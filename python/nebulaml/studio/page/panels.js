@@ -24,6 +24,9 @@ async function attempt(studio, text, work) {
   }
 }
 
+const many = (number, what) => `${count(number)} ${what}${number === 1 ? '' : 's'}`;
+const isHung = (steps) => steps && steps.seconds > steps.limit;
+
 function card(title, big, ...lines) {
   return element('section', { class: 'card' }, element('h2', {}, title), element('p', { class: 'big' }, big), lines.filter(Boolean).map((one) => element('p', { class: 'faint' }, one)));
 }
@@ -57,16 +60,17 @@ const now = {
     if (!told) return;
     const newest = told.newest;
     const ledger = told.goodput;
+    const steps = studio.state.nodes?.here.jobs.map((one) => one.steps).find(Boolean);
     const used = agent ? `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)}` : 'no agent runs';
     const fresh = element('div', { class: 'cards' },
       card('Newest loadable checkpoint', newest ? named(newest.tag) : told.readable ? 'none yet' : 'not known', !newest ? (told.readable ? null : 'the storage cannot be read') : `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`, told.stuck && element('span', { class: 'bad' }, `${told.stuck.count} newer cannot be loaded: ${shown(told.stuck.tag)} ${told.stuck.state === 'failed' ? 'failed: ' : ''}${shown(told.stuck.error)}`)),
       card('Lost if all processes died now', ...this.loss(newest, told)),
       card('Lost if the node died now', ...this.loss(told.after_node, told)),
       card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'no version waits for storage'),
-      card('Memory', used, `${told.in_memory} versions in memory`),
-      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${told.stored} durable versions${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
+      card('Memory', used, `${many(told.in_memory, 'version')} in memory`),
+      card('Storage', told.readable ? bytes(told.stored_bytes) : 'cannot be read', told.readable && `${many(told.stored, 'durable version')}${studio.state.reading ? ' so far' : ''}${told.failed ? `, ${told.failed} failed` : ''}`),
       card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}${ledger.paused ? `, paused ${seconds(ledger.paused)}` : ''}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
-      card('Trainers', told.trains ? (told.stuck ? 'connected, no checkpoint becomes complete' : 'training') : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
+      card('Trainers', !told.trains ? 'none connected' : isHung(steps) ? 'connected, no steps' : told.stuck ? 'connected, no checkpoint becomes complete' : steps ? `training, step ${count(steps.step)}` : 'training', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started_at)}` : null));
     renew(this.cards, fresh);
   },
 };
@@ -84,9 +88,9 @@ async function prune(studio) {
   }]]);
 }
 function preview(studio, seen) {
-  const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned ? ' (pinned)' : '');
+  const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned !== null ? ' (pinned)' : '');
   const content = [
-    element('p', {}, `${seen.removed.length} versions would be removed, ${bytes(seen.bytes)}:`),
+    element('p', {}, `${many(seen.removed.length, 'version')} would be removed, ${bytes(seen.bytes)}:`),
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
   ];
   const remove = ['Remove them', 'danger', async () => {
@@ -305,6 +309,7 @@ const version = {
         ? element('button', { class: 'act control', type: 'button', onclick: () => pin(studio, tag) }, 'Pin…')
         : element('button', { class: 'act control', type: 'button', onclick: () => attempt(studio, `${shown(tag)} unpinned`, () => studio.act('unpin', { tag })) }, 'Unpin'),
       element('button', { class: 'act control', type: 'button', onclick: () => copyTo(studio, tag) }, 'Copy to…'),
+      element('button', { class: 'act control', type: 'button', onclick: () => exportTo(studio, tag) }, 'Export…'),
       element('button', { class: 'act control', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
       told.restore && element('button', { class: 'act', type: 'button', onclick: () => copy(studio, told.restore) }, 'Copy the restore command'));
     const facts = element('dl', {}, [
@@ -402,6 +407,14 @@ function copyTo(studio, tag) {
   const place = element('input', { id: 'copy-to', size: 40, placeholder: 'a directory, or a URL such as az://account/container/run7' });
   studio.dialog('Copy a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'copy-to' }, 'To '), place)],
     [['Copy', '', () => { attempt(studio, `copy of ${shown(tag)}`, () => studio.work('copy', { tag, to: place.value.trim() })); }]]);
+}
+function exportTo(studio, tag) {
+  const place = element('input', { id: 'export-to', size: 40, placeholder: '/models/step500, or a URL' });
+  const base = element('input', { id: 'export-config', size: 40, placeholder: 'with config.json and the tokenizer' });
+  const dtype = element('select', { id: 'export-dtype' }, [['', 'as saved'], ['bf16', 'bf16'], ['fp16', 'fp16'], ['fp32', 'fp32']].map(([value, text]) => element('option', { value }, text)));
+  const line = (id, text, input) => element('p', {}, element('label', { htmlFor: id }, text), input);
+  studio.dialog('Export the weights for Hugging Face', [element('p', {}, named(tag)), line('export-to', 'New directory ', place), line('export-config', 'Configuration from (may be empty) ', base), line('export-dtype', 'Floats ', dtype)],
+    [['Export', '', () => { attempt(studio, `export of ${shown(tag)}`, () => studio.work('export', { tag, to: place.value.trim(), config: base.value.trim(), dtype: dtype.value })); }]]);
 }
 async function copy(studio, text) {
   try { await navigator.clipboard.writeText(text); studio.say('the restore command is in the clipboard'); } catch { /* it can be copied from the dialog */ }
@@ -541,9 +554,9 @@ const nodes = {
     const lag = here.oldest ? wall() - here.oldest : 0;
     const facts = [
       ['agent', agent ? element('span', { class: 'good' }, `runs, pid ${agent.pid}, nebula ${shown(agent.version)}`) : element('span', { class: 'bad' }, 'does not run')],
-      agent && ['since', ago(agent.started, wall())], agent && ['memory', `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)} in ${shown(agent.memory_directory || 'memfds')}`],
+      agent && ['since', ago(agent.started_at, wall())], agent && ['memory', `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)} in ${shown(agent.memory_directory || 'memfds')}`],
       ['waiting for storage', here.waiting ? `${here.waiting} versions, the oldest for ${seconds(lag)}` : 'nothing'],
-      job && ['in memory', `${job.versions_in_memory} versions`], job?.storage_error && ['storage', element('span', { class: 'bad' }, shown(job.storage_error))],
+      job && ['in memory', `${job.memory_count} versions`], job?.storage_error && ['storage', element('span', { class: 'bad' }, shown(job.storage_error))],
     ].filter(Boolean);
     const ranks = new Grid([
       { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => `${one.rank} of ${one.world}` },
@@ -578,7 +591,7 @@ const config = {
     this.checks.replaceChildren(element('p', { class: 'faint' }, 'checking…'));
     const told = await attempt(studio, 'nebula doctor', () => studio.ask('doctor'));
     const kind = { ok: 'good', note: 'warn', BAD: 'bad' };
-    this.checks.replaceChildren(element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checks' }, element('tbody', {}, (told?.checks || []).map((one) => element('tr', {}, element('th', { scope: 'row' }, one.check), element('td', { class: kind[one.verdict] }, one.verdict), element('td', {}, shown(one.found), one.advice ? element('div', { class: 'faint' }, shown(one.advice)) : '')))))));
+    this.checks.replaceChildren(element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checks' }, element('tbody', {}, (told?.checks || []).map((one) => element('tr', {}, element('th', { scope: 'row' }, one.check), element('td', { class: kind[one.result] }, one.result), element('td', {}, shown(one.found), one.advice ? element('div', { class: 'faint' }, shown(one.advice)) : '')))))));
   },
   update(studio) {
     const told = studio.state.config;

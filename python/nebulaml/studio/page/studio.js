@@ -113,10 +113,12 @@ function makeTabs() {
 // The agent's verdict on the job, above each panel. A job that is fine needs no banner.
 function showVerdict(verdict) {
   const isTrouble = verdict && verdict.state !== 'fine';
-  const lines = isTrouble ? [`${verdict.job ? `${shown(verdict.job)} is ` : ''}${verdict.state} since ${clock(verdict.since)}: ${shown(verdict.reason)}`, `What to do: ${shown(verdict.cure)}`] : [];
+  const lines = isTrouble ? [`${verdict.job ? `${shown(verdict.job)} is ` : ''}${verdict.state} since ${clock(verdict.since)}:`, shown(verdict.reason), 'What to do:', shown(verdict.cure)] : [];
   $('verdict').className = isTrouble ? verdict.state.replace(' ', '-') : '';
-  if ([...$('verdict').children].map((one) => one.textContent).join('\n') === lines.join('\n')) return; // a screen reader says it once
-  $('verdict').replaceChildren(...lines.map((line) => element('p', {}, line)));
+  const paragraph = (title, text) => element('p', {}, element('strong', {}, title), ` ${text}`);
+  const fresh = isTrouble ? [paragraph(lines[0], lines[1]), paragraph(lines[2], lines[3])] : [];
+  if ([...$('verdict').children].map((one) => one.textContent).join('\n') === fresh.map((one) => one.textContent).join('\n')) return; // a screen reader says it once
+  $('verdict').replaceChildren(...fresh);
 }
 
 const waiting = []; // calls that continue when a state has come
@@ -139,7 +141,7 @@ function take(told, job) {
   const { rows, gone, all, ...rest } = told;
   Object.assign(state, rest);
   $('path').textContent = shown(state.path || '');
-  document.title = `${shown(state.path || '')} - Nebula studio`;
+  document.title = `${state.verdict && state.verdict.state !== 'fine' ? `${state.verdict.state}: ` : ''}${shown(state.path || '')} - Nebula studio`;
   showVerdict(state.verdict);
   $('problems').replaceChildren(...(state.problems || []).map((text) => element('p', {}, shown(text))));
   showWorks(state.works);
