@@ -7,7 +7,9 @@ import random
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -327,6 +329,38 @@ def test_a_wrong_suspicion_that_nobody_followed_restarts_nobody(start_job):
     handler._lost(0, "wrong")  # of itself: it is alive, and its next heartbeat says so
     handler._inner._keep_alive()
     job.await_world(*nodes)
+
+
+def test_a_heartbeat_that_waited_for_storage_is_written_all_the_same(start_job, monkeypatch):
+    """The others count time from the moment at which storage is back: the next heartbeat may come too late for them."""
+    job = start_job(1, 1, keep_alive_interval="1")
+    [node] = job.start(2)
+    job.await_world(node)
+    node.lose()
+    node.thread.join()
+    inner, now, late = node.handler._inner, time.monotonic, [0.0]
+    beat = inner._state_holder.state.last_heartbeats[inner._this_node]
+    until(lambda: datetime.now(timezone.utc) - beat > inner.settings.keep_alive_interval)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + late[0])
+    read = node.cells.read
+
+    def read_late(cell: Cell) -> Any:
+        late[0] = 60.0
+        return read(cell)
+
+    monkeypatch.setattr(node.cells, "read", read_late)
+    inner._keep_alive()
+    assert late[0] and inner._state_holder.state.last_heartbeats[inner._this_node] > beat
+
+
+def test_the_threads_that_hear_run_no_c_plus_plus_of_torch(start_job):
+    """torchrun would crash at its end, if such a thread was inside torch's store then."""
+    job = start_job(2, 2)
+    nodes = job.start(2, 3)
+    job.await_world(*nodes)
+    until(lambda: hears(nodes[0], 1))
+    store = type(nodes[0].handler._hearing._round.store)
+    assert all(isinstance(getattr(store, name), types.FunctionType) for name in ("check", "get", "set"))
 
 
 # -- how long a node may be silent

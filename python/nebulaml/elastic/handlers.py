@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from datetime import datetime, timezone
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
 from . import hearing, worker
+from .cells import PATIENCE_S
 from .workers import LEFT_S, Workers
 
 __all__ = ["Handler", "create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
-_LOST = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the last heartbeat of a node that others hear no more
 _TRIES = 20  # to write that, against other writers
 
 
@@ -49,6 +49,8 @@ def _create(params: Any, cells: Any) -> Any:
 
     backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
     inner = create_handler(KeyStore(backend), backend, params)
+    # torch drops a heartbeat that has waited 5 s for storage. The next one may come too late for the other nodes.
+    inner.settings.timeout._set_timeouts(heartbeat=timedelta(seconds=PATIENCE_S))
     backend.view = View(inner._this_node, inner.settings.keep_alive_interval)
     _prepare(params)
     return Handler(inner, backend, float(params.get("silence_timeout", hearing.QUIET_S)))
@@ -113,7 +115,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         info = self._inner.next_rendezvous()
         self.is_broken = False
         self._workers.begin()
-        self._hearing.begin(info.rank, info.world_size, self._inner._get_store())
+        self._hearing.begin(info.rank, info.world_size, self._executor.round, self._inner._store)
         return info
 
     def num_nodes_waiting(self) -> int:
@@ -164,6 +166,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
     def _lost(self, rank: int, why: str) -> None:
         """Writes into the state that a node has not been heard, unless it has left."""
         from .rounds import refresh
+        from .state import LOST
 
         node = next((node for node, its in self._executor.world.items() if its == rank), None)
         try:
@@ -177,7 +180,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
                         or node not in state.participants
                     ):
                         break
-                    state.last_heartbeats[node] = _LOST
+                    state.last_heartbeats[node] = LOST
                     self._holder.mark_dirty()
                     if self._holder.sync():
                         _LOGGER.warning("node %s (%s) counts as lost: %s", rank, getattr(node, "addr", "?"), why)
