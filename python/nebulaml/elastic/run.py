@@ -12,8 +12,8 @@ interpreter.
 and they resume.
 
 ``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
-command succeeds. ``--max-failures-without-progress N``: after more failures in a row without a new committed step, the job ends (3; 0: never).
-``--on-poison older``: it passes over the checkpoint that they have loaded first, once.
+command succeeds (by default ``nebula doctor --health``; "off": none). ``--max-failures-without-progress N``: after more failures in a row
+without a new committed step, the job ends (3; 0: never). ``--on-poison older``: then it first passes over the checkpoint that they loaded.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
 def _parser() -> Any:
     from torch.distributed import run
 
+    from .agent import DEFAULT
+
     parser = run.get_args_parser()
     parser.add_argument("--warm", default="auto")
     parser.add_argument("--max-failures-without-progress", "--max_failures_without_progress", type=int, default=3)
     parser.add_argument("--on-poison", "--on_poison", choices=["end", "older"], default="end")
     parser.add_argument("--spares", type=int, default=0)
-    parser.add_argument("--health-check", "--health_check", default="")
+    parser.add_argument("--health-check", "--health_check", default=DEFAULT)
     parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
     return parser
 
@@ -96,13 +98,15 @@ def main(words: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-    from .agent import NoProgress, Unwell, use
+    from .agent import DEFAULT, OFF, NoProgress, Unwell, use
 
     @record
     def launch() -> None:
         options = parse(sys.argv[1:] if words is None else words, os.environ)
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ[ON_HANG] = options.on_hang
+        if options.standalone and options.health_check == DEFAULT:
+            options.health_check = OFF  # no other node would go on without this one
         use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
