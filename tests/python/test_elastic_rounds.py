@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from nebulaml.elastic import handlers, hearing
-from nebulaml.elastic.cells import Cell, Cells, CellUnreachable, Entry
+from nebulaml.elastic.cells import STATE, Cell, Cells, CellUnreachable, Entry
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from waiting import until
 
@@ -251,6 +252,29 @@ def test_a_spare_stands_in_for_a_lost_node(start_job):
     nodes[1].lose()
     job.await_world(nodes[0], spare, least_joined=1)
     assert nodes[0].joined == 2, "no round was closed without the spare"
+    job.check_worlds()
+
+
+def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(start_job):
+    job = start_job(1, 2)
+    nodes = job.start(2, 3, 4)
+
+    def inside() -> list[Node]:
+        found = [node for node in nodes if node.world]
+        return found if len(found) == 2 and found[0].world[::2] == found[1].world[::2] else []
+
+    for _ in range(3):
+        first = until(inside)[0]
+        was = first.joined
+        first.fails.set()
+        until(lambda first=first, was=was: (first.joined > was or first.world is None) and inside())
+    until(lambda: sorted(each[4] for each in json.loads(job.texts[Cell("job", STATE)][0])["state"]["nodes"]) == ["", "", "r"])
+    [rounds] = {node.world[0] for node in until(inside)}
+    for node in inside():
+        for _ in range(5):
+            node.handler._changed()
+            assert node.handler.num_nodes_waiting() == 0
+    assert {node.world[0] for node in inside()} == {rounds}
     job.check_worlds()
 
 
