@@ -114,6 +114,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.end()
         info = self._inner.next_rendezvous()
         self.is_broken = False
+        os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
         self._workers.begin()
         self._hearing.begin(info.rank, info.world_size, self._executor.round, self._inner._store)
         return info

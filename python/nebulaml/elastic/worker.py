@@ -15,6 +15,7 @@ WARM = "NEBULA_WARM"  # the address of the template
 PASSED_OVER = "NEBULA_PASSED_OVER"  # tags that the job fails after, one a line
 COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
+ROUND = "NEBULA_ROUND"  # the job's id and this round of its rendezvous: the same on all nodes, another one at each start of the workers
 PROGRAM = (
     "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}, {tells!r}))"  # of a template
 )
