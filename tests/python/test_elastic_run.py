@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
+import fork_server
 import psutil
 import pytest
-from nebulaml.elastic import agent, run, worker
+from nebulaml.elastic import agent, run, warm, worker
 from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
@@ -266,6 +267,36 @@ def test_a_default_check_that_cannot_run_keeps_no_node_away(monkeypatch, tmp_pat
     (tmp_path / "nebula").write_text("#!/bin/sh\necho devices BAD\nexit 1\n")
     with pytest.raises(agent.Unwell, match="devices BAD"):
         agent.check(agent.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--nnodes=2 --spares=2", "nebula run: --spares=2: of --nnodes=2, at least one node trains"),
+        ("--max-failures-without-progress=-1", "nebula run: --max-failures-without-progress=-1: give a number"),
+        ("--on-hang=restarts", "argument --on-hang/--on_hang: invalid choice: 'restarts'"),
+        ("--rdzv-endpoint=host:29400", "--rdzv-endpoint=host:29400 looks like a host"),
+        ("--rdzv-conf=silence_timeout=soon", "--rdzv-conf=silence_timeout=soon: give at least 0.25 seconds"),
+    ],
+)
+def test_a_wrong_option_ends_the_launcher_with_a_sentence_that_names_it(tmp_path, place, options, words):
+    command = ["--rdzv-backend=nebula-store", "--rdzv-id=x", "--nnodes=1:1", "--warm=off", f"--rdzv-endpoint={tmp_path}/shared", *options.split()]
+    job = fork_server.start(
+        "import runpy, sys; runpy.run_module('nebulaml.elastic.run', run_name='__main__', alter_sys=True)", *command, tmp_path / "worker.py",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, modules=("torch.distributed.run",), cwd=tmp_path,
+    )  # fmt: skip
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode not in (0, None) and words in errors
+
+
+def test_where_no_template_can_be_started_workers_start_cold_with_a_word(monkeypatch, caplog):
+    def full(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(warm, "start", full)
+    monkeypatch.delenv(worker.WARM, raising=False)
+    run._warm(parsed("--rdzv-id=x --nnodes=1 --warm=torch train.py"))
+    assert "workers start cold, because no template could be started: " in caplog.text and worker.WARM not in os.environ
 
 
 def test_spares_are_the_nodes_above_the_number_that_trains():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -47,19 +49,30 @@ def _create(params: Any, cells: Any) -> Any:
     from .keys import KeyStore
     from .state import View
 
+    try:
+        quiet_s = float(params.get("silence_timeout", hearing.QUIET_S))
+    except ValueError:
+        quiet_s = -1.0
+    if not hearing.INTERVAL_S <= quiet_s < math.inf:
+        raise ValueError(f"--rdzv-conf=silence_timeout={params.get('silence_timeout')}: give at least {hearing.INTERVAL_S} seconds")
     backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
     inner = create_handler(KeyStore(backend), backend, params)
     # torch drops a heartbeat that has waited 5 s for storage. The next one may come too late for the other nodes.
     inner.settings.timeout._set_timeouts(heartbeat=timedelta(seconds=PATIENCE_S))
     backend.view = View(inner._this_node, inner.settings.keep_alive_interval)
     _prepare(params)
-    return Handler(inner, backend, float(params.get("silence_timeout", hearing.QUIET_S)))
+    return Handler(inner, backend, quiet_s)
 
 
 def _prepare(params: Any) -> None:
     os.environ[worker.TORCHRUN] = str(os.getpid())
     # With a shared TCPStore both agents hang when a node joins (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    # The template has the workers' environment, so it starts after that.
+    if os.path.basename(os.environ.get("PYTHON_EXEC", "")) == worker.INTERPRETER and worker.WARM not in os.environ:
+        from .run import warm_for_torchrun
+
+        warm_for_torchrun(sys.argv[1:])
     if params.min_nodes < params.max_nodes and "last_call_timeout" not in params.config:
         _LOGGER.warning(
             "the first round waits 30 s for more nodes, if fewer than %d are there; --rdzv-conf=last_call_timeout=5 makes that 5 s",

@@ -33,6 +33,7 @@ from typing import Any
 
 from .._session.pulse import ON_HANG
 from ..errors import NebulaConfigError
+from .worker import INTERPRETER
 from .workers import Workers
 
 __all__ = ["main", "parse"]
@@ -70,6 +71,10 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
             raise NebulaConfigError(f"--spares={options.spares}: of --nnodes={options.nnodes}, at least one node trains")
         most -= options.spares
         options.nnodes = f"{min(least, most)}:{most}"
+    if options.max_failures_without_progress < 0:
+        raise NebulaConfigError(
+            f"--max-failures-without-progress={options.max_failures_without_progress}: give a number, or 0 for any number of failures"
+        )
     if least < most and not options.max_restarts:
         _LOGGER.warning(
             "--max-restarts is 0: the job ends when a node comes or goes. Give it, for example --max-restarts=100"
@@ -102,7 +107,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
     @record
     def launch() -> None:
-        options = parse(sys.argv[1:] if words is None else words, os.environ)
+        try:
+            options = parse(sys.argv[1:] if words is None else words, os.environ)
+        except NebulaConfigError as failure:
+            sys.exit(f"nebula run: {failure}")
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ[ON_HANG] = options.on_hang
         if options.standalone and options.health_check == DEFAULT:
@@ -161,7 +169,9 @@ def _tie_workers(options: Namespace) -> None:
     command = [options.training_script, *options.training_script_args]
     if not options.no_python:
         _warm(options)
-        command = [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *(["-m"] if options.module else []), *command]
+        python = os.environ.get("PYTHON_EXEC", sys.executable)
+        python = sys.executable if os.path.basename(python) == INTERPRETER else python
+        command = [python, "-u", *(["-m"] if options.module else []), *command]
     options.no_python, options.module = True, False
     options.training_script, options.training_script_args = (
         sys.executable,
@@ -191,6 +201,20 @@ def _warm(options: Namespace) -> None:
         os.environ[WARM] = warm.start(warm.usual(names), environment, tells=options.warm != "auto")
     except OSError as failure:
         _LOGGER.warning("workers start cold, because no template could be started: %s", failure)
+
+
+def warm_for_torchrun(words: Sequence[str]) -> None:
+    """Starts the template of plain torchrun's workers. Its handler calls this, with torchrun's command line."""
+    from torch.distributed import run
+
+    try:
+        options = run.parse_args(list(words))
+    except SystemExit:  # another program has made the handler
+        _LOGGER.warning("workers start cold: the command line of this program is not torchrun's")
+        return
+    options.warm = "auto"
+    if not options.no_python and not options.run_path:
+        _warm(options)
 
 
 def _record(script: str) -> Path | None:
