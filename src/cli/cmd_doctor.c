@@ -58,13 +58,13 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
 int command_doctor(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool measures = false, saves = false, dies = false;
+        bool measures = false, saves = false, dies = false, health = false;
         const struct args_option options[] = { CLI_COMMON(common), { "measure", ARGS_FLAG, &measures }, { "save", ARGS_FLAG, &saves },
-                                               { "save-and-die", ARGS_FLAG, &dies } };
+                                               { "health", ARGS_FLAG, &health }, { "save-and-die", ARGS_FLAG, &dies } };
         json_t *steps = NULL;
         struct doctor doctor = { 0 };
         struct doctor_limits limits = { 0 };
-        char path[TARGET_PATH_MAX];
+        char path[TARGET_PATH_MAX] = "";
         struct nebula_error error, measure_error = { 0 };
         struct args args;
         json_t *answer;
@@ -73,13 +73,21 @@ int command_doctor(int argc, char **argv)
                 return CLI_USAGE;
         if (dies)
                 return doctor_save_and_die();
-        if (target_path(common.path, path, &error))
+        if (health && (measures || saves)) {
+                cli_complain("--health goes without --measure and --save");
+                return CLI_USAGE;
+        }
+        if (!health && target_path(common.path, path, &error))
                 return cli_fail(common.json, &error);
         doctor.json = common.json;
         doctor.list = json_array();
-        run_checks(&doctor, doctor_machine_checks, doctor_machine_count, path);
-        run_checks(&doctor, doctor_storage_checks, doctor_storage_count, path);
-        run_checks(&doctor, doctor_store_checks, doctor_store_count, path);
+        if (!health)
+                run_checks(&doctor, doctor_machine_checks, doctor_machine_count, path);
+        run_checks(&doctor, doctor_health_checks, doctor_health_count, path);
+        if (!health) {
+                run_checks(&doctor, doctor_storage_checks, doctor_storage_count, path);
+                run_checks(&doctor, doctor_store_checks, doctor_store_count, path);
+        }
         if (measures && doctor_measure(path, &limits, &measure_error)) {
                 text_make_printable(measure_error.message);
                 doctor.is_bad = true;
@@ -104,6 +112,6 @@ int command_doctor(int argc, char **argv)
         if (doctor.is_bad)
                 term_print(STYLE_BAD, "\nsomething essential does not work\n");
         else
-                term_print(STYLE_GOOD, "\nNebula works on this machine\n");
+                term_print(STYLE_GOOD, health ? "\nthis machine is well\n" : "\nNebula works on this machine\n");
         return doctor.is_bad ? CLI_WRONG : CLI_OK;
 }

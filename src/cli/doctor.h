@@ -28,7 +28,13 @@ struct doctor_check {
         /* path: the absolute storage path; "" if none is known. False: the check does not concern this path. */
         bool (*run)(const char *path, struct doctor_finding *finding);
 };
-extern const struct doctor_check doctor_machine_checks[], doctor_storage_checks[], doctor_store_checks[];
-extern const size_t doctor_machine_count, doctor_storage_count, doctor_store_count;
+extern const struct doctor_check doctor_health_checks[], doctor_machine_checks[], doctor_storage_checks[], doctor_store_checks[];
+extern const size_t doctor_health_count, doctor_machine_count, doctor_storage_count, doctor_store_count;
+
+bool doctor_memory(const char *path, struct doctor_finding *finding);
+/* Looks below `sysfs`, which is /sys. */
+void doctor_devices(const char *sysfs, struct doctor_finding *finding);
+/* Writes 1 MiB to a temporary file in the directory or its nearest parent, and removes it. Returns 0 or a negative errno. */
+int doctor_try_write(const char *path, int flags, double *ret_seconds);
 
 #endif

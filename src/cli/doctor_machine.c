@@ -114,7 +114,7 @@ static bool check_memlock(const char *path, struct doctor_finding *finding)
         return true;
 }
 
-static bool check_memory(const char *path, struct doctor_finding *finding)
+bool doctor_memory(const char *path, struct doctor_finding *finding)
 {
         uint64_t bytes = os->memory_free();
         const char *set = getenv("NEBULA_MEMORY_BUFFER_SIZE");
@@ -265,7 +265,6 @@ const struct doctor_check doctor_machine_checks[] = {
         { "copy-on-write capture", check_userfaultfd },
         { "io_uring", check_io_uring },
         { "memlock limit", check_memlock },
-        { "free memory", check_memory },
         { "cgroup memory limit", check_cgroup },
         { "memory tier", check_memory_tier },
         { "huge pages", check_huge_pages },

@@ -32,8 +32,7 @@ static void nearest(const char *path, char ret_path[TARGET_PATH_MAX])
         }
 }
 
-/* Writes 1 MiB to a temporary file and removes it. Returns 0 or a negative errno. */
-static int try_write(const char *path, int flags, double *ret_seconds)
+int doctor_try_write(const char *path, int flags, double *ret_seconds)
 {
         char directory[TARGET_PATH_MAX], file[TARGET_PATH_MAX + 64];
         int64_t begun_ns = os->now_ns();
@@ -74,7 +73,7 @@ static bool check_path(const char *path, struct doctor_finding *finding)
         }
         if (!is_plain(path))
                 return false;
-        result = try_write(path, 0, &seconds);
+        result = doctor_try_write(path, 0, &seconds);
         if (result) {
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.120s: cannot write: %s", path, os_error_text(result));
@@ -92,7 +91,7 @@ static bool check_direct(const char *path, struct doctor_finding *finding)
 
         if (!is_plain(path))
                 return false;
-        result = try_write(path, OS_DIRECT, NULL);
+        result = doctor_try_write(path, OS_DIRECT, NULL);
         if (!result) {
                 FOUND(finding, "yes");
                 return true;

@@ -466,6 +466,9 @@ def test_runs_are_told_apart_by_what_launchers_say():
     of = ranks._run_of_launcher
     elastic = {"TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "0"}
     assert of(elastic) != of({**elastic, "TORCHELASTIC_RESTART_COUNT": "1"})
+    rounds = [elastic | {"NEBULA_ROUND": f"job7/abc.{n}", "TORCHELASTIC_RESTART_COUNT": str(count)} for n, count in ((4, 0), (4, 2), (5, 0))]
+    assert of(rounds[0]) == of(rounds[1]) != of(rounds[2]), "nodes of one round may have failed a different number of times"
+    assert of(elastic | {"NEBULA_ROUND": "another/abc.4"}) == of(elastic), "the round of a launcher around this one"
     anonymous = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert of(anonymous) != of({**anonymous, "MASTER_PORT": "2"})
     slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}

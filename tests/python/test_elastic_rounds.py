@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from nebulaml.elastic import handlers, hearing
-from nebulaml.elastic.cells import Cell, Cells, CellUnreachable, Entry
+from nebulaml.elastic.cells import STATE, Cell, Cells, CellUnreachable, Entry
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from waiting import until
 
@@ -252,6 +255,29 @@ def test_a_spare_stands_in_for_a_lost_node(start_job):
     job.check_worlds()
 
 
+def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(start_job):
+    job = start_job(1, 2)
+    nodes = job.start(2, 3, 4)
+
+    def inside() -> list[Node]:
+        found = [node for node in nodes if node.world]
+        return found if len(found) == 2 and found[0].world[::2] == found[1].world[::2] else []
+
+    for _ in range(3):
+        first = until(inside)[0]
+        was = first.joined
+        first.fails.set()
+        until(lambda first=first, was=was: (first.joined > was or first.world is None) and inside())
+    until(lambda: sorted(each[4] for each in json.loads(job.texts[Cell("job", STATE)][0])["state"]["nodes"]) == ["", "", "r"])
+    [rounds] = {node.world[0] for node in until(inside)}
+    for node in inside():
+        for _ in range(5):
+            node.handler._changed()
+            assert node.handler.num_nodes_waiting() == 0
+    assert {node.world[0] for node in inside()} == {rounds}
+    job.check_worlds()
+
+
 def test_a_node_that_stood_still_is_left_and_joins_again(start_job, monkeypatch):
     job = start_job(1, 3, silence_timeout="1")
     nodes = job.start(2, 3, 4)
@@ -327,6 +353,38 @@ def test_a_wrong_suspicion_that_nobody_followed_restarts_nobody(start_job):
     handler._lost(0, "wrong")  # of itself: it is alive, and its next heartbeat says so
     handler._inner._keep_alive()
     job.await_world(*nodes)
+
+
+def test_a_heartbeat_that_waited_for_storage_is_written_all_the_same(start_job, monkeypatch):
+    """The others count time from the moment at which storage is back: the next heartbeat may come too late for them."""
+    job = start_job(1, 1, keep_alive_interval="1")
+    [node] = job.start(2)
+    job.await_world(node)
+    node.lose()
+    node.thread.join()
+    inner, now, late = node.handler._inner, time.monotonic, [0.0]
+    beat = inner._state_holder.state.last_heartbeats[inner._this_node]
+    until(lambda: datetime.now(timezone.utc) - beat > inner.settings.keep_alive_interval)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + late[0])
+    read = node.cells.read
+
+    def read_late(cell: Cell) -> Any:
+        late[0] = 60.0
+        return read(cell)
+
+    monkeypatch.setattr(node.cells, "read", read_late)
+    inner._keep_alive()
+    assert late[0] and inner._state_holder.state.last_heartbeats[inner._this_node] > beat
+
+
+def test_the_threads_that_hear_run_no_c_plus_plus_of_torch(start_job):
+    """torchrun would crash at its end, if such a thread was inside torch's store then."""
+    job = start_job(2, 2)
+    nodes = job.start(2, 3)
+    job.await_world(*nodes)
+    until(lambda: hears(nodes[0], 1))
+    store = type(nodes[0].handler._hearing._round.store)
+    assert all(isinstance(getattr(store, name), types.FunctionType) for name in ("check", "get", "set"))
 
 
 # -- how long a node may be silent

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
+import fork_server
 import psutil
 import pytest
-from nebulaml.elastic import run, worker
+from nebulaml.elastic import agent, run, warm, worker
 from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
@@ -58,7 +59,7 @@ def test_a_standalone_job_is_one_of_torchruns_and_waits_for_no_other_node(caplog
     with caplog.at_level(logging.WARNING):
         for line in ("--standalone --nproc-per-node=2 train.py", "--standalone --nnodes=1:2 --max-restarts=2 train.py"):
             found = vars(parsed(line))
-            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "", "on_poison": "end", "max_failures_without_progress": 3}
+            own = {"warm": "auto", "on_hang": "report", "spares": 0, "health_check": "default", "on_poison": "end", "max_failures_without_progress": 3}
             assert {name: found.pop(name) for name in own} == own and found == vars(get_args_parser().parse_args(line.split()))
     assert not caplog.text
 
@@ -237,6 +238,65 @@ def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
     assert job.returncode == 1
     assert "nebula run: this node does not join" in job.stderr and "exit code 3: the disk is broken" in job.stderr
     assert not (tmp_path / "worker.py.ran").exists()
+
+
+@pytest.mark.parametrize("health", ["default", "off"])
+def test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well(tmp_path, place, health):
+    (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
+    (tmp_path / "torchrun").mkdir()
+    command = [sys.executable, "-m", "nebulaml.elastic.run", "--rdzv-backend=nebula-store", f"--rdzv-endpoint={tmp_path}/shared", "--rdzv-id=x"]
+    command += ["--nnodes=1:1", "--warm=off", f"--log-dir={tmp_path}/torchrun", *([] if health == "default" else ["--health-check=off"])]
+    unwritable = os.environ | {"TMPDIR": "/proc/self", "PYTHONDONTWRITEBYTECODE": "1"}
+    job = subprocess.run([*command, tmp_path / "worker.py"], capture_output=True, text=True, timeout=100, env=unwritable)
+    assert (tmp_path / "worker.py.ran").exists() == (health == "off"), job.stderr
+    if health == "default":
+        assert job.returncode == 1
+        assert "nebula run: this node does not join" in job.stderr and "BAD  /proc/self: cannot write" in job.stderr
+    else:
+        assert job.returncode == 0, job.stderr
+
+
+def test_a_default_check_that_cannot_run_keeps_no_node_away(monkeypatch, tmp_path):
+    for command in ("/nowhere/nebula", "/bin/true"):
+        monkeypatch.setenv("NEBULA_AGENT_PATH", command)
+        agent.check(agent.DEFAULT)
+    (tmp_path / "nebula").write_text("#!/bin/sh\nexit 2\n")
+    (tmp_path / "nebula").chmod(0o755)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(tmp_path / "nebula"))
+    agent.check(agent.DEFAULT)
+    (tmp_path / "nebula").write_text("#!/bin/sh\necho devices BAD\nexit 1\n")
+    with pytest.raises(agent.Unwell, match="devices BAD"):
+        agent.check(agent.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--nnodes=2 --spares=2", "nebula run: --spares=2: of --nnodes=2, at least one node trains"),
+        ("--max-failures-without-progress=-1", "nebula run: --max-failures-without-progress=-1: give a number"),
+        ("--on-hang=restarts", "argument --on-hang/--on_hang: invalid choice: 'restarts'"),
+        ("--rdzv-endpoint=host:29400", "--rdzv-endpoint=host:29400 looks like a host"),
+        ("--rdzv-conf=silence_timeout=soon", "--rdzv-conf=silence_timeout=soon: give at least 0.25 seconds"),
+    ],
+)
+def test_a_wrong_option_ends_the_launcher_with_a_sentence_that_names_it(tmp_path, place, options, words):
+    command = ["--rdzv-backend=nebula-store", "--rdzv-id=x", "--nnodes=1:1", "--warm=off", f"--rdzv-endpoint={tmp_path}/shared", *options.split()]
+    job = fork_server.start(
+        "import runpy, sys; runpy.run_module('nebulaml.elastic.run', run_name='__main__', alter_sys=True)", *command, tmp_path / "worker.py",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, modules=("torch.distributed.run",), cwd=tmp_path,
+    )  # fmt: skip
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode not in (0, None) and words in errors
+
+
+def test_where_no_template_can_be_started_workers_start_cold_with_a_word(monkeypatch, caplog):
+    def full(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(warm, "start", full)
+    monkeypatch.delenv(worker.WARM, raising=False)
+    run._warm(parsed("--rdzv-id=x --nnodes=1 --warm=torch train.py"))
+    assert "workers start cold, because no template could be started: " in caplog.text and worker.WARM not in os.environ
 
 
 def test_spares_are_the_nodes_above_the_number_that_trains():

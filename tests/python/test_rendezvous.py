@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from nebulaml.elastic import handlers, store_cells
 from nebulaml.elastic.backend import Backend
-from nebulaml.elastic.cells import Cell, escape
-from nebulaml.elastic.state import View
+from nebulaml.elastic.cells import PAUSE_MOST_S, Cell, escape
+from nebulaml.elastic.state import LOST, View
 from nebulaml.elastic.store_cells import LogCells, StoreProcess, open_cells
 from rendezvous_promises import Promises, Unsteady, make_state, parts
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -229,7 +229,17 @@ def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
     unsteady.faults.append("refused")
     backend.set_state(make_state(2, **old), token)
     heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
-    assert all(datetime.now(timezone.utc) - heartbeat < timedelta(seconds=8) for heartbeat in heartbeats.values())
+    # The other node may wait for its next request, and has the time of one heartbeat after it.
+    assert all(heartbeat - datetime.now(timezone.utc) > timedelta(seconds=PAUSE_MOST_S - 2) for heartbeat in heartbeats.values())
+
+
+def test_a_node_that_counts_as_lost_stays_lost_after_storage_was_gone(cells):
+    one, two = sorted(parts(make_state(2))["participants"])
+    unsteady = Unsteady(cells())
+    backend = seen_by(Backend("nebula-store", unsteady, "job"), one)
+    unsteady.faults.append("refused")
+    backend.set_state(make_state(2, last_heartbeats={one: datetime.now(timezone.utc), two: LOST}))
+    assert parts(backend.get_state()[0])["last_heartbeats"][two] == LOST
 
 
 @pytest.mark.parametrize(("given", "is_warned"), [({}, True), ({"last_call_timeout": "5"}, False)])

@@ -225,6 +225,22 @@ def test_a_module_that_leaves_a_thread_or_a_connection_is_named_once_and_left_to
     assert (code, said, errors) == (0, "whole\n", "")
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "the template has ended|the template does not answer"),
+        ("import os\ndef full(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = full", "no process can be made: .*unavailable"),
+    ],
+)
+def test_a_module_that_kills_the_template_and_a_full_process_table_start_workers_cold(launcher, code, why):
+    launcher.script(code, "fails.py")
+    launcher.environment["PYTHONPATH"] = f"{launcher.folder}{os.pathsep}{launcher.environment['PYTHONPATH']}"
+    launcher.template("fails")
+    for _ in range(2):
+        code, said, errors = launcher.run(launcher.script("print('runs')"))
+        assert (code, said) == (0, "runs\n") and re.search(f"nebula: a worker starts cold: ({why})", errors), errors
+
+
 def test_a_changed_environment_or_module_starts_one_worker_cold_and_the_next_warm_again(launcher):
     module = launcher.script("VALUE = 1", "changes.py")
     launcher.environment["PYTHONPATH"] = f"{launcher.folder}{os.pathsep}{launcher.environment['PYTHONPATH']}"
@@ -286,6 +302,20 @@ def test_nebulas_launcher_restarts_warm_and_the_next_run_starts_warm(place, tmp_
     assert len(records) == 1 and "torch" in json.loads(records[0].read_text())
     assert not [name for name in json.loads(records[0].read_text()) if re.match("job|__main__", name)]
     until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and b"elastic import warm" in cmdline(pid)], 60, "the end of the templates")
+
+
+def test_plain_torchrun_starts_warm_with_our_interpreter(place, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(JOB).replace("count < 2", "count < 1"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=nebula-store", f"--rdzv-endpoint={tmp_path}/shared", "--nnodes=1:1"]
+    environment = os.environ | {"PYTHON_EXEC": str(Path(sys.executable).parent / worker.INTERPRETER)}
+    for n in range(2):
+        words = [*command, f"--rdzv-id=warm{n}", "--max-restarts=1", "--local-addr=127.0.0.1", script, str(place.storage)]
+        job = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment)
+        assert job.returncode == 0, job.stderr
+        said = [json.loads(line) for line in job.stdout.split("\n") if line]
+        assert [one[:2] for one in said] == [[0, n == 1], [1, n == 1]], said
+    assert "starts cold" not in job.stderr
 
 
 def cmdline(pid: str) -> bytes:

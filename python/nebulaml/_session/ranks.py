@@ -7,6 +7,8 @@ import secrets
 import sys
 from typing import Any, NamedTuple
 
+from ..elastic import worker
+
 __all__ = ["Place", "awaits_group", "current", "launcher", "mark", "run", "store"]
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
@@ -131,6 +133,10 @@ def _run_of_launcher(environment: Any) -> str:
     address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
     elastic = environment.get("TORCHELASTIC_RUN_ID")
     if elastic is not None:
+        # TORCHELASTIC_RESTART_COUNT differs between nodes of which one has joined later, and stays if a node comes or goes.
+        round_ = environment.get(worker.ROUND, "")
+        if round_.startswith(elastic + "/"):  # else it is that of a torchrun around this one
+            return str(round_)
         # Without --rdzv-id every job is called "none". Then its port tells two launches apart.
         name = elastic if elastic != "none" else f"none@{address}"
         return f"{name}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -19,12 +19,15 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from .._session import locate
 from .worker import COMMITTED, PASSED_OVER
 
 __all__ = ["Agent", "NoProgress", "Unwell", "use"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
-CHECK_S = 60.0  # of a command that the user gives
+DEFAULT, OFF = "default", "off"  # values of --health-check
+UNWELL = 1  # exit code of `nebula doctor`
+CHECK_S = 60.0  # of a health check
 
 
 class NoProgress(Exception):
@@ -88,7 +91,7 @@ class Progress:
 
 class Agent(LocalElasticAgent):  # type: ignore[misc]
     progress: Progress
-    health_check = ""
+    health_check = OFF
     passes_over = False
 
     def _invoke_run(self, *given: Any, **options: Any) -> Any:
@@ -127,19 +130,26 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
 def check(command: str) -> None:
     """Runs the health check of a node that is about to join. If it fails, this node ends, and the job goes on without it."""
-    if not command:
+    words = _default() if command == DEFAULT else shlex.split(command)
+    if not words or command == OFF:
         return
     try:
-        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=CHECK_S, check=False)
-        why = (
-            ""
-            if done.returncode == 0
-            else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:].strip()}"
-        )
-    except (OSError, subprocess.TimeoutExpired) as failure:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=CHECK_S, check=False)
+        why = "" if done.returncode == 0 else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:].strip()}"
+        if command == DEFAULT and done.returncode != UNWELL:  # the command itself has a problem
+            why = ""
+    except subprocess.TimeoutExpired as failure:
         why = str(failure)
+    except OSError as failure:
+        why = "" if command == DEFAULT else str(failure)
     if why:
-        raise Unwell(f"this node does not join, because its health check `{command}` has failed: {why}", signal.SIGTERM)
+        raise Unwell(f"this node does not join, because its health check `{shlex.join(words)}` has failed: {why}", signal.SIGTERM)
+
+
+def _default() -> list[str]:
+    """Memory, disk and devices, in less than a second. []: the command is not here."""
+    command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    return [command, "doctor", "--health"] if command else []
 
 
 def use(most: int, health_check: str, passes_over: bool) -> None:

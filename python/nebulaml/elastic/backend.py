@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from ..errors import NebulaError
 from . import state as states
-from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Documents, escape
+from .cells import PAUSE_MOST_S, STATE, Cell, CellCorrupt, Cells, CellUnreachable, Documents, escape
 
 __all__ = ["Backend"]
 
@@ -179,7 +179,7 @@ class Backend(RendezvousBackend):
         try:
             result = request()
             if self.view is not None and (self.documents.failures != failures or time.monotonic() - begun > _GONE_S):
-                self.view.reached = datetime.now(timezone.utc)
+                self.view.reached = datetime.now(timezone.utc) + timedelta(seconds=PAUSE_MOST_S)
             return result
         except CellCorrupt as failure:
             raise RendezvousStateError(

@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
+__all__ = ["PATIENCE_S", "PAUSE_MOST_S", "STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
 
 STATE = "state"  # the name of the cell that holds the rendezvous
 PATIENCE_S = 120.0  # seconds that storage may be unreachable before a request fails
-_PAUSES_S = (0.2, 5.0)
+PAUSE_MOST_S = 5.0  # between two requests to storage that is away: so long after its return, each node has found it
+_PAUSES_S = (0.2, PAUSE_MOST_S)
 _NAME_MAX = 180
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from datetime import datetime, timezone
+import sys
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
 from . import hearing, worker
+from .cells import PATIENCE_S
 from .workers import LEFT_S, Workers
 
 __all__ = ["Handler", "create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
-_LOST = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the last heartbeat of a node that others hear no more
 _TRIES = 20  # to write that, against other writers
 
 
@@ -47,17 +49,30 @@ def _create(params: Any, cells: Any) -> Any:
     from .keys import KeyStore
     from .state import View
 
+    try:
+        quiet_s = float(params.get("silence_timeout", hearing.QUIET_S))
+    except ValueError:
+        quiet_s = -1.0
+    if not hearing.INTERVAL_S <= quiet_s < math.inf:
+        raise ValueError(f"--rdzv-conf=silence_timeout={params.get('silence_timeout')}: give at least {hearing.INTERVAL_S} seconds")
     backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
     inner = create_handler(KeyStore(backend), backend, params)
+    # torch drops a heartbeat that has waited 5 s for storage. The next one may come too late for the other nodes.
+    inner.settings.timeout._set_timeouts(heartbeat=timedelta(seconds=PATIENCE_S))
     backend.view = View(inner._this_node, inner.settings.keep_alive_interval)
     _prepare(params)
-    return Handler(inner, backend, float(params.get("silence_timeout", hearing.QUIET_S)))
+    return Handler(inner, backend, quiet_s)
 
 
 def _prepare(params: Any) -> None:
     os.environ[worker.TORCHRUN] = str(os.getpid())
     # With a shared TCPStore both agents hang when a node joins (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    # The template has the workers' environment, so it starts after that.
+    if os.path.basename(os.environ.get("PYTHON_EXEC", "")) == worker.INTERPRETER and worker.WARM not in os.environ:
+        from .run import warm_for_torchrun
+
+        warm_for_torchrun(sys.argv[1:])
     if params.min_nodes < params.max_nodes and "last_call_timeout" not in params.config:
         _LOGGER.warning(
             "the first round waits 30 s for more nodes, if fewer than %d are there; --rdzv-conf=last_call_timeout=5 makes that 5 s",
@@ -112,8 +127,9 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.end()
         info = self._inner.next_rendezvous()
         self.is_broken = False
+        os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
         self._workers.begin()
-        self._hearing.begin(info.rank, info.world_size, self._inner._get_store())
+        self._hearing.begin(info.rank, info.world_size, self._executor.round, self._inner._store)
         return info
 
     def num_nodes_waiting(self) -> int:
@@ -164,6 +180,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
     def _lost(self, rank: int, why: str) -> None:
         """Writes into the state that a node has not been heard, unless it has left."""
         from .rounds import refresh
+        from .state import LOST
 
         node = next((node for node, its in self._executor.world.items() if its == rank), None)
         try:
@@ -177,7 +194,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
                         or node not in state.participants
                     ):
                         break
-                    state.last_heartbeats[node] = _LOST
+                    state.last_heartbeats[node] = LOST
                     self._holder.mark_dirty()
                     if self._holder.sync():
                         _LOGGER.warning("node %s (%s) counts as lost: %s", rank, getattr(node, "addr", "?"), why)

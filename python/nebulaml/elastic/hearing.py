@@ -81,11 +81,14 @@ class Hearing:
         self._address, self._on_lost, self._on_changed, self._quiet_s = address, on_lost, on_changed, quiet_s
         self._round: _Round | None = None
 
-    def begin(self, rank: int, world: int, store: Any) -> None:
-        """Hears the nodes of this round. store: of this round alone."""
+    def begin(self, rank: int, world: int, number: int, store: Any) -> None:
+        """Hears the nodes of the round of that number.
+
+        store: one written in Python. A thread that is inside torch's C++ when the interpreter ends would crash it.
+        """
         self.end()
         if world > 1:
-            self._round = _Round(rank, world, store, self._address, self._on_lost, self._on_changed, self._quiet_s)
+            self._round = _Round(rank, world, number, store, self._address, self._on_lost, self._on_changed, self._quiet_s)
 
     def tell(self) -> None:
         """Tells the others that the state has changed."""
@@ -100,10 +103,10 @@ class Hearing:
 
 class _Round:
     def __init__(
-        self, rank: int, world: int, store: Any, address: str, on_lost: Callable[[int, str], None], on_changed: Callable[[], None],
-        quiet_s: float,
+        self, rank: int, world: int, number: int, store: Any, address: str, on_lost: Callable[[int, str], None],
+        on_changed: Callable[[], None], quiet_s: float,
     ) -> None:  # fmt: skip
-        self.rank, self.world, self.store, self.address = rank, world, store, address
+        self.rank, self.world, self.number, self.store, self.address = rank, world, number, store, address
         self.on_lost, self.on_changed, self.quiet_s = on_lost, on_changed, quiet_s
         self.interval_s = max(INTERVAL_S, world / 1000)  # a hub of many nodes has time for each
         self.woken, self.waker = socket.socketpair()
@@ -187,13 +190,16 @@ class _Round:
             else:
                 _LOGGER.info("node %d cannot hear node %d, so only its heartbeats in storage count: %s", self.rank, hub, failure)
 
+    def _key(self, hub: int) -> str:
+        return f"hear/{self.number}/{hub}"
+
     def _published(self, hub: int) -> dict[str, Any] | None:
         deadline, pause = time.monotonic() + PUBLISHED_S, 0.1
-        while not self.store.check([f"hear/{hub}"]):
+        while not self.store.check([self._key(hub)]):
             if time.monotonic() > deadline or self.over.wait(pause):
                 return None
             pause = min(2 * pause, 2.0)
-        found: dict[str, Any] = json.loads(self.store.get(f"hear/{hub}"))
+        found: dict[str, Any] = json.loads(self.store.get(self._key(hub)))
         return found
 
     def _connected(self, said: dict[str, Any]) -> socket.socket:
@@ -221,7 +227,7 @@ class _Round:
         try:
             if self.listener is not None:
                 about = {"address": self.address, "port": self.listener.getsockname()[1], "key": self.key.hex()}
-                self.store.set(f"hear/{self.rank}", json.dumps(about))
+                self.store.set(self._key(self.rank), json.dumps(about))
             while self.ears.turn():
                 pass
         except Exception as failure:

@@ -1,9 +1,11 @@
 """Rounds that wait for no node that is not coming.
 
-torch's handler decides by its own rules. Three are different here:
+torch's handler decides by its own rules. Four are different here:
 * a node that leaves a complete round is in the wait list by the same write, so a new round never begins without it;
 * a round closes when every node of the last world has come back or is lost, and a spare stands in for each lost one. Only a round without a
   node of an earlier world waits for the last call;
+* if a round closes with all its places taken, the nodes that still wait are spares. In torch they go on waiting, and a waiting node makes the
+  others begin anew, again and again;
 * a waiting node looks at the state after 0.1 to 0.5 s, not after 1 s.
 """
 
@@ -79,6 +81,13 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
         if was_complete:
             state.wait_list.add(self._node)
             state.last_heartbeats[self._node] = datetime.now(timezone.utc)
+
+    def _mark_rendezvous_complete(self) -> None:
+        super()._mark_rendezvous_complete()
+        state = self._state
+        if len(state.participants) == self._settings.max_nodes:
+            state.redundancy_list |= state.wait_list
+            state.wait_list.clear()
 
     def _all_there(self, state: Any) -> bool:
         """Whether this round has no node to wait for."""

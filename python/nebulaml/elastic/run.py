@@ -12,8 +12,8 @@ interpreter.
 and they resume.
 
 ``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
-command succeeds. ``--max-failures-without-progress N``: after more failures in a row without a new committed step, the job ends (3; 0: never).
-``--on-poison older``: it passes over the checkpoint that they have loaded first, once.
+command succeeds (by default ``nebula doctor --health``; "off": none). ``--max-failures-without-progress N``: after more failures in a row
+without a new committed step, the job ends (3; 0: never). ``--on-poison older``: then it first passes over the checkpoint that they loaded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 
 from .._session.pulse import ON_HANG
 from ..errors import NebulaConfigError
+from .worker import INTERPRETER
 from .workers import Workers
 
 __all__ = ["main", "parse"]
@@ -70,6 +71,10 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
             raise NebulaConfigError(f"--spares={options.spares}: of --nnodes={options.nnodes}, at least one node trains")
         most -= options.spares
         options.nnodes = f"{min(least, most)}:{most}"
+    if options.max_failures_without_progress < 0:
+        raise NebulaConfigError(
+            f"--max-failures-without-progress={options.max_failures_without_progress}: give a number, or 0 for any number of failures"
+        )
     if least < most and not options.max_restarts:
         _LOGGER.warning(
             "--max-restarts is 0: the job ends when a node comes or goes. Give it, for example --max-restarts=100"
@@ -80,12 +85,14 @@ def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namesp
 def _parser() -> Any:
     from torch.distributed import run
 
+    from .agent import DEFAULT
+
     parser = run.get_args_parser()
     parser.add_argument("--warm", default="auto")
     parser.add_argument("--max-failures-without-progress", "--max_failures_without_progress", type=int, default=3)
     parser.add_argument("--on-poison", "--on_poison", choices=["end", "older"], default="end")
     parser.add_argument("--spares", type=int, default=0)
-    parser.add_argument("--health-check", "--health_check", default="")
+    parser.add_argument("--health-check", "--health_check", default=DEFAULT)
     parser.add_argument("--on-hang", "--on_hang", choices=["report", "restart"], default="report")
     return parser
 
@@ -96,13 +103,18 @@ def main(words: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-    from .agent import NoProgress, Unwell, use
+    from .agent import DEFAULT, OFF, NoProgress, Unwell, use
 
     @record
     def launch() -> None:
-        options = parse(sys.argv[1:] if words is None else words, os.environ)
+        try:
+            options = parse(sys.argv[1:] if words is None else words, os.environ)
+        except NebulaConfigError as failure:
+            sys.exit(f"nebula run: {failure}")
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ[ON_HANG] = options.on_hang
+        if options.standalone and options.health_check == DEFAULT:
+            options.health_check = OFF  # no other node would go on without this one
         use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
@@ -157,7 +169,9 @@ def _tie_workers(options: Namespace) -> None:
     command = [options.training_script, *options.training_script_args]
     if not options.no_python:
         _warm(options)
-        command = [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *(["-m"] if options.module else []), *command]
+        python = os.environ.get("PYTHON_EXEC", sys.executable)
+        python = sys.executable if os.path.basename(python) == INTERPRETER else python
+        command = [python, "-u", *(["-m"] if options.module else []), *command]
     options.no_python, options.module = True, False
     options.training_script, options.training_script_args = (
         sys.executable,
@@ -187,6 +201,20 @@ def _warm(options: Namespace) -> None:
         os.environ[WARM] = warm.start(warm.usual(names), environment, tells=options.warm != "auto")
     except OSError as failure:
         _LOGGER.warning("workers start cold, because no template could be started: %s", failure)
+
+
+def warm_for_torchrun(words: Sequence[str]) -> None:
+    """Starts the template of plain torchrun's workers. Its handler calls this, with torchrun's command line."""
+    from torch.distributed import run
+
+    try:
+        options = run.parse_args(list(words))
+    except SystemExit:  # another program has made the handler
+        _LOGGER.warning("workers start cold: the command line of this program is not torchrun's")
+        return
+    options.warm = "auto"
+    if not options.no_python and not options.run_path:
+        _warm(options)
 
 
 def _record(script: str) -> Path | None:

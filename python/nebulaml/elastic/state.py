@@ -16,12 +16,14 @@ from typing import Any
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-__all__ = ["View", "decode", "encode", "is_closed", "leave"]
+__all__ = ["LOST", "View", "decode", "encode", "is_closed", "leave"]
 
 _OPCODES = {opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
 _FIELDS = {"round", "complete", "deadline", "closed", "participants", "wait_list", "redundancy_list", "last_heartbeats"}
 _NOBODY = -1  # the local id of a node that no other process sees
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+LOST = _EPOCH  # the last heartbeat of a node that others hear no more
+_LOST_BEFORE = datetime(1980, 1, 1, tzinfo=timezone.utc)  # as a clock shows LOST that differs from the storage's
 
 
 class View:
@@ -30,13 +32,14 @@ class View:
     def __init__(self, node: Any, keep_alive: timedelta) -> None:
         self._node, self._keep_alive = node, keep_alive
         self._has_joined = False
-        self.reached = _EPOCH  # the time since which storage is reachable again after its last failure
+        self.reached = _EPOCH  # by this time after its last failure, each node has found that storage is reachable again
 
     def show(self, state: _RendezvousState) -> None:
         # While storage was unreachable no node could write. Each node gets the time of one heartbeat from then on.
         beats = state.last_heartbeats
         for node in beats:
-            beats[node] = max(beats[node], self.reached)
+            if beats[node] > _LOST_BEFORE:
+                beats[node] = max(beats[node], self.reached)
         if self._node in state.participants:
             self._has_joined = True
             # torch's handler would remove its own node and not write that. But the node is alive and about to write a heartbeat.

@@ -1,7 +1,8 @@
 """Ends a worker together with its torchrun: an orphan would go on training in the old world.
 
-As a script, ``worker.py PID COMMAND...`` starts a worker of the torchrun PID. It imports as little as possible. If torchrun has a template
-(warm.py), the template forks the worker, and this process is its stub: it passes signals on, and ends as the worker ends.
+As a script, ``worker.py PID COMMAND...`` starts a worker of the torchrun PID. The command ``nebula-warm`` does the same for plain torchrun. It
+imports as little as possible. If torchrun has a template (warm.py), the template forks the worker, and this process is its stub: it passes
+signals on, and ends as the worker ends.
 """
 
 import ctypes
@@ -9,12 +10,14 @@ import os
 import signal
 import sys
 
-__all__ = ["TORCHRUN", "end_with", "join", "passed_over", "tell"]
+__all__ = ["TORCHRUN", "end_with", "interpret", "join", "passed_over", "tell"]
 
 WARM = "NEBULA_WARM"  # the address of the template
 PASSED_OVER = "NEBULA_PASSED_OVER"  # tags that the job fails after, one a line
 COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
+ROUND = "NEBULA_ROUND"  # the job's id and this round of its rendezvous: the same on all nodes, another one at each start of the workers
+INTERPRETER = "nebula-warm"  # the value of PYTHON_EXEC for warm workers of plain torchrun
 PROGRAM = (
     "import sys; from nebulaml.elastic import warm; exec(warm.serve({fd!r}, {parent!r}, {modules!r}, {bad!r}, {tells!r}))"  # of a template
 )
@@ -83,6 +86,12 @@ def main() -> None:
     if address and command[0] == sys.executable:
         _be_stub(address, command[1:])
     os.execvp(command[0], command)
+
+
+def interpret() -> None:
+    """The command ``nebula-warm``, in place of the interpreter of plain torchrun's workers."""
+    sys.argv[1:1] = [os.environ.get(TORCHRUN) or str(os.getppid()), sys.executable]
+    main()
 
 
 def _be_stub(address: str, command: list) -> None:

@@ -1,6 +1,7 @@
 #include <errno.h>
 
 #include "cli/args.h"
+#include "cli/doctor.h"
 #include "cli/human.h"
 #include "cli/output_file.h"
 #include "cli/table.h"
@@ -246,6 +247,64 @@ static void a_name_that_was_taken_meanwhile_is_replaced_only_on_request(void)
         test_dir_remove(directory);
 }
 
+/* What doctor_health.c takes from other checks. */
+bool doctor_memory(const char *path, struct doctor_finding *finding)
+{
+        (void)path;
+        (void)finding;
+        return false;
+}
+
+int doctor_try_write(const char *path, int flags, double *ret_seconds)
+{
+        (void)path;
+        (void)flags;
+        (void)ret_seconds;
+        return -ENOSYS;
+}
+
+static void put(const char *directory, const char *name, const void *data, size_t size)
+{
+        char path[512];
+
+        snprintf(path, sizeof path, "%s/%s", directory, name);
+        *strrchr(path, '/') = '\0';
+        if (os_make_dirs(path, 0700))
+                abort();
+        path[strlen(path)] = '/';
+        if (os_write_file_atomic(path, data, size))
+                abort();
+}
+
+static void a_device_that_has_left_the_bus_and_memory_errors_are_found(void)
+{
+        unsigned char gone[64], here[64] = { 0xde, 0x10 }, virtual[64] = { 0xff, 0xff, 0xff, 0xff, 6 };
+        struct doctor_finding finding = { 0 };
+        char sysfs[256];
+
+        memset(gone, 0xff, sizeof gone);
+        test_dir_make(sysfs);
+        put(sysfs, "bus/pci/devices/0000:01:00.0/class", "0x030200\n", 9);
+        put(sysfs, "bus/pci/devices/0000:01:00.0/config", here, sizeof here);
+        put(sysfs, "bus/pci/devices/0000:02:00.1/class", "0x020000\n", 9);
+        put(sysfs, "bus/pci/devices/0000:02:00.1/config", virtual, sizeof virtual);
+        put(sysfs, "bus/pci/devices/0000:03:00.0/class", "0x060400\n", 9); /* a bridge */
+        put(sysfs, "bus/pci/devices/0000:03:00.0/config", gone, sizeof gone);
+        put(sysfs, "devices/system/edac/mc/mc0/ue_count", "0\n", 2);
+        doctor_devices(sysfs, &finding);
+        CHECK(finding.verdict == DOCTOR_GOOD && strstr(finding.found, "3 on the PCI bus"));
+        put(sysfs, "devices/system/edac/mc/mc1/ue_count", "2\n", 2);
+        doctor_devices(sysfs, &finding);
+        CHECK(finding.verdict == DOCTOR_SLOWER && strstr(finding.found, "2 memory errors"));
+        put(sysfs, "bus/pci/devices/0000:01:00.0/config", gone, sizeof gone);
+        doctor_devices(sysfs, &finding);
+        CHECK(finding.verdict == DOCTOR_BAD && strstr(finding.found, " 0000:01:00.0") && !strstr(finding.found, "0000:03"));
+        finding = (struct doctor_finding){ 0 };
+        doctor_devices("/nowhere", &finding);
+        CHECK(finding.verdict == DOCTOR_GOOD);
+        test_dir_remove(sysfs);
+}
+
 TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(a_wrong_command_line_is_refused_and_says_what_is_wrong),
          TEST(too_many_arguments_are_refused),
@@ -257,4 +316,5 @@ TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(a_narrow_terminal_shortens_the_middle_of_what_may_shrink),
          TEST(a_tag_cannot_send_control_bytes_to_the_terminal),
          TEST(files_that_are_restored_beside_each_other_do_not_mix),
-         TEST(a_name_that_was_taken_meanwhile_is_replaced_only_on_request))
+         TEST(a_name_that_was_taken_meanwhile_is_replaced_only_on_request),
+         TEST(a_device_that_has_left_the_bus_and_memory_errors_are_found))
