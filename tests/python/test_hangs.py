@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -50,7 +51,7 @@ def soon(monkeypatch):
 
 
 def job(place) -> dict[str, Any]:
-    found = [job for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["path"]]
+    found = [job for job in json.loads(asked(place, "status", "--json"))["jobs"] if job["path"] == str(place.storage)]
     return found[0] if found else {"verdict": {"state": "none"}}
 
 
@@ -152,6 +153,18 @@ def test_steps_and_phases_without_a_session_and_in_a_child_do_nothing(place):
     os.waitpid(child, 0)
     nm.progress(8)
     until(lambda: job(place)["steps"]["step"] == 8, 60)
+
+
+def test_a_session_that_the_program_has_dropped_takes_no_steps(place):
+    dropped = nm.Session(place.root / "other", persistent_time_interval=0)
+    with nm.Checkpoint("global_step1", session=dropped) as checkpoint:
+        checkpoint.save_bytes("b", [b"x"])
+    nm.progress(1)
+    del dropped, checkpoint
+    gc.collect()
+    nm.init(place.storage, 0)
+    nm.progress(7)
+    until(lambda: job(place).get("steps", {}).get("step") == 7, 60)
 
 
 def test_the_next_agent_finds_the_steps_too(place):

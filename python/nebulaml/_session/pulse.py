@@ -21,6 +21,7 @@ _SIGNALS = range(signal.SIGRTMAX - 4, signal.SIGRTMIN, -1)
 
 _sessions: list[weakref.ref[Any]] = []  # those of this process that could count steps, the oldest first
 _session: Any = None  # the one that does
+_owner: weakref.ref[Any] | None = None  # its engine: a program may drop a session that it never closed
 _step = 0
 _phases: list[str] = []
 _stacks: tuple[int, int] | None = None  # the signal that makes this process write its stacks, and the descriptor
@@ -40,7 +41,7 @@ def progress(step: int | None = None) -> None:
     global _step
     if step is not None:
         _step = step
-    if _session is None and not _open():
+    if (_session is None or _owner is None or _owner() is None) and not _open():
         return
     _session.pulse_step(_step)
 
@@ -86,7 +87,9 @@ def leave(session: Any) -> None:
 
 
 def _open() -> bool:
-    global _session
+    global _session, _owner
+    if _session is not None:
+        leave(_session)
     for engine in [ref() for ref in _sessions]:
         session = getattr(engine, "_session", None)
         if session is None:
@@ -94,7 +97,7 @@ def _open() -> bool:
         number, descriptor = _own_stacks()
         with contextlib.suppress(Exception):  # training goes on unwatched
             session.pulse_open(number, descriptor, os.environ.get(ON_HANG) == "restart")
-            _session = session
+            _session, _owner = session, weakref.ref(engine)
             if _phases:
                 session.pulse_phase(_phases[-1])
             return True
