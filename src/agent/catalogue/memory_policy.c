@@ -33,7 +33,7 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
                         .order = order_entry(version->tag, version->sequence, &version->line),
                         .durable = version->stored,
                         .unsaved = version_unsaved(version),
-                        .busy = version->pins > 0 || (leaves_leased && version->leases > 0),
+                        .busy = version->pins > 0 || (leaves_leased && (version->leases > 0 || version->is_awaited)),
                 };
                 (*ret_entries)[used++].order.counts = lifecycle_complete(version->life.state) || version->failed_by_storage;
         }

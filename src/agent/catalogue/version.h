@@ -75,6 +75,7 @@ struct version {
         bool is_spread;    /* it has ranks on other nodes: documents in storage are exchanged (world.h) */
         bool wanted;       /* a client asked for it to be durable */
         bool stored;       /* a manifest in storage names it */
+        bool is_awaited;   /* a later writing of the tag takes its files over when storage has been read; it stays in memory while there is room */
         bool is_gone;      /* was durable, and another program has removed it from storage: searches for the newest skip it */
         bool line_due;     /* its line was given before storage was read */
         bool gives_way;    /* storage keeps another run's version of the tag instead */

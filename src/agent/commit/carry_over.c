@@ -77,7 +77,7 @@ static bool is_confirmed(const struct version *version, const struct version *be
 
 void carry_over(struct version *version)
 {
-        const struct version *before = NULL;
+        struct version *before = NULL;
         const struct manifest *manifest;
 
         if (version->generation <= 1)
@@ -85,13 +85,15 @@ void carry_over(struct version *version)
         manifest = job_stored(version->job, version->tag);
         if (manifest && !version->job->is_scanned && strcmp(manifest->run, version->run))
                 manifest = NULL; /* an earlier run has listed it: the scan may find a later one */
-        for (const struct version *other = version->job->versions; other; other = other->next)
+        for (struct version *other = version->job->versions; other; other = other->next)
                 if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
                         before = other;
-        if (before && !is_confirmed(version, before))
+        if (before && !is_confirmed(version, before)) {
                 version->ancestry->carries_from = before->generation;
-        else if (before)
+                before->is_awaited = true;
+        } else if (before) {
                 carry_over_version(version, before);
+        }
         if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_over_manifest(version, manifest);
 }
@@ -260,6 +262,8 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->ancestry->carries_from && version->in_memory && !version->stored && !version->superseded)
                         carry_over_late(version, job_stored(job, version->tag));
+        for (struct version *version = job->versions; version; version = version->next)
+                version->is_awaited = false;
         move_generations(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = job_stored(job, version->tag);

@@ -314,6 +314,32 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         test_dir_remove(directory);
 }
 
+static void what_a_later_writing_takes_over_stays_in_memory_until_storage_was_read(void)
+{
+        struct version *before, *later;
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->settings.retention_count = 1;
+        before = bench_version(&bench, "step0", 1, 0);
+        REQUIRE(before && !bench_persist(&bench, before));
+        version_move(&bench.catalogue, before, NEBULA_STATE_DURABLE);
+        before->stored = before->is_awaited = true;
+        later = bench_version(&bench, "step1", 2, 0);
+        REQUIRE(later && !bench_persist(&bench, later));
+        version_move(&bench.catalogue, later, NEBULA_STATE_DURABLE);
+        later->stored = true;
+        catalogue_lock(&bench.catalogue);
+        policy_retain(&bench.catalogue, bench.job, 1);
+        CHECK(before->in_memory && later->in_memory);
+        CHECK(policy_release(&bench.catalogue, bench.job, true) && !before->in_memory); /* a save needs its memory */
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
 /* A file wastes at most a page, or a sixteenth of its size if it is large. Only a file that can use huge pages is rounded up to them. */
 static void a_file_takes_the_memory_that_it_needs(void)
 {
@@ -641,6 +667,7 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_others),
                 TEST(an_image_that_a_foretold_save_has_taken_is_no_reason_for_another),
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
+         TEST(what_a_later_writing_takes_over_stays_in_memory_until_storage_was_read),
          TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
