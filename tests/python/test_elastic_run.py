@@ -107,8 +107,9 @@ def test_a_worker_does_not_begin_without_its_torchrun():
 LAUNCHER = """
 import subprocess
 from nebulaml.elastic import worker
-PROGRAM = "import sys, time, nebulaml as nm; nm.init(sys.argv[1]); print('ready', flush=True); time.sleep(100)"
-WORKER = f"import subprocess, sys; own = subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, sys.argv[2]]); print(own.pid, flush=True); {PROGRAM}"
+# A line is one write: both processes have one pipe.
+PROGRAM = "import sys, time, nebulaml as nm; nm.init(sys.argv[1]); print('ready' + chr(10), end='', flush=True); time.sleep(100)"
+WORKER = f"import subprocess, sys; own = subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, sys.argv[2]]); print(str(own.pid) + chr(10), end='', flush=True); {PROGRAM}"
 os.environ[worker.TORCHRUN] = str(os.getpid() if sys.argv[3] == "ours" else os.getppid())
 say(subprocess.Popen([sys.executable, "-c", WORKER, *sys.argv[1:3]]).pid)
 time.sleep(100)
