@@ -69,15 +69,17 @@ int command_doctor(int argc, char **argv)
         struct args args;
         json_t *answer;
 
-        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 1))
                 return CLI_USAGE;
+        if (common.path && args.count)
+                return cli_usage_error("doctor", "give the storage path once: as PATH, or with --path");
         if (dies)
                 return doctor_save_and_die();
         if (health && (measures || saves)) {
                 cli_complain("--health goes without --measure and --save");
                 return CLI_USAGE;
         }
-        if (!health && target_path(common.path, path, &error))
+        if (!health && target_path(args.count ? args.positionals[0] : common.path, path, &error))
                 return cli_fail(common.json, &error);
         doctor.json = common.json;
         doctor.list = json_array();

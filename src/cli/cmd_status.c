@@ -23,6 +23,7 @@
 #include "store/scan.h"
 
 #define NEWEST_SHOWN 8
+#define SESSIONS_SHOWN 4
 #define QUEUE_SHOWN 3 /* the newest version must stay on the first screen */
 #define REDRAW_MS 1000
 
@@ -87,33 +88,48 @@ static void print_agent(const struct status *status)
                human_size((uint64_t)number_of(agent, "memory_budget"), budget));
 }
 
-/* Prints lists of the agent's report, one line per entry. */
-static void print_jobs(const json_t *jobs)
+static void print_job(const json_t *job)
 {
-        for (size_t i = 0; i < json_array_size(jobs); i++) {
-                const json_t *job = json_array_get(jobs, i);
-                const char *name = text_of(job, "job"), *path = text_of(job, "path");
-                char rest[TARGET_PATH_MAX + 80], stored[40] = "";
+        const char *name = text_of(job, "job"), *path = text_of(job, "path");
+        char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
-                /* The session of an earlier status command leaves an empty job in the report. */
-                if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0)
-                        continue;
-                if (*path)
-                        snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "storage_count"));
-                snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "memory_count"), stored);
-                verdict_print(json_object_get(job, "verdict"), name, rest);
-        }
+        /* The session of an earlier status command leaves an empty job in the report. */
+        if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0)
+                return;
+        if (*path)
+                snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "storage_count"));
+        snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "memory_count"), stored);
+        verdict_print(json_object_get(job, "verdict"), name, rest);
+}
+
+/* The jobs of the given path, then the others, the worst first. */
+static void print_jobs(const json_t *report)
+{
+        const json_t *jobs = json_object_get(report, "jobs");
+
+        for (int rank = 0; rank <= 3; rank++)
+                for (size_t i = 0; i < json_array_size(jobs); i++) {
+                        const json_t *job = json_array_get(jobs, i);
+                        int number = verdict_number(json_object_get(job, "verdict"));
+
+                        if (rank == (!strcmp(text_of(job, "path"), text_of(report, "path")) ? 0 : number == 2 ? 1 : number == 1 ? 2 : 3))
+                                print_job(job);
+                }
 }
 
 static void print_sessions(const json_t *sessions)
 {
-        for (size_t i = 0; i < json_array_size(sessions); i++) {
+        size_t count = json_array_size(sessions), shown = count > SESSIONS_SHOWN ? SESSIONS_SHOWN - 1 : count;
+
+        for (size_t i = 0; i < shown; i++) {
                 const json_t *session = json_array_get(sessions, i);
 
                 term_print(STYLE_BOLD, "trainer  ");
                 printf("rank %.0f of %.0f, pid %.0f\n", number_of(session, "rank"), number_of(session, "world"),
                        number_of(session, "pid"));
         }
+        if (shown < count)
+                printf("         and %zu more\n", count - shown);
 }
 
 static void print_queue(const json_t *queue)
@@ -273,7 +289,7 @@ int command_status(int argc, char **argv)
                         if (watch && term_columns())
                                 printf("\033[H\033[J");
                         print_agent(&status);
-                        print_jobs(json_object_get(status.report, "jobs"));
+                        print_jobs(status.report);
                         print_sessions(json_object_get(status.report, "sessions"));
                         print_queue(json_object_get(status.report, "queue"));
                         print_storage(&status);

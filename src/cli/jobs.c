@@ -76,7 +76,7 @@ static bool has_row(const json_t *jobs, const char *path)
         return false;
 }
 
-/* A job whose first version is not in storage yet. */
+/* A job whose first version is not in storage yet, or whose storage is not there. */
 static void add_unsaved(json_t *jobs, const char *parent, const json_t *report)
 {
         const json_t *known = json_object_get(report, "jobs");
@@ -85,14 +85,12 @@ static void add_unsaved(json_t *jobs, const char *parent, const json_t *report)
         for (size_t i = 0; i < json_array_size(known); i++) {
                 const char *path = text_of(json_array_get(known, i), "path");
                 const char *name = !strncmp(path, parent, length) && path[length] == '/' ? path + length + 1 : "";
-                json_t *row;
+                struct store *store;
 
-                if (!*name || strchr(name, '/') || has_row(jobs, path))
+                if (!*name || strchr(name, '/') || has_row(jobs, path) || store_open(path, &store, NULL))
                         continue;
-                row = json_pack("{s:s, s:s, s:n, s:i, s:f, s:i, s:s}", "name", name, "path", path, "newest", "step", -1, "committed_at", 0.0, "size", 0,
-                                "reason", "");
-                add_agent(row, report, path);
-                json_array_append_new(jobs, row);
+                add_row(jobs, path, name, store, report);
+                store_close(store);
         }
 }
 

@@ -129,13 +129,13 @@ const struct cli_command cli_commands[] = {
           "  nebula sign --new-key ~/run7.key && nebula sign --trust ~/run7.key.pub\n"
           "  nebula sign global_step500 --key ~/run7.key\n",
           command_sign },
-        { "doctor", "nebula doctor [--health] [--measure] [--save] [--path DIR] [--json]", "checks this machine, and gives advice",
+        { "doctor", "nebula doctor [PATH] [--health] [--measure] [--save] [--path DIR] [--json]", "checks this machine, and gives advice",
           "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
           "also measures how fast memory is copied and storage written and read, with\n"
           "256 MiB, which `nebula plan` can take. --save saves a checkpoint, kills the process,\n"
           "loads it from memory and from storage, and removes it, in a place of its own.\n"
           "--health looks only at memory, disk and devices, as `nebula run` does before a node joins.\n\n"
-          "  nebula doctor --path /scratch/run7\n",
+          "  nebula doctor /scratch/run7\n  nebula doctor --save /scratch/run7\n",
           command_doctor },
         { "flush", "nebula flush [TAG] [--timeout SECONDS] [--path DIR] [--json]", "makes a version in memory durable now",
           "Without TAG the newest one. Returns when it is durable. It does not wait for the\n"

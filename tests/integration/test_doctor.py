@@ -79,7 +79,7 @@ def with_agent(run, nebula):
 def test_the_life_of_a_checkpoint_is_played_and_nothing_is_left(with_agent, make, tmp_path):
     store = make("global_step1", "model.pt=100")
     before = sorted(path for path in store.rglob("*") if path.is_file())
-    told = with_agent("doctor", "--save", "--path", store, "--json")
+    told = with_agent("doctor", "--save", store, "--json")
     steps = json.loads(told.stdout)["save"]
     assert told.returncode == 0 and all(one["ok"] and one["seconds"] > 0 for one in steps), told.stdout
     assert [one["check"] for one in steps] == ["save and kill", "load from memory", "make durable", "load from storage", "remove"]

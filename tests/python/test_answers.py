@@ -58,9 +58,20 @@ class Asked:
         assert done.returncode == code, (words, done.stdout, done.stderr)
         told = [json.loads(one) for one in (done.stdout.splitlines() if answer == "copy" else [done.stdout])]
         for one in told:
-            failed = isinstance(one.get("error"), dict) and len(one) == 1
-            self.seen.add("error" if failed else answer)
-            jsonschema.validate(one, SCHEMA | {"$ref": f"#/$defs/answers/$defs/{'error' if failed else answer}"})
+            self.check(answer, one)
+        return told
+
+    def check(self, answer: str, told: Any) -> None:
+        failed = isinstance(told.get("error"), dict) and len(told) == 1
+        self.seen.add("error" if failed else answer)
+        jsonschema.validate(told, SCHEMA | {"$ref": f"#/$defs/answers/$defs/{'error' if failed else answer}"})
+
+    def serve(self) -> list[Any]:
+        """Asks `nebula status --serve` twice."""
+        line = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--serve", "--path", str(self.storage)]
+        told = [json.loads(one) for one in subprocess.run(line, input="\n\n", capture_output=True, text=True, timeout=120).stdout.splitlines()]
+        for one in told:
+            self.check("status", one)
         return told
 
 
@@ -81,6 +92,7 @@ def asked(place) -> Asked:
 def test_every_answer_is_as_the_schema_says(asked, place, tmp_path):
     asked("version", "version")
     asked("status", "status")
+    assert asked.serve()[-1]["storage"] == {"same": True}
     asked("inspect", "inspect", "latest")  # of memory
     asked("inspect NAME", "inspect", "latest", "model.pt")
     asked("flush", "flush")

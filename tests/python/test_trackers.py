@@ -43,3 +43,48 @@ def test_close_logs_versions_that_became_durable_just_before_and_each_once(place
     for listening in ("deaf", "heard", "at once", "late"):
         told = json.loads(place.run(JOB, place.root / listening, listening))
         assert told == [["global_step2", 2, "durable", True, True], ["other", 0, "durable", True, True], "closed"], listening
+
+
+ONLINE = """
+import types
+used, logged = [], []
+
+class Artifact:
+    def __init__(self, name, type, metadata):
+        self.name, self.metadata, self.references = name, metadata, []
+    def add_reference(self, uri, name, checksum):
+        self.references.append(uri)
+
+class Run:
+    id, step, offline, config = "any", 0, False, types.SimpleNamespace(update=lambda values, allow_val_change: said.append(values))
+    def define_metric(self, *names, **more): pass
+    def log(self, values, step=None): pass
+    def log_artifact(self, artifact, aliases): logged.append([artifact.name, aliases, artifact.metadata["tag"]])
+    def use_artifact(self, artifact): used.append([artifact.name, artifact.references, artifact.metadata["tag"]])
+    def finish(self): pass
+
+said = []
+sys.modules["wandb"] = types.SimpleNamespace(run=None, init=lambda **options: Run(), Artifact=Artifact)
+nm.init(sys.argv[1], 0)
+tracker = nm.log_to("wandb", project="p")
+if len(sys.argv) > 2:
+    tracker.rewind(7)
+    tracker.rewind(int(sys.argv[2]))
+tracker.log(int(sys.argv[2]) + 1 if len(sys.argv) > 2 else 1, loss=0.5)
+with nm.Checkpoint("a/best" if len(sys.argv) > 2 else "global_step1") as checkpoint:
+    checkpoint.save("model.pt", torch.zeros(1000))
+checkpoint.wait("durable", timeout=60)
+tracker.close()
+say(json.dumps([used, logged, said]))
+"""
+
+
+def test_a_run_of_wandb_that_is_online_uses_the_version_from_which_it_resumed_in_the_collection_of_its_path(place):
+    code = "import json\n" + ONLINE
+    used, logged, _ = json.loads(place.run(code, place.storage))
+    ((collection, aliases, tag),) = logged
+    assert used == [] and collection.startswith("checkpoints-storage-") and aliases == ["latest", "global_step1"] and tag == "global_step1"
+    used, logged, said = json.loads(place.run(code, place.storage, 1))
+    assert used == [[collection, [f"file://{place.storage}/global_step1"], "global_step1"]]
+    assert said == [{"nebula_resumed_from": {"tag": "global_step1", "step": 1, "path": f"{place.storage}/global_step1"}}], "there is no step 7"
+    assert [(name, aliases) for name, aliases, _ in logged] == [(collection, ["latest", "a-best"])]

@@ -212,3 +212,26 @@ def test_a_job_that_goes_on_and_saves_no_more_is_at_risk(place):
     becomes(place, "fine")
     trainer.kill()
     trainer.wait()
+
+
+def test_the_job_of_the_path_comes_first_then_the_worst_and_a_storage_that_is_gone_is_told_in_the_table(place):
+    jobs = [nebulaml.Session(str(place.storage / name), persistent_time_interval=0) for name in ("a", "b")]
+    for job in jobs:
+        with job.checkpoint("global_step1") as checkpoint:
+            checkpoint.save_bytes("b", [b"x"])
+        checkpoint.wait("durable", 60)
+    aside = (place.storage / "b").rename(place.root / "aside")
+    (place.storage / "b").write_text("a file in the place of the directory")
+    with jobs[1].checkpoint("global_step2") as checkpoint:
+        checkpoint.save_bytes("b", [b"x"])
+    place.storage = place.storage / "a"
+    until(lambda: "storage fails" in asked(place, "status"), 60, "the verdict")
+    lines = [line for line in asked(place, "status").splitlines() if line.startswith("job ")]
+    assert [re.split("[ :,]+", line)[1] for line in lines] == ["fine", lines[1].split()[1]] and "storage fails" in lines[1]
+    place.storage = place.storage.parent
+    (bad, good) = json.loads(asked(place, "list", "--jobs", "--json"))["jobs"]
+    assert (bad["name"], good["name"], good["reason"]) == ("b", "a", "") and "Not a directory" in bad["reason"]
+    (place.storage / "b").unlink()
+    aside.rename(place.storage / "b")
+    for job in jobs:
+        job.close()

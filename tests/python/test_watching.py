@@ -15,7 +15,8 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml._session import engine, locate, waits
+from nebulaml import _nebula
+from nebulaml._session import engine, locate, waits, watching
 from waiting import until
 
 
@@ -64,7 +65,8 @@ def test_storage_that_fails_is_a_warning_and_what_it_loses_an_error(place, caplo
     assert "checkpoint 'global_step1' is not durable, and will not be: the agent gave up after 2 s" in error
     place.storage.unlink()
     save(2)
-    assert "'global_step2' is durable" in lines(caplog, logging.INFO)[0]
+    ended = lines(caplog, logging.WARNING, 2)[1]
+    assert "'global_step2' is durable" in ended and ended.endswith(" Storage works again.")
 
 
 def test_a_new_path_is_followed_and_the_old_one_no_more(place, caplog):
@@ -306,3 +308,25 @@ def test_a_rank_that_is_gone_is_named_by_the_log_and_by_status_and_list_with_the
         assert re.search(r"^global_step12 .* failed .* rank 1 \(process \d+\) ended before it began", text, re.M), text
     assert json.loads(asked("list", "--json"))["newest"] == "global_step2"
     stays.communicate("\n", timeout=60)
+
+
+def test_a_trouble_is_a_line_ever_more_rarely_and_one_more_when_it_ends(caplog):
+    caplog.set_level(logging.INFO, "nebulaml")
+    watcher = object.__new__(watching.Watcher)
+    watcher.storage_error, watcher.failures, watcher.incomplete = "", 0, 0
+
+    def told(kind, times, text="", numbered=False):
+        caplog.clear()
+        for number in range(times):
+            watcher.say(kind, f"global_step{number}", 1000, 0.0, f"{text} {number}" if numbered else text)
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    assert len(told(_nebula.EVENT_STORAGE, 1000, "No space left on device")) == 1
+    assert len(told(_nebula.EVENT_STORAGE, 1000, "No space left on device: bytes free:", numbered=True)) == 9, "1, 2, 4, ... 512 with the one before"
+    ((level, text),) = told(_nebula.EVENT_DURABLE, 1)
+    assert level == "WARNING" and "Storage works again" in text
+    assert len(told(_nebula.EVENT_LOST, 1000, "rank 1 ended")) == 10
+    ((level, text),) = told(_nebula.EVENT_DURABLE, 1)
+    assert level == "WARNING" and "the first after 1000 that are not" in text
+    ((level, text),) = told(_nebula.EVENT_DURABLE, 1)
+    assert level == "INFO"

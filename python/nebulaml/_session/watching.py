@@ -32,7 +32,8 @@ class Watcher(threading.Thread):
         self.watch = _nebula.Watch(session)  # reports events from now on
         self.what = what
         self.wanted = self.listens = True
-        self.storage_error = ""  # the last one that was logged
+        self.storage_error = ""  # the last one
+        self.failures = 0  # of storage since the last durable version, each text once
         self.incomplete = 0  # versions since the last durable one that wait for ranks, or are lost
 
     def run(self) -> None:
@@ -49,9 +50,11 @@ class Watcher(threading.Thread):
 
     def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
         if kind == _nebula.EVENT_DURABLE:
-            self.storage_error, self.incomplete = "", 0
             took = f", written in {seconds:.2f} s" if seconds else ""
-            log.info("nebula: checkpoint %r is durable: %s%s", tag, _bytes(size), took)
+            ended = f" It is the first after {self.incomplete} that are not." if self.incomplete else ""
+            ended = " Storage works again." if self.storage_error else ended
+            log.log(logging.WARNING if ended else logging.INFO, "nebula: checkpoint %r is durable: %s%s.%s", tag, _bytes(size), took, ended)
+            self.storage_error, self.failures, self.incomplete = "", 0, 0
         elif kind in (_nebula.EVENT_LOST, _nebula.EVENT_LATE):
             self.incomplete += 1
             if self.incomplete & (self.incomplete - 1):  # a rank that is gone would be one line for each save
@@ -81,6 +84,9 @@ class Watcher(threading.Thread):
             )
         elif text != self.storage_error:
             self.storage_error = text
+            self.failures += 1
+            if self.failures & (self.failures - 1):  # a text with a number, such as that of the free bytes, differs each time
+                return
             log.warning("nebula: storage fails, the agent tries again: %s", text)
 
 

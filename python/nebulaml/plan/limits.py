@@ -26,8 +26,8 @@ def measure(path: str | None) -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as failure:
         raise NebulaUnavailable(f"the machine cannot be measured by {command}: {failure}") from failure
     found = _limits(done.stdout, f"the answer of {command} doctor --measure")
-    if found.get("error"):
-        raise NebulaUnavailable(f"the storage cannot be measured: {found['error']}")
+    if found.get("reason"):
+        raise NebulaUnavailable(f"the storage cannot be measured: {found['reason']}")
     return found
 
 

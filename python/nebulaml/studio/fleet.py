@@ -58,6 +58,7 @@ class Fleet:
         self._asked = threading.Event()  # a page wants the table, which is older than its rest
         self._shown = time.monotonic()  # when a page asked for the table last
         self._first: Any = None  # the answer that has told whether one path is a parent; the first look takes it
+        Source(paths[0]).close()  # before the address is printed: it raises if the installation has no command
         if len(paths) == 1:
             with contextlib.suppress(NebulaError):  # the page of the path says why
                 self._first = _jobs_of(paths[0])

@@ -85,6 +85,7 @@ function choose(name, focus = false, replaces = false) {
     const is = tab.dataset.name === name;
     tab.setAttribute('aria-selected', String(is));
     tab.tabIndex = is ? 0 : -1;
+    if (is) tab.scrollIntoView({ block: 'nearest', inline: 'nearest' });
   }
   $('main').setAttribute('role', 'tabpanel');
   $('main').setAttribute('aria-labelledby', `tab-${name}`);
