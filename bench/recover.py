@@ -1,6 +1,6 @@
 """From a failure to the next training step, and where the time goes.
 
-    python -m bench.recover [--rounds 3] [--mib 64] [--imports torch,torch._dynamo] [--faults worker,exception,hang,node,silence]
+    python -m bench.recover [--rounds 3] [--mib 64] [--imports torch,torch._dynamo] [--faults worker,exception,hang,node,silence,spare]
 
 On one node:
 
@@ -12,6 +12,10 @@ On two nodes, of which the second one is lost and the first one trains on alone:
 
     node        SIGKILL of torchrun, worker and agent; the node's memory is removed
     silence     SIGSTOP of all of them: the node says nothing any more, and its connections stay open
+
+On two nodes, beside which a third one waits:
+
+    spare       SIGKILL as for node; the third one takes the place of the second one
 
 Each job saves every 5 steps. `nebula run` restores from memory; its template imports what the job imports, as it would from the second run
 on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their rendezvous is c10d, on the
@@ -99,8 +103,10 @@ while True:
 
 TUNED = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
 WAYS = ("`nebula run`", "`nebula run --warm off`", "`torchrun`", "`torchrun`, tuned")
-FAULTS = ("worker", "exception", "hang", "node", "silence")
+FAULTS = ("worker", "exception", "hang", "node", "silence", "spare")
+OF_NODES = ("node", "silence", "spare")
 PARTS = ("noticed", "round", "imports", "group", "restore", "step")
+SPARE_S = 20.0  # until a third node waits
 MOST_S = 75.0  # then it counts as not recovered
 STEPS = 31     # before the fault, so that the agent knows how long a step takes
 HANG_S = 2
@@ -116,7 +122,7 @@ class Job:
         self.held = held_port()
         self.port = self.held.getsockname()[1]
         (self.base / "job.py").write_text(JOB)
-        self.nodes = [self._start(number) for number in range(2 if fault in ("node", "silence") else 1)]
+        self.nodes = [self._start(number) for number in range(2 if fault in OF_NODES else 1)]
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         memory = self.base / f"node{number}"
@@ -129,7 +135,7 @@ class Job:
         command = [sys.executable, "-m", "nebulaml.elastic.run" if self.is_ours else "torch.distributed.run"]
         if self.is_ours:
             command += [f"--warm={'off' if 'off' in self.way else self.options.imports}", "--on-hang=restart"]
-        if self.fault in ("node", "silence"):
+        if self.fault in OF_NODES:
             command += ["--nnodes=1:2", "--rdzv-id=recover", f"--local-addr=127.0.0.{number + 2}"]
             conf = ["last_call_timeout=10"] if self.is_ours else [TUNED] if "tuned" in self.way else []
             if self.is_ours:
@@ -198,7 +204,10 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         end = os.pidfd_open(int(old))
         if fault == "worker":
             os.kill(int(old), signal.SIGKILL)
-        elif fault == "node":
+        elif fault in ("node", "spare"):
+            if fault == "spare":
+                job.nodes.append(job._start(2))
+                time.sleep(SPARE_S)
             job.signal(1, signal.SIGKILL)
             shutil.rmtree(job.base / "node1", ignore_errors=True)
         elif fault == "silence":
@@ -209,15 +218,18 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         failed = time.time()
         ended = 0.0
 
+        def is_new(row: dict[str, float]) -> bool:
+            return row["began"] > failed - 0.02 and row["pid"] != old and row["rank"] == 0 and (fault != "spare" or row["world"] == 2)
+
         def is_back() -> bool:
             nonlocal ended
             if not ended and _is_readable(end):
                 ended = time.time()
-            return any(row["began"] > failed - 0.02 and row["pid"] != old for row in job.rows())
+            return any(is_new(row) for row in job.rows())
 
         if not until(is_back, MOST_S):
             return None
-        row = next(row for row in job.rows() if row["began"] > failed - 0.02 and row["pid"] != old)
+        row = next(filter(is_new, job.rows()))
         times = [failed, ended or failed, row["began"], row["imported"], row["grouped"], row["restored"], row["at"]]
         parts = {part: max(0.0, after - before) for part, before, after in zip(PARTS, times, times[1:], strict=False)}
         return parts | {"all": row["at"] - failed}

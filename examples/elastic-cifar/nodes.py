@@ -33,7 +33,7 @@ class Nodes:
         self.script, self.options, self.offset = script, options, offset  # offset: of the nodes' addresses
         self.processes = {}
 
-    def start(self, number, most=4):
+    def start(self, number, most=4, least=1):
         memory = self.memory / f"node{number}"
         memory.mkdir(parents=True)
         environment = {
@@ -45,7 +45,7 @@ class Nodes:
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{most}", "--nproc-per-node=1", "--max-restarts=100"]
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={least}:{most}", "--nproc-per-node=1", "--max-restarts=100"]
         command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.storage or self.path}", "--rdzv-id=elastic-cifar"]
         command += [f"--rdzv-conf={CONF}"]
         command += [f"--local-addr=127.0.0.{number + self.offset}", str(self.script), "--path", str(self.path), *self.options]

@@ -27,11 +27,12 @@ static json_t *json_of(const struct ledger *ledger)
                 json_object_set_new(seconds, ledger_names[kind], json_real(ledger->seconds[kind]));
         for (int tier = 0; tier < HISTORY_TIERS; tier++)
                 json_object_set_new(tiers, history_tier_names[tier], json_integer((json_int_t)ledger->restored[tier]));
-        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
+        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:f}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
                          total, "spent", seconds, "goodput", total > 0 ? json_real(ledger_goodput(ledger)) : json_null(),
                          "step_seconds", ledger->step_s, "first_step", (json_int_t)ledger->first_step, "last_step", (json_int_t)ledger->last_step,
                          "saves", (json_int_t)ledger->saves, "failed_saves", (json_int_t)ledger->failed_saves, "restarts",
-                         (json_int_t)ledger->restarts, "pauses", (json_int_t)ledger->pauses, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated);
+                         (json_int_t)ledger->restarts, "pauses", (json_int_t)ledger->pauses, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated, "restart_seconds",
+                         ledger->restarts ? ledger->seconds[LEDGER_RESTART] / (double)ledger->restarts : 0.0);
 }
 
 static void print(const struct ledger *ledger)
@@ -62,6 +63,8 @@ static void print(const struct ledger *ledger)
         if (ledger->failed_saves)
                 printf(" (%zu failed)", ledger->failed_saves);
         printf(", %zu restart%s", ledger->restarts, ledger->restarts == 1 ? "" : "s");
+        if (ledger->restarts)
+                printf(" of %s", human_duration(ledger->seconds[LEDGER_RESTART] / (double)ledger->restarts, text));
         if (ledger->pauses)
                 printf(", %zu pause%s; productive without the pauses: %.2f %%", ledger->pauses, ledger->pauses == 1 ? "" : "s", 100 * ledger_goodput(ledger));
         if (ledger->estimated)

@@ -17,6 +17,7 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "cli/target.h"
+#include "cli/templates.h"
 #include "cli/verdict.h"
 #include "cli/versions.h"
 #include "os/os.h"
@@ -209,6 +210,7 @@ static json_t *status_json(const struct status *status)
         json_t *result = json_object();
 
         json_object_set_new(result, "running", json_boolean(status->report != NULL));
+        json_object_set_new(result, "templates", templates_list());
         if (status->report)
                 json_object_update(result, status->report);
         if (status->history)
@@ -291,6 +293,7 @@ int command_status(int argc, char **argv)
                         print_agent(&status);
                         print_jobs(status.report);
                         print_sessions(json_object_get(status.report, "sessions"));
+                        templates_print();
                         print_queue(json_object_get(status.report, "queue"));
                         print_storage(&status);
                 }

@@ -324,6 +324,24 @@ def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(
     assert worlds == sorted(worlds, reverse=True) and set(worlds) == {1, 2}
 
 
+def test_a_spare_takes_the_place_of_a_node_that_is_told_to_leave_and_no_step_is_computed_twice(recipe_nodes):
+    """The job never trains with fewer nodes: all steps are those of two."""
+    nodes = recipe_nodes("spare", "--steps", "60", "--save-every", "1000")
+    try:
+        for number in range(2):
+            nodes.start(number, most=2, least=2)
+        nodes.until_step(3, world=2)
+        nodes.start(2, most=2, least=2)
+        nodes.until(lambda: any('"r"' in path.read_text() for path in nodes.path.rglob(".nebula/rendezvous/*/state/*")), "the spare")
+        os.kill(nodes.processes[0].pid, signal.SIGTERM)
+        nodes.finish()
+        computed = [json.loads(line) for line in (nodes.path / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        nodes.close()
+    steps = [line for line in computed if "step" in line]
+    assert [line["step"] for line in steps] == list(range(1, 61)) and {line["values"]["world"] for line in steps} == {2}
+
+
 def test_a_node_that_its_cloud_takes_leaves_and_does_not_join_again(recipe_nodes, monkeypatch):
     """The machine stays for minutes after the notice: torchrun must not start the workers there again and again."""
     nodes = recipe_nodes("evicted", "--steps", "60", "--save-every", "1000", "--evictions", "azure")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -211,7 +212,7 @@ class Job:
         memory = self.place / f"memory{n}"
         memory.mkdir(exist_ok=True, mode=0o700)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE", "MASTER_", "NEBULA_"))}
-        environment |= self.marks(n) | {"NEBULA_MEMORY_DIR": str(memory), "NEBULA_AGENT_LINGER": "5", "NEBULA_HANG_S": "2", "NEBULA_TAKEOVER_S": "2"}
+        environment |= self.marks(n) | {"NEBULA_MEMORY_DIR": str(memory), "NEBULA_AGENT_LINGER": "5", "NEBULA_HANG_S": "1", "NEBULA_TAKEOVER_S": "2"}
         environment |= {"NEBULA_LISTEN": self.address(n)}
         options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=100000", "--max-failures-without-progress=0", "--rdzv-id=failing"]
         options += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.place}/shared", f"--local-addr={self.address(n)}", "--warm=off"]
@@ -347,21 +348,30 @@ class Job:
     # -- promises
 
     def check(self) -> None:
-        """No durable step is lost, and at no time do two worlds train."""
+        """No durable step is lost, and at no time do two worlds train.
+
+        A world trains from its first step until one of its ranks has made its last one. A rank that stood still may finish the steps that the others had
+        begun with it, and no other.
+        """
         self.look()
         self.history.sort(key=lambda row: row["at"])
-        newest, over = "", set()
         durable = [(0.0, 0)]  # times, and the newest durable step at each
+        begun: dict[str, float] = {}
+        sizes: dict[str, int] = {}
+        last: dict[str, dict[int, float]] = {}
         for row in self.history:
             if "durable" in row:
                 durable.append((row["at"], max(durable[-1][1], row["durable"])))
             elif "begins" in row:
                 before = durable[bisect.bisect(durable, (row["began"], 0)) - 1][1]
                 assert row["begins"] >= before, f"step {before} was durable before {row}"
-            elif row["world"] != newest:
-                assert row["world"] not in over, f"another world has trained before {row}"
-                over.add(newest)
-                newest = row["world"]
+            else:
+                begun.setdefault(row["world"], row["at"])
+                sizes[row["world"]] = row["size"]
+                last.setdefault(row["world"], {})[row["rank"]] = row["at"]
+        worlds = sorted((world for world in begun if len(last[world]) == sizes[world]), key=lambda world: begun[world])
+        for world, following in itertools.pairwise(worlds):
+            assert min(last[world].values()) <= begun[following], f"the worlds {world} and {following} have trained at once"
 
     def end(self) -> None:
         (self.place / "stop").touch()

@@ -120,7 +120,8 @@ def test_lost_and_restart_are_told_apart_and_repeated_steps_are_lost(run, tmp_pa
         assert found["spent"][kind] == pytest.approx(job.truth[kind], abs=2), kind
     assert found["restarts"] == 2 and found["restarts_estimated"] == 0
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
-    assert "2 restarts" in told and all(kind in told for kind in KINDS if kind != "paused") and "pause" not in told
+    assert found["restart_seconds"] == pytest.approx(job.truth["restart"] / 2, abs=1)
+    assert "2 restarts of " in told and all(kind in told for kind in KINDS if kind != "paused") and "pause" not in told
 
 
 def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(run, tmp_path):

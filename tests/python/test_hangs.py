@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from waiting import until
 
 HANGS = """
 import threading
-os.environ.update(RANK=sys.argv[2], WORLD_SIZE=sys.argv[3], LOCAL_RANK=sys.argv[2], LOCAL_WORLD_SIZE=sys.argv[3], NEBULA_RUN="one", **dict(word.split("=") for word in sys.argv[4:]))
+os.environ.update({"RANK": sys.argv[2], "WORLD_SIZE": sys.argv[3], "LOCAL_RANK": sys.argv[2], "LOCAL_WORLD_SIZE": sys.argv[3], "NEBULA_RUN": "one"} | dict(word.split("=") for word in sys.argv[4:]))
 nm.init(sys.argv[1], 0)
 
 def waits_for_a_rank_that_never_comes(gate):
@@ -45,9 +46,17 @@ for word in iter(sys.stdin.readline, ""):
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    """A job hangs after a second without a step."""
+def soon(monkeypatch, tmp_path):
+    """A job hangs after a second without a step. The tool for native stacks is one that takes no time."""
     monkeypatch.setenv("NEBULA_HANG_S", "1")
+    tool(tmp_path / "tools", 'echo "PID $2 - process"; echo "#0 in pthread_cond_wait"')
+    monkeypatch.setenv("PATH", f"{tmp_path}/tools:{os.environ['PATH']}")
+
+
+def tool(folder: Path, code: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "eu-stack").write_text(f"#!/bin/sh\n{code}\n")
+    (folder / "eu-stack").chmod(0o755)
 
 
 def job(place) -> dict[str, Any]:
@@ -78,6 +87,7 @@ def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(plac
     assert text.startswith("rank 0, process ") and text.index("rank 0,") < text.index("rank 1,")
     assert text.count("in waits_for_a_rank_that_never_comes") == 2
     assert re.search(r"wchan|syscall|stack", text)
+    assert text.count("  native stacks:\n") == 2 and f"PID {ranks[0].pid} - process\n#0 in pthread_cond_wait" in text
     metrics = asked(place, "metrics")
     assert f'nebula_hangs_total{{job="",path="{place.storage}"}} 1\n' in metrics
     assert f'nebula_step{{job="",path="{place.storage}"}} {done[0]}\n' in metrics
@@ -88,6 +98,69 @@ def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(plac
     for rank in ranks:
         rank.kill()
         rank.wait()
+
+
+def test_of_ranks_on_two_nodes_the_one_that_lags_behind_is_named_wherever_it_is(place, tmp_path):
+    """Rank 1 is on another node, which has another agent."""
+    words = ["LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
+    memory = tmp_path / "memory-b"
+    memory.mkdir(mode=0o700)
+    ranks = [
+        place.trainer(HANGS, place.storage, 0, 2, *words, stdin=True),
+        place.trainer(HANGS, place.storage, 1, 2, *words, "NEBULA_NODE_ID=b", f"NEBULA_MEMORY_DIR={memory}", stdin=True),
+    ]
+    for n, rank in enumerate(ranks):
+        rank.stdin.write(f"{3.0 - n}\n")  # rank 1 makes fewer steps
+        rank.stdin.flush()
+    done = [int(rank.stdout.readline()) for rank in ranks]
+    assert done[1] < done[0]
+    assert [tell(rank, "hang") for rank in ranks] == ["hangs", "hangs"]
+    until(lambda: 'rank 1 on node "b" lags behind, of 2 of 2 ranks' in job(place)["verdict"].get("reason", ""), 60)
+    reason = job(place)["verdict"]["reason"]
+    assert f"after step {done[1]}" in reason
+    there = Path(re.search(r"its stacks are in (\S+) there", reason)[1])
+    until(there.exists)
+    assert there.read_text().startswith("rank 1, process ") and "-b/" in str(there)
+    here = place.runtime / "hang-0.txt"
+    until(lambda: here.exists() and here.read_text().startswith('rank 1 on node "b" lags behind'))
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("echo 'eu-stack: dwfl_linux_proc_attach: Operation not permitted'; exit 2", "native stacks:\n.*Operation not permitted"),
+        ("exit 3", "no native stacks: eu-stack or gdb has ended with 3"),
+    ],
+)
+def test_where_the_machine_shows_no_native_stacks_the_report_says_why(place, tmp_path, code, words):
+    tool(tmp_path / "tools", code)
+    trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
+    tell(trainer, "2")
+    tell(trainer, "hang")
+    path = place.runtime / "hang-0.txt"
+    until(path.exists, 60)
+    assert re.search(words, path.read_text()) and "in waits_for_a_rank_that_never_comes" in path.read_text()
+    trainer.kill()
+    trainer.wait()
+
+
+@pytest.mark.skipif(os.environ.get("NEBULA_TEST_NIGHTLY") != "1" or not shutil.which("gdb"), reason="one of the long ones: gdb takes seconds")
+def test_gdb_shows_the_native_stacks_of_a_rank_that_hangs(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", os.environ["PATH"].partition(":")[2])
+    if shutil.which("eu-stack"):
+        pytest.skip("eu-stack is here, and comes first")
+    trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
+    tell(trainer, "2")
+    tell(trainer, "hang")
+    path = place.runtime / "hang-0.txt"
+    until(path.exists, 90)
+    text = path.read_text()
+    assert "native stacks:\n" in text and re.search(r"#\d+ .* in (__futex|sem_|pthread_|PyThread|_Py)", text), text
+    trainer.kill()
+    trainer.wait()
 
 
 def test_a_job_that_goes_on_is_fine_again(place):

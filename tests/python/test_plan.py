@@ -182,6 +182,20 @@ def told(capsys, *arguments):
     return code, json.loads(out)
 
 
+def test_the_times_of_launchers_are_those_of_the_bench_and_count(capsys):
+    rows = [line.split("|")[1:-1] for line in (Path(__file__).resolve().parents[2] / "bench/results/recover.md").read_text().splitlines() if line.startswith("| ")]
+    measured = {(row[0].strip(), row[1].strip(" `")): [float(cell.strip(" *")) for cell in row[2:]] for row in rows if row[2].strip().startswith("**") and len(row) == 11}
+    for name, key in (("nebula-run", ("silence", "nebula run")), ("torchrun", ("node", "torchrun"))):
+        whole, _, _, noticed, _, _, _, restore, _ = measured[key]
+        launcher = failures.LAUNCHERS[name]
+        assert launcher.detect_s == pytest.approx(noticed, abs=0.05) and launcher.restart_s == pytest.approx(whole - noticed - restore, abs=0.05)
+    job = ("--params", "405B", "--nodes", 2048, "--gpu-memory", "80G", "--overlap", "--storage-write", "2G")
+    plans = {name: told(capsys, *job, "--launcher", name)[1] for name in failures.LAUNCHERS}
+    assert plans["nebula-run"]["inputs"]["detect_s"]["value"] == 2.2 and "recover.md" in plans["nebula-run"]["inputs"]["detect_s"]["source"]
+    best = {name: max(way["goodput"] for way in plan["ways"]) for name, plan in plans.items()}
+    assert best["nebula-run"] > best["torchrun"] > best["scheduler"]
+
+
 def test_a_plan_names_each_number_and_where_it_comes_from(capsys):
     code, plan = told(capsys, "--params", "7B", "--nodes", 4, "--gpu-memory", "80G", "--mtbf", "12h", "--storage-write", "2G", "--step-time", "5s")
     assert code == 0 and plan["fits"] and plan["short"] == []

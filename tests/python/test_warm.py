@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nebulaml._session import locate
 from nebulaml.elastic import warm, worker
 from waiting import until
 
@@ -239,6 +240,26 @@ def test_a_module_that_kills_the_template_and_a_full_process_table_start_workers
     for _ in range(2):
         code, said, errors = launcher.run(launcher.script("print('runs')"))
         assert (code, said) == (0, "runs\n") and re.search(f"nebula: a worker starts cold: ({why})", errors), errors
+
+
+def test_the_command_status_shows_a_template_and_its_memory(launcher, place):
+    launcher.environment |= {name: value for name, value in os.environ.items() if name.startswith("NEBULA_")}
+    launcher.template("json")
+    assert launcher.run(launcher.script("print('runs')"))[0] == 0
+    said = subprocess.run([locate.agent_path(), "status", "--json"], capture_output=True, text=True, timeout=60)
+    [found] = json.loads(said.stdout)["templates"]
+    assert found["pid"] == launcher.pid and 1 << 20 < found["memory"] < 1 << 30
+    said = subprocess.run([locate.agent_path(), "status"], capture_output=True, text=True, timeout=60)
+    assert f"of warm workers, pid {launcher.pid}, memory " in said.stdout
+
+
+def test_a_template_that_takes_too_much_memory_leaves_the_module_to_the_workers(launcher, monkeypatch, capfd):
+    launcher.script("from nebulaml.elastic import warm\nwarm.MEMORY_MOST = 1", "takes_memory.py")
+    launcher.environment["PYTHONPATH"] = f"{launcher.folder}{os.pathsep}{launcher.environment['PYTHONPATH']}"
+    launcher.template("json", "takes_memory", "decimal")
+    path = launcher.script("import sys; print('takes_memory' in sys.modules, 'decimal' in sys.modules)")
+    assert launcher.run(path) == (0, "False True\n", "")
+    assert "takes_memory takes the template over" in capfd.readouterr().err
 
 
 def test_a_changed_environment_or_module_starts_one_worker_cold_and_the_next_warm_again(launcher):

@@ -28,6 +28,7 @@ from .worker import ENVIRONMENT_OF_RANK, LIMITS, MESSAGE_MOST, PROGRAM, end_with
 
 __all__ = ["imported", "serve", "start"]
 
+MEMORY_MOST = 4 << 30  # bytes of the template
 BEGINNINGS = 8  # then the template imports torch alone
 CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 GONE_S = 10.0  # a killed worker has ended after this time, or the next one starts cold
@@ -98,6 +99,23 @@ def _cuda_is_used() -> bool:
     return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_NOT_INITIALISED
 
 
+def _memory() -> int:
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[1]) * resource.getpagesize()
+
+
+def _note() -> None:
+    """Leaves a file for `nebula status` beside the agent's (ipc_place_find). Its name is all that it says."""
+    node = os.environ.get("NEBULA_NODE_ID")
+    folder = (os.environ.get("NEBULA_RUNTIME_DIR") or f"/tmp/nebula-{os.getuid()}") + (f"-{node}" if node else "")
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, 0o700, exist_ok=True)
+        for name in os.listdir(folder):
+            if name.startswith("template-") and not os.path.exists(f"/proc/{name.removeprefix('template-')}"):
+                os.unlink(f"{folder}/{name}")
+        os.close(os.open(f"{folder}/template-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+
+
 def _import_all(modules: list[str], bad: list[str]) -> None:
     """Imports the modules. Begins anew, in the same process, without the first one that leaves more than modules behind."""
     with contextlib.suppress(ImportError):
@@ -112,9 +130,13 @@ def _import_all(modules: list[str], bad: list[str]) -> None:
             if _given["tells"]:
                 print(f"nebula: --warm: {name} cannot be imported: {failure!r:.200}", file=sys.stderr, flush=True)
         after = (_threads(), _sockets(), _cuda_is_used())
-        if after == before:
+        is_large = _memory() > MEMORY_MOST
+        if after == before and not is_large:
             continue
-        what = "starts a thread" if after[0] != before[0] else "opens a connection" if after[1] != before[1] else "initialises CUDA"
+        if is_large:
+            what = f"takes the template over {MEMORY_MOST >> 30} GiB"
+        else:
+            what = "starts a thread" if after[0] != before[0] else "opens a connection" if after[1] != before[1] else "initialises CUDA"
         print(f"nebula: {name} {what} when it is imported: each worker imports it", file=sys.stderr, flush=True)
         begin_anew([*bad, name], dict(os.environ))
 
@@ -132,10 +154,9 @@ _given: dict[str, Any] = {}
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
-    """The time and size of each module's file."""
+    """The time and size of each module's file, and of the interpreter."""
     found = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+    for file in [sys.executable, *(getattr(module, "__file__", None) for module in list(sys.modules.values()))]:
         if file:
             with contextlib.suppress(OSError):
                 about = os.stat(file)
@@ -180,6 +201,7 @@ def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: torchrun ends the workers
     _import_all(modules, bad)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _note()
     stamps, listener = _stamps(), socket.socket(fileno=fd)
     gc.collect()
     gc.freeze()

@@ -82,8 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--mtbf", metavar="TIME", help="mean time between failures of the job, instead")
     add("--survives", metavar="SHARE", help="share of failures after which memory has the newest version, without copies on peers")
     add("--survives-with-replica", metavar="SHARE", help="the same with them")
-    add("--detect", metavar="TIME", help="time to notice a failure (60)")
-    add("--restart", metavar="TIME", help="time to restart, without the load (300)")
+    add("--launcher", choices=sorted(failures.LAUNCHERS), default="scheduler", help="what notices a failure and restarts the job (scheduler)")
+    add("--detect", metavar="TIME", help="time to notice a failure (that of the launcher)")
+    add("--restart", metavar="TIME", help="time to restart, without the load (that of the launcher)")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--plot", metavar="FILE", help="draw memory and progress (needs matplotlib)")
     add("--write", metavar="FILE", help="write a DeepSpeed configuration; refuses to replace a file without --force")
@@ -171,6 +172,7 @@ def _job(given: argparse.Namespace) -> Job:
     described = model.from_count(given.params, given.largest_layer) if given.params is not None else model.from_config(given.config)
     inputs = _Inputs(given)
     mtbf, preset = _mtbf(given)
+    launcher = failures.LAUNCHERS[given.launcher]
     local, copies = _survives(inputs, preset)
     gpu_memory = inputs.take("gpu-memory", quantities.SIZE, 80 * (1 << 30))
     blocked = inputs.take("blocked", quantities.TIME_OR_NONE, math.nan)
@@ -190,8 +192,8 @@ def _job(given: argparse.Namespace) -> Job:
         read_rate=inputs.take("storage-read", quantities.RATE, ASSUMED_READ, key="read_bytes_per_s"),
         storage_rate=inputs.take("storage-total", quantities.RATE, math.inf, "not limited"),
         storage_space=inputs.take("storage-space", quantities.SIZE, math.inf, "not limited"),
-        detect_s=inputs.take("detect", quantities.TIME_OR_NONE, 60.0),
-        restart_s=inputs.take("restart", quantities.TIME_OR_NONE, 300.0),
+        detect_s=inputs.take("detect", quantities.TIME_OR_NONE, launcher.detect_s, launcher.source),
+        restart_s=inputs.take("restart", quantities.TIME_OR_NONE, launcher.restart_s, launcher.source),
         slowdown=inputs.take("slowdown", quantities.SHARE, 0.02),
         price=_price(given.storage_price),
         mtbf_s=mtbf,

@@ -1,4 +1,4 @@
-"""Published failure rates of jobs, and the mean time between failures that they give."""
+"""Published failure rates of jobs, the mean time between failures that they give, and how soon a launcher restarts a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from ..errors import NebulaConfigError
 
-__all__ = ["PRESETS", "Failures", "job_mtbf_s"]
+__all__ = ["LAUNCHERS", "PRESETS", "Failures", "Launcher", "job_mtbf_s"]
 
 DAY_S = 86400.0
 
@@ -48,6 +48,23 @@ PRESETS = {
     "spot": Failures(
         "spot machines: one eviction of the job an hour, an assumption; give --mtbf from your provider's history", 0.0, 24.0, 1, 0.0, 0.99
     ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """detect_s: from a failure until it is noticed. restart_s: from there to the first step, without the load."""
+
+    detect_s: float
+    restart_s: float
+    source: str
+
+
+_BENCH = "on two nodes of one worker, without NCCL: bench/results/recover.md"
+LAUNCHERS = {
+    "scheduler": Launcher(60.0, 300.0, "assumed: a scheduler starts the job again"),
+    "nebula-run": Launcher(2.2, 1.0, f"`nebula run`, a node falls silent, {_BENCH}"),
+    "torchrun": Launcher(1.6, 48.7, f"`torchrun` with its defaults, a node is killed, {_BENCH}"),
 }
 
 

@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "agent/log.h"
+#include "agent/peers/member.h"
+#include "agent/persist/storage.h"
+#include "agent/pulse/hang_news.h"
 #include "agent/pulse/slots_private.h"
 #include "agent/pulse/stacks.h"
 #include "os/os.h"
@@ -16,6 +19,8 @@
 #define SIGNAL_KILL 9
 #define TRAINERS_MAX 64   /* of a node: more would only make the file longer */
 #define FILES_KEPT 8
+#define OTHERS_MS 10000 /* for the nodes of a job that hangs to tell each other */
+#define OTHERS_S 60     /* their agents notice a hang within this time and its limit */
 
 int pulse_open(const struct ipc_hello *hello, uint32_t seen_pid)
 {
@@ -105,6 +110,9 @@ struct report {
         size_t count;
         struct stacks_of processes[TRAINERS_MAX];
         char path[IPC_PATH_MAX];
+        uint32_t world;
+        char run[IPC_NAME_MAX];
+        char last[IPC_TEXT_MAX]; /* the rank of the whole job that lags behind; "": not known, or all ranks are here */
 };
 
 static int by_beats(const void *a, const void *b)
@@ -127,16 +135,53 @@ static struct stacks_of describe(const struct catalogue *catalogue, const struct
         return process;
 }
 
+/* Tells the other nodes which rank of this one lags behind. On the node of rank 0, also finds the one of the whole job. */
+static void ask_others(struct report *report)
+{
+        const struct stacks_of *first = &report->processes[0];
+        struct hang_news own = { .rank = first->rank, .ranks = (uint32_t)report->count, .beats = first->beats, .step = first->step, .silent_s = first->silent_s }, last;
+        struct nebula_error error;
+        struct store *store;
+        bool has_rank_0 = false;
+        uint32_t ranks;
+        enum nebula_status status;
+
+        if (report->world <= report->count || !report->job->persist_path[0])
+                return;
+        snprintf(own.run, sizeof own.run, "%s", report->run);
+        snprintf(own.phase, sizeof own.phase, "%s", first->phase);
+        snprintf(own.file, sizeof own.file, "%.*s", HANG_FILE_MAX - 1, report->path);
+        for (size_t i = 0; i < report->count; i++)
+                has_rank_0 = has_rank_0 || !report->processes[i].rank;
+        status = member_own_name(own.node, &error);
+        if (!status)
+                status = storage_open(report->catalogue, report->job, &store, &error);
+        if (!status)
+                status = hang_news_tell(store, &own, &error);
+        if (!status && has_rank_0)
+                status = hang_news_last(store, &own, report->world, (int64_t)((first->limit_s + OTHERS_S) * 1e9), OTHERS_MS, &last, &ranks, &error);
+        if (status)
+                log_event(LOG_LEVEL_WARN, "the nodes of a job that hangs could not tell each other where: %s", error.message);
+        else if (has_rank_0)
+                snprintf(report->last, sizeof report->last,
+                         "rank %" PRIu32 " on node \"%.60s\" lags behind, of %" PRIu32 " of %" PRIu32 " ranks: it has taken %.0f s for %s%.40s after step %" PRIu64
+                         "; its stacks are in %.200s there",
+                         last.rank, last.node, ranks, report->world, last.silent_s, last.phase[0] ? "the phase " : "a step", last.phase, last.step, last.file);
+}
+
 static void write_file(const struct report *report)
 {
+        int64_t native_ms = STACKS_NATIVE_MS;
         char *text = NULL;
         size_t size = 0;
         FILE *file = open_memstream(&text, &size);
 
         if (!file)
                 return;
+        if (report->last[0])
+                fprintf(file, "%s\n\n", report->last);
         for (size_t i = 0; i < report->count; i++)
-                stacks_write(&report->processes[i], file);
+                stacks_write(&report->processes[i], &native_ms, file);
         if (!fclose(file) && os_write_file_atomic(report->path, text, size))
                 log_event(LOG_LEVEL_WARN, "%s could not be written", report->path);
         free(text);
@@ -147,6 +192,7 @@ static void *report_main(void *argument)
         struct report *report = argument;
         struct catalogue *catalogue = report->catalogue;
 
+        ask_others(report);
         write_file(report);
         for (size_t i = 0; i < report->count; i++)
                 if (report->processes[i].is_ended) {
@@ -155,6 +201,10 @@ static void *report_main(void *argument)
                         os->signal(report->processes[i].pid, SIGNAL_KILL);
                 }
         catalogue_lock(catalogue);
+        if (report->last[0]) {
+                snprintf(report->job->pulse->hang.text, sizeof report->job->pulse->hang.text, "%s", report->last);
+                catalogue_signal_event(catalogue);
+        }
         report->job->pulse->is_writing = false;
         report->job->pins--;
         catalogue->lane_count--;
@@ -170,6 +220,7 @@ static void begin_report(struct catalogue *catalogue, struct job *job, int64_t n
         struct report *report = calloc(1, sizeof *report);
         struct pulse_hang *hang = &job->pulse->hang;
         const struct stacks_of *first;
+        const struct session *session;
         pthread_t thread;
 
         if (!report)
@@ -181,6 +232,9 @@ static void begin_report(struct catalogue *catalogue, struct job *job, int64_t n
                         report->processes[report->count++] = describe(catalogue, pulse, catalogue_session(catalogue, pulse->nonce), now);
         qsort(report->processes, report->count, sizeof report->processes[0], by_beats);
         first = &report->processes[0];
+        session = catalogue_session(catalogue, job->pulse->first->nonce);
+        report->world = session->world;
+        snprintf(report->run, sizeof report->run, "%s", session->run);
         snprintf(report->path, sizeof report->path, "%s/hang-%" PRIu64 ".txt", catalogue->runtime_dir, catalogue->hang_count++ % FILES_KEPT);
         hang->since = catalogue_now();
         hang->count++;

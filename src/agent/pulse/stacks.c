@@ -1,5 +1,6 @@
 #include "agent/pulse/stacks.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,8 @@
 #define PAUSE_MS 20
 #define QUIET_ROUNDS 5 /* so many pauses without a new byte: it has written all */
 #define THREADS_MAX 512
+#define NO_TOOL 77
+#define SIGNAL_CONTINUE 18
 
 /* A file of a thread; nothing if the kernel does not show it. */
 static void copy(FILE *file, uint32_t pid, const char *thread, const char *what)
@@ -90,12 +93,44 @@ close_file:
         os->close(fd);
 }
 
-void stacks_write(const struct stacks_of *process, FILE *file)
+/* A tool whose time is over may leave the process stopped: it gets SIGCONT. */
+static void write_native(const struct stacks_of *process, int64_t *left_ms, FILE *file)
+{
+        static char script[] = "export DEBUGINFOD_URLS=; if command -v eu-stack >/dev/null; then exec eu-stack -p $1 2>&1; "
+                               "elif command -v gdb >/dev/null; then exec gdb -nx -batch -p $1 -ex 'thread apply all backtrace 40' 2>&1; else exit 77; fi";
+        char pid[16], *text = malloc(TEXT_MAX);
+        char *argv[] = { (char[]){ "sh" }, (char[]){ "-c" }, script, (char[]){ "nebula-stacks" }, pid, NULL };
+        int64_t begun_ns = os->now_ns();
+        int code = 0, result;
+        size_t size = 0;
+
+        snprintf(pid, sizeof pid, "%" PRIu32, process->pid);
+        result = !text ? -ENOMEM : *left_ms <= 0 ? -ETIMEDOUT : os->run("/bin/sh", argv, *left_ms, text, TEXT_MAX, &size, &code);
+        *left_ms -= (os->now_ns() - begun_ns) / 1000000;
+        if (result == -ETIMEDOUT)
+                os->signal(process->pid, SIGNAL_CONTINUE);
+        if (result == -EFBIG)
+                size = TEXT_MAX;
+        if (size) {
+                fputs("  native stacks:\n", file);
+                fwrite(text, 1, size, file);
+        } else if (result) {
+                fprintf(file, "  no native stacks: %s\n", result == -ETIMEDOUT ? "the time for them is over" : os_error_text(result));
+        } else if (code == NO_TOOL) {
+                fputs("  no native stacks: install eu-stack (elfutils) or gdb on this node\n", file);
+        } else {
+                fprintf(file, "  no native stacks: eu-stack or gdb has ended with %d\n", code);
+        }
+        free(text);
+}
+
+void stacks_write(const struct stacks_of *process, int64_t *native_ms, FILE *file)
 {
         fprintf(file, "rank %" PRIu32 ", process %" PRIu32 ": step %" PRIu64 "%s%s, for %.0f s (its limit is %.0f s)\n", process->rank, process->pid,
                 process->step, process->phase[0] ? ", phase " : "", process->phase, process->silent_s, process->limit_s);
         if (process->signal)
                 write_own(process, file);
         write_threads(process, file);
+        write_native(process, native_ms, file);
         fputc('\n', file);
 }

@@ -2,9 +2,10 @@
  * stacks.h - what the threads of processes wait for, as text.
  *
  * From outside: name, state, and as far as the machine allows the system call and the kernel's stack of each thread (/proc/PID/task). From inside:
- * a process that has named a signal writes the stack of each thread to a descriptor of its own, which the agent reads.
+ * a process that has named a signal writes the stack of each thread to a descriptor of its own, which the agent reads. Native stacks come from eu-stack or
+ * gdb, if the node has one of them and the kernel lets it attach.
  *
- * Any thread calls it without locks; it takes some seconds at most.
+ * Any thread calls it without locks; it takes STACKS_NATIVE_MS and some seconds at most for all processes together.
  */
 #ifndef NB_AGENT_PULSE_STACKS_H
 #define NB_AGENT_PULSE_STACKS_H
@@ -21,6 +22,9 @@ struct stacks_of {
         char phase[64];
 };
 
-void stacks_write(const struct stacks_of *process, FILE *file);
+#define STACKS_NATIVE_MS INT64_C(30000)
+
+/* native_ms: the time that is left for native stacks. */
+void stacks_write(const struct stacks_of *process, int64_t *native_ms, FILE *file);
 
 #endif
