@@ -33,6 +33,7 @@ static const uint32_t calls[] = {
         CALL(renameat) CALL(renameat2) CALL(linkat) CALL(unlinkat) CALL(symlinkat) CALL(mkdirat) CALL(readlinkat) CALL(getdents64) CALL(getcwd) CALL(chdir)
         CALL(fchdir) CALL(umask) CALL(fchmod) CALL(fchmodat) CALL(fchown) CALL(fchownat) CALL(utimensat) CALL(copy_file_range) CALL(sendfile) CALL(ioctl)
         CALL(fcntl) CALL(flock) CALL(dup) CALL(dup3) CALL(memfd_create) CALL(fadvise64) CALL(readahead) CALL(pipe2) CALL(eventfd2)
+        CALL(getxattr) CALL(lgetxattr) CALL(fgetxattr) CALL(setxattr) CALL(fsetxattr)
         /* memory */
         CALL(mmap) CALL(munmap) CALL(mremap) CALL(mprotect) CALL(madvise) CALL(mincore) CALL(mlock) CALL(mlock2) CALL(munlock) CALL(brk) CALL(msync) CALL(membarrier)
         CALL(get_mempolicy) CALL(mbind)
