@@ -226,6 +226,7 @@ int command_help(int argc, char **argv)
         }
         if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */
                 return os_programs_serve(atoi(argv[2])) < 0;
+        os_programs_offer();
         command = find_command(args.positionals[0]);
         if (!command) {
                 cli_complain(NO_COMMAND, args.positionals[0]);

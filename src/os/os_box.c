@@ -14,7 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
+#if !OS_BOX_HAS_CALLS
+#elif defined(__x86_64__)
 #define ARCH AUDIT_ARCH_X86_64
 #elif defined(__aarch64__)
 #define ARCH AUDIT_ARCH_AARCH64
@@ -25,6 +26,7 @@
 /* Everything that the table of os.h, libc, OpenSSL, libcurl and io_uring ask for. The calls of a running agent come first. A call that an architecture or
  * an older libc does not know is left out by the preprocessor. */
 #define CALL(name) __NR_##name,
+#ifdef ARCH
 static const uint32_t calls[] = {
         CALL(futex) CALL(read) CALL(write) CALL(pread64) CALL(pwrite64) CALL(epoll_pwait) CALL(sendmsg) CALL(recvmsg) CALL(clock_nanosleep) CALL(io_uring_enter)
         /* files */
@@ -83,6 +85,7 @@ static const uint32_t calls[] = {
         CALL(getpgrp) CALL(arch_prctl)
 #endif
 };
+#endif
 
 static int refuse_other_calls(void)
 {
