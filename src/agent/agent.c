@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/box.h"
 #include "agent/clients/listener.h"
 #include "agent/clock.h"
 #include "agent/log.h"
@@ -431,7 +432,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "
                                           "another directory", os->uid(), place->directory, conf_env("XDG_RUNTIME_DIR"));
-        if (agent_start(place, false, &agent, &error)) {
+        if (agent_box_enter(place, &error) || agent_start(place, false, &agent, &error)) {
                 log_event(LOG_LEVEL_WARN, "the agent cannot start: %s", error.message);
                 if (ready_fd >= 0)
                         os_daemon_ready(ready_fd, error.message);

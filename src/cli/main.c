@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/term.h"
 #include "os/os.h"
+#include "os/process.h"
 #include "store/cloud.h"
 
 #define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
@@ -224,6 +225,9 @@ int command_help(int argc, char **argv)
                 print_overview();
                 return CLI_OK;
         }
+        if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */
+                return os_programs_serve(atoi(argv[2])) < 0;
+        os_programs_offer();
         command = find_command(args.positionals[0]);
         if (!command) {
                 cli_complain(NO_COMMAND, args.positionals[0]);

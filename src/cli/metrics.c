@@ -251,7 +251,7 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
                 unsaved_bytes += number_of(one, "unsaved_bytes");
                 failures += number_of(one, "storage_failure_count");
                 for (size_t i = 0; i < sizeof found / sizeof *found; i++)
-                        found[i] += number_of(json_object_get(one, "found"), found_names[i]);
+                        found[i] += number_of(json_object_get(one, "findings"), found_names[i]);
                 if (verdict_number(json_object_get(one, "verdict")) < 0 || !(*text_of(one, "path") || number_of(one, "trainer_count") > 0))
                         continue;
                 snprintf(labels, sizeof labels, "{job=\"%s\",path=\"%s\"}", escape(text_of(one, "job"), name), escape(text_of(one, "path"), where));

@@ -6,7 +6,7 @@
 
 #include "image/torch_pickle.h"
 
-#define FINITE_STRIDE_BYTES (128u << 10)
+#define FINITE_STRIDE_BYTES (1u << 20)
 #define FINITE_SAMPLE_BYTES 4096u
 
 /* Whether all of `size` bytes of such elements are finite. Types that have no other values are. Complex numbers are two floats. */

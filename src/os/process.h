@@ -40,6 +40,16 @@ int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
 int os_signals_clean(void (*clean)(void *argument), void *argument);
 void os_signal_self(void);
 int os_process_end(uint32_t pid); /* sends SIGTERM; 0 or a negative errno */
+/*
+ * For a process that gives up the right to start programs (os_box.h). os_programs_start starts this program again with the word `programs`, and os->run
+ * asks that process from then on. It ends with this one. os_programs_serve is all that it does. Both return a negative errno, or 0.
+ *
+ * Only a program whose main() hands that word to os_programs_serve calls os_programs_offer, before anything else. In another one os_programs_start does
+ * nothing: it would start the whole program, again and again.
+ */
+void os_programs_offer(void);
+int os_programs_start(void);
+int os_programs_serve(int fd);
 /* argv[0] is a path, or a name that is searched on the PATH. Returns only on failure: a negative errno. */
 int os_process_become(char *const argv[]);
 

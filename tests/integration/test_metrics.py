@@ -146,6 +146,8 @@ FAULTS = {
     "NebulaNoDurableCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="storage"}': "0+60x400 24000x80"},
     "NebulaNoCheckpoint": {'nebula_checkpoint_last_success_timestamp_seconds{tier="memory"}': "0+60x400 24000x80"},
     "NebulaCheckpointsDamaged": {"nebula_checkpoints_damaged": "1x480"},
+    "NebulaMemoryRots": {'nebula_findings_total{kind="rotten"}': "0x470 1x10"},
+    "NebulaValues": {'nebula_findings_total{kind="stale"}': "0x470 1x10"},
     "NebulaNotVerified": {"nebula_checkpoint_verified_timestamp_seconds": "-3000000x480"},
     "NebulaCheckpointsFail": {'nebula_checkpoints_total{tier="storage",result="failure"}': "0x470 1x10"},
     "NebulaStorageFails": {"nebula_storage_retries_total": "0x460 0+1x20"},

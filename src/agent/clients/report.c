@@ -462,7 +462,7 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                          (json_int_t)in_memory, "unsaved_count", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "storage_count", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failure_count",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
-        json_object_set_new(body, "found", json_pack("{s:I, s:I, s:I}", "rotten", (json_int_t)job->findings[FINDING_ROTTEN].count, "stale",
+        json_object_set_new(body, "findings", json_pack("{s:I, s:I, s:I}", "rotten", (json_int_t)job->findings[FINDING_ROTTEN].count, "stale",
                                                      (json_int_t)job->findings[FINDING_STALE].count, "not_finite",
                                                      (json_int_t)job->findings[FINDING_NOT_FINITE].count));
         if (pulse)

@@ -31,6 +31,8 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file)
         if (!file->keeps_chunks) {
                 own->chunks = file->chunks;
                 own->chunk_count = file->chunk_count;
+                own->image->scrubbed_ns = os->now_ns(); /* the image may have served another version before */
+                own->image->scrub_next = 0;
         }
 }
 
