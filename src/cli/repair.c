@@ -97,11 +97,17 @@ static enum nebula_status upload(struct store *store, const char *key, const str
         return status ? status : store->ops->publish(store, upload, error);
 }
 
+/* No sweep takes the object for debris: a manifest names it. */
+static void no_beat(void *argument)
+{
+        (void)argument;
+}
+
 static enum nebula_status write_again(struct store *store, const char *key, const struct record_file *file, const struct source *source,
                                       struct nebula_error *error)
 {
         const struct transfer transfer = { .from = source->from, .to = store };
-        static const struct transfer_pulse pulse;
+        static const struct transfer_pulse pulse = { no_beat, NULL };
         enum nebula_status status = store_remove_one(store, key, error);
 
         if (status && status != NEBULA_NOT_FOUND)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import time
 
 import pytest
@@ -128,3 +129,18 @@ def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage
 @pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "x"], ["--every", "x"], ["--from", "/tmp"], ["--every", "7d", "--all"]])
 def test_a_wrong_scrub_is_a_wrong_command_line(run, four, words):
     assert run("verify", *words, "--path", four).returncode == 2
+
+
+def test_a_damaged_and_a_missing_object_are_repaired_from_a_directory(run, nebula, four, each_storage):
+    assert run("copy", four, each_storage, "--all").returncode == 0
+    requests = [{"do": "put", "key": "global_step2/a.pt", "value": "rubbish"}, {"do": "remove", "keys": ["global_step3/b.pt"]}]
+    told = subprocess.run(
+        [nebula, "store", "--path", each_storage], input="".join(json.dumps(one) + "\n" for one in requests), capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0 and "error" not in told.stdout, told
+    assert run("verify", "--all", "--path", each_storage).returncode == 1
+    done = run("verify", "--all", "--repair", "--from", four, "--path", each_storage, "--json")
+    assert done.returncode == 0, done
+    repaired = [file["name"] for version in json.loads(done.stdout)["versions"] for file in version["files"] if "repaired" in file]
+    assert repaired == ["a.pt", "b.pt"]
+    assert run("verify", "--all", "--path", each_storage).returncode == 0

@@ -194,6 +194,11 @@ def test_a_key_that_was_removed_is_refused_and_its_versions_can_be_signed_anew(s
     assert load(signed) == 2.0
     shown = json.loads(nebula("inspect", "global_step2", "--path", signed.storage, "--json").stdout)["signatures"]
     assert sorted(one["state"] for one in shown) == ["trusted", "unknown"]
+    listed = json.loads(nebula("list", "--path", signed.storage, "--json").stdout)["versions"]
+    assert {row["tag"]: sorted(one["state"] for one in row["signatures"]) for row in listed} == {
+        "global_step1": ["unknown"],
+        "global_step2": ["trusted", "unknown"],
+    }
     assert f"signed by {before}, which is not trusted here" in nebula("verify", "global_step1", "--path", signed.storage).stdout
 
 

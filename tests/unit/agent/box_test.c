@@ -82,7 +82,7 @@ static int boxed(bool has_paths)
         struct ipc_place place = { 0 };
         struct nebula_error error = { 0 };
         pthread_t thread;
-        void *deed;
+        void *deed = NULL;
         char text[64];
         size_t size = 0;
         int code = -1;
@@ -94,7 +94,7 @@ static int boxed(bool has_paths)
         if (agent_box_enter(&place, &error))
                 return 1;
         if (pthread_create(&thread, NULL, hijacked, &has_paths) || pthread_join(thread, &deed) || *(long *)deed)
-                return 10 + (int)*(long *)deed;
+                return 10 + (deed ? (int)*(long *)deed : 0);
         if (!opens(below("served/file"), O_RDWR) || !opens(below("served/made"), O_WRONLY | O_CREAT) || unlink(below("served/made")) ||
             !opens(below("memory/image"), O_RDWR | O_CREAT) || !opens("/etc/hosts", O_RDONLY) || mkdir(below("served/directory"), 0700))
                 return 2;
