@@ -225,9 +225,6 @@ int command_help(int argc, char **argv)
                 print_overview();
                 return CLI_OK;
         }
-        if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */
-                return os_programs_serve(atoi(argv[2])) < 0;
-        os_programs_offer();
         command = find_command(args.positionals[0]);
         if (!command) {
                 cli_complain(NO_COMMAND, args.positionals[0]);
@@ -380,6 +377,9 @@ int main(int argc, char **argv)
         int code;
 
         cloud_offer();
+        if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */
+                return os_programs_serve(atoi(argv[2])) < 0;
+        os_programs_offer();
         if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
                 print_overview();
                 return CLI_OK;
