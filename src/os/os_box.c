@@ -85,14 +85,16 @@ static const uint32_t calls[] = {
         CALL(getpgrp) CALL(arch_prctl)
 #endif
 };
+/* These are forbidden. All others do not exist, so that a newer libc takes the older call in place of a newer one. */
+static const uint32_t forbidden[] = { CALL(execve) CALL(execveat) CALL(ptrace) CALL(process_vm_readv) CALL(process_vm_writev) };
 #endif
 
 static int refuse_other_calls(void)
 {
 #ifdef ARCH
-        enum { HEAD = 6, COUNT = sizeof calls / sizeof *calls };
-        static struct sock_filter code[HEAD + 2 * COUNT + 1];
-        struct sock_fprog program = { .len = HEAD + 2 * COUNT + 1, .filter = code };
+        enum { HEAD = 6, COUNT = sizeof calls / sizeof *calls, REFUSED = sizeof forbidden / sizeof *forbidden };
+        static struct sock_filter code[HEAD + 2 * COUNT + 2 * REFUSED + 1];
+        struct sock_fprog program = { .len = sizeof code / sizeof *code, .filter = code };
         size_t at = 0;
 
         code[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
@@ -105,7 +107,11 @@ static int refuse_other_calls(void)
                 code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], 0, 1);
                 code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
         }
-        code[at] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+        for (size_t i = 0; i < REFUSED; i++) {
+                code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, forbidden[i], 0, 1);
+                code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+        }
+        code[at] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS);
         if (!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
                 return 1;
         return errno == ENOSYS || errno == EINVAL ? 0 : -errno; /* this kernel has no filters */

@@ -4,7 +4,8 @@
  *      os_box_enter    before threads start: they inherit the box
  *
  * No privileges: no program that it starts gets more rights than it has.
- * Calls: the kernel refuses every system call that is not in the list of os_box.c, with EPERM. No program can be executed.
+ * Calls: the kernel refuses every system call that is not in the list of os_box.c: with EPERM those that start or read
+ * another program, and all others with ENOSYS.
  * Paths: the kernel opens files below the given paths alone (Landlock, Linux 5.13 or newer). Descriptors that are open stay open.
  */
 #ifndef NB_OS_OS_BOX_H
@@ -13,7 +14,12 @@
 /* A sanitizer traces its own process, so a build with one keeps all calls. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define OS_BOX_HAS_CALLS 0
-#else
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define OS_BOX_HAS_CALLS 0
+#endif
+#endif
+#ifndef OS_BOX_HAS_CALLS
 #define OS_BOX_HAS_CALLS 1
 #endif
 
