@@ -349,7 +349,6 @@ def test_nodes_sign_a_version_together_and_a_copy_in_another_nodes_memory_takes_
     for node in (a, b):
         del node.environment["NEBULA_SIGN_KEY"]
         node.environment["NEBULA_SIGNATURES"] = "require"
-        node.lose()
     code = """
         found = nm.get_latest_checkpoint()
         for other in (0, 1):

@@ -236,7 +236,7 @@ static bool is_in_another_row(const struct version *version)
         return false;
 }
 
-static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path)
+static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path, bool takes_copies)
 {
         json_t *versions = json_array();
 
@@ -244,7 +244,7 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
                 for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
                      version = version->next)
                         if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || version->life.state == NEBULA_STATE_FAILED ||
-                            (replica_serves(session, version) && !is_in_another_row(version)))
+                            (takes_copies && replica_serves(session, version) && !is_in_another_row(version)))
                                 json_array_append_new(versions, version_json(version));
         return versions;
 }
@@ -382,7 +382,7 @@ static json_t *verdicts_json(struct catalogue *catalogue, const struct session *
 static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
                                         char **ret_text, struct nebula_error *error)
 {
-        bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
+        bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path, takes_copies = true;
         json_t *versions, *problems = json_array(), *passed = NULL, *verdicts;
         struct peer_listing kept = { 0 };
         struct job **jobs = NULL, *own = NULL;
@@ -394,13 +394,16 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 own = session->job;
                 own->pins++;
                 catalogue_unlock(catalogue);
-                replica_learn(catalogue, own); /* so that the versions that ranks can agree on include copies at peers */
-                replica_kept(catalogue, own, &kept);
+                takes_copies = !restore_requires_signatures(catalogue, own);
+                if (takes_copies) {
+                        replica_learn(catalogue, own); /* so that the versions that ranks can agree on include copies at peers */
+                        replica_kept(catalogue, own, &kept);
+                }
                 catalogue_lock(catalogue);
         }
         if (*path && (!session || session->role == IPC_ROLE_TRAINER))
                 catalogue_job_get(catalogue, path, session ? session->job->name : "");
-        versions = memory_rows(catalogue, session, path);
+        versions = memory_rows(catalogue, session, path, takes_copies);
         if (own) {
                 add_kept_ranks(versions, own, &kept);
                 own->pins--;

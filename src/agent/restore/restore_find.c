@@ -405,7 +405,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
 }
 
 /* Then a version of another node's memory must be in storage, with its signature: that version is found there. */
-static bool requires_signatures(struct catalogue *catalogue, struct job *job)
+bool restore_requires_signatures(struct catalogue *catalogue, struct job *job)
 {
         struct store *store;
 
@@ -429,7 +429,7 @@ static bool find_once(struct catalogue *catalogue, const struct session *session
         catalogue_unlock(catalogue);
         look_for_rival(catalogue, own_job, job ? job->persist_path : "");
         /* this node has lost the version, or never had it: ask the other nodes */
-        if (!memory.is_there && own && !requires_signatures(catalogue, own_job) && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
+        if (!memory.is_there && own && !restore_requires_signatures(catalogue, own_job) && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
                 memory.is_there = memory.stored_first = true; /* peers may have no more than this node's share */
         *ret_status = NEBULA_OK;
         if (memory.is_there && (memory.is_enough || (job && !*path)))
