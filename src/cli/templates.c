@@ -63,7 +63,7 @@ json_t *templates_list(void)
                 uint64_t pid = strncmp(name, FILE_PREFIX, strlen(FILE_PREFIX)) ? 0 : strtoull(name + strlen(FILE_PREFIX), NULL, 10);
 
                 if (pid && is_template(pid))
-                        json_array_append_new(list, json_pack("{s:I, s:I}", "pid", (json_int_t)pid, "memory", (json_int_t)memory_of(pid)));
+                        json_array_append_new(list, json_pack("{s:I, s:I}", "pid", (json_int_t)pid, "memory_used", (json_int_t)memory_of(pid)));
         }
         os->closedir(dir);
         return list;
@@ -79,7 +79,7 @@ void templates_print(void)
 
                 term_print(STYLE_BOLD, "template ");
                 printf("of warm workers, pid %" PRId64 ", memory %s\n", (int64_t)json_integer_value(json_object_get(one, "pid")),
-                       human_size((uint64_t)json_integer_value(json_object_get(one, "memory")), text));
+                       human_size((uint64_t)json_integer_value(json_object_get(one, "memory_used")), text));
         }
         json_decref(list);
 }

@@ -142,7 +142,7 @@ def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(
     assert (found["restarts"], found["pauses"]) == (1, 1)
     assert found["goodput"] == pytest.approx(job.truth["productive"] / (found["wall_seconds"] - 9 * 3600), abs=1e-3)
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
-    assert "1 restart, 1 pause" in told and "paused" in told
+    assert "1 restart of 9 h 0 min, 1 pause" in told and "paused" in told
 
 
 def test_when_the_end_is_not_known_half_an_interval_counts_as_lost(run, tmp_path):

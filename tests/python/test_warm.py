@@ -248,7 +248,7 @@ def test_the_command_status_shows_a_template_and_its_memory(launcher, place):
     assert launcher.run(launcher.script("print('runs')"))[0] == 0
     said = subprocess.run([locate.agent_path(), "status", "--json"], capture_output=True, text=True, timeout=60)
     [found] = json.loads(said.stdout)["templates"]
-    assert found["pid"] == launcher.pid and 1 << 20 < found["memory"] < 1 << 30
+    assert found["pid"] == launcher.pid and 1 << 20 < found["memory_used"] < 1 << 30
     said = subprocess.run([locate.agent_path(), "status"], capture_output=True, text=True, timeout=60)
     assert f"of warm workers, pid {launcher.pid}, memory " in said.stdout
 
