@@ -367,7 +367,7 @@ void check_signatures(struct store *store, const struct manifest *manifest, json
                 if (strcmp(json_string_value(json_object_get(one, "state")), "wrong"))
                         continue;
                 document = new_file("the signature", json_string_value(json_object_get(one, "key")), 0);
-                add_damage(document, 0, 0, json_string_value(json_object_get(one, "why")));
+                add_damage(document, 0, 0, json_string_value(json_object_get(one, "reason")));
                 json_array_append_new(json_object_get(version, "documents"), document);
                 json_object_set_new(version, "ok", json_false());
         }

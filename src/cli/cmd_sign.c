@@ -238,7 +238,7 @@ static int sign_directory(const struct cli_common *common, const char *directory
         if (target_absolute(directory, path, &error) || target_absolute(key, key_path, &error) || bundle_write(path, key_path, &count, &error))
                 return cli_fail(common->json, &error);
         if (common->json)
-                return cli_print_json(json_pack("{s:s, s:I}", "bundle", path, "files", (json_int_t)count), CLI_OK);
+                return cli_print_json(json_pack("{s:s, s:I}", "path", path, "file_count", (json_int_t)count), CLI_OK);
         term_print(STYLE_PLAIN, "%s/model.sig: signs %zu files, for `model_signing verify key`\n", path, count);
         return CLI_OK;
 }

@@ -42,7 +42,7 @@ json_t *vouch_list(struct store *store, const struct manifest *manifest)
                 return list;
         for (size_t i = 0; i < count; i++)
                 json_array_append_new(list, json_pack("{s:s, s:s, s:s}", "key", keys[i].id, "state", keys[i].is_wrong ? "wrong" :
-                                                      keys[i].is_trusted ? "trusted" : "unknown", "why", keys[i].why));
+                                                      keys[i].is_trusted ? "trusted" : "unknown", "reason", keys[i].why));
         free(keys);
         return list;
 }
@@ -62,7 +62,7 @@ char *vouch_text(const json_t *signatures)
                         buf_add_text(&buf, ", which is not trusted here");
                 if (!strcmp(state, "wrong")) {
                         buf_add_text(&buf, ", and that is WRONG: ");
-                        buf_add_text(&buf, json_string_value(json_object_get(one, "why")));
+                        buf_add_text(&buf, json_string_value(json_object_get(one, "reason")));
                 }
         }
         if (buf.size)

@@ -89,7 +89,8 @@ def asked(place) -> Asked:
     return Asked(place.storage)
 
 
-def test_every_answer_is_as_the_schema_says(asked, place, tmp_path):
+def test_every_answer_is_as_the_schema_says(asked, place, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEBULA_TRUSTED_KEYS", str(tmp_path / "trusted"))
     asked("version", "version")
     asked("status", "status")
     assert asked.serve()[-1]["storage"] == {"same": True}
@@ -116,6 +117,13 @@ def test_every_answer_is_as_the_schema_says(asked, place, tmp_path):
     asked("unpin", "unpin", "global_step1")
     asked("restore", "restore", "global_step1", "--to", tmp_path / "out")
     asked("restore --hf", "restore", "global_step1", "--hf", tmp_path / "hf")
+    key = tmp_path / "key"
+    asked("sign --new-key", "sign", "--new-key", key)
+    asked("sign --trusted", "sign", "--trust", f"{key}.pub")
+    asked("sign", "sign", "--all", "--key", key)
+    asked("list", "list")
+    asked("sign --new-key", "sign", "--new-key", tmp_path / "p256", "--p256")
+    asked("sign --bundle", "sign", "--bundle", tmp_path / "hf", "--key", tmp_path / "p256")
     asked("copy", "copy", place.storage, tmp_path / "copy", "--all")
     (tmp_path / "limits.json").write_text(json.dumps(asked("doctor", "doctor", "--measure", "--save")[0]))
     asked("plan", "plan", "--params", "100M", "--nodes", "4", "--limits", tmp_path / "limits.json")
