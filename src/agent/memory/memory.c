@@ -618,24 +618,23 @@ void memory_hold(struct image *image)
         free_remove(image);
 }
 
-bool memory_is_in_use(struct image *image)
+/* Whether a reader has the lent image, by its descriptor. */
+static bool is_held(struct image *image, int fd)
 {
-        bool is_own;
-        int fd;
-
-        if (image->exposed || !image->lent)
-                return image->exposed;
-        fd = image_open(image, OS_READ | OS_WRITE, &is_own);
-        if (fd < 0)
-                return true;
         image->lent = os->lock(fd, OS_LOCK_ALONE) < 0;
         if (!image->lent) {
                 image->kept = false;
                 os->lock(fd, OS_LOCK_NONE);
         }
-        if (is_own)
-                os->close(fd);
         return image->lent;
+}
+
+/* The catalogue's lock, which callers hold, allows no open: a lent image without a descriptor counts as in use. */
+bool memory_is_in_use(struct image *image)
+{
+        if (image->exposed || !image->lent)
+                return image->exposed;
+        return image->fd < 0 || is_held(image, image->fd);
 }
 
 void memory_drop(struct memory *memory, struct image *image)
@@ -706,8 +705,13 @@ void memory_release(struct memory *memory, struct image *image)
 {
         char path[MEMORY_PATH_MAX];
         bool is_own = false;
-        int fd = memory_is_in_use(image) || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
+        int fd = image->exposed || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
 
+        if (fd >= 0 && image->lent && is_held(image, fd)) {
+                if (is_own)
+                        os->close(fd);
+                fd = -1;
+        }
         if (image->named) {
                 image_path(memory, image->id, path);
                 os->unlink(path);
