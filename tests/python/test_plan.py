@@ -467,7 +467,7 @@ def test_the_bandwidth_that_storage_must_take_is_printed_with_its_average(capsys
     assert storage["write_bytes_per_s"] == storage["read_bytes_per_s"] == 2048e9
     assert 1e10 < storage["average_write_bytes_per_s"] < 1e11
     text = run(capsys, *size)[1]
-    assert re.search(r"storage takes +1\.9 TiB/s  from 2048 nodes at once, .* on average; a resume reads 1\.9 TiB/s; --storage-total gives what yours takes", text)
+    assert re.search(r"storage takes +1\.9 TiB/s  from 2048 nodes at once, .* on average; a resume reads 1\.9 TiB/s; hardly any storage takes so much; --storage-total gives what yours takes", text)
     limited = run(capsys, *size, "--storage-total", "100G")[1]
     assert re.search(r"storage takes +100\.0 GiB/s  from 2048 nodes at once", limited) and "--storage-total gives" not in limited
 

@@ -9,6 +9,8 @@ from .planning import Plan, Short
 
 __all__ = ["bytes_text", "seconds_text", "short_text", "text"]
 
+DOUBTED = 1e12  # bytes/s that a storage of a whole cluster seldom takes
+
 
 def bytes_text(value: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
@@ -90,7 +92,8 @@ def _checkpoint(plan: Plan) -> list[str]:
     if job.nodes > 1:
         rows.append(["resume, a peer", seconds_text(plan.resume_peer_s), f"{load} for a node that was replaced"])
     rows.append(["resume, storage", seconds_text(plan.resume_storage_s), f"{load} for each node at {read_rate}/s"])
-    limit = "" if math.isfinite(job.storage_rate.value) else "; --storage-total gives what yours takes"
+    doubt = "; hardly any storage takes so much" if plan.write_load > DOUBTED else ""
+    limit = "" if math.isfinite(job.storage_rate.value) else f"{doubt}; --storage-total gives what yours takes"
     at_once = f"from {job.nodes} nodes at once" if job.nodes > 1 else "from the node"
     rates = f"{bytes_text(plan.average_load)}/s on average; a resume reads {bytes_text(plan.read_load)}/s"
     rows.append(["storage takes", bytes_text(plan.write_load) + "/s", f"{at_once}, {rates}{limit}"])
