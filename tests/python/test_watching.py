@@ -22,7 +22,7 @@ from waiting import until
 
 def save(step):
     checkpoint = nebulaml.Checkpoint(f"global_step{step}")
-    checkpoint.save_bytes("b", [bytes(3 << 20)])
+    checkpoint.save_bytes("b", [bytes([step]) * (3 << 20)])
     checkpoint.commit()
     return checkpoint
 

@@ -34,6 +34,7 @@ class Watcher(threading.Thread):
         self.wanted = self.listens = True
         self.storage_error = ""  # the last one
         self.failures = 0  # of storage since the last durable version, each text once
+        self.found: dict[int, int] = {}  # versions by the kind of what their values showed
         self.incomplete = 0  # versions since the last durable one that wait for ranks, or are lost
 
     def run(self) -> None:
@@ -75,7 +76,11 @@ class Watcher(threading.Thread):
         elif kind == _nebula.EVENT_HUNG:
             log.error("nebula: the job makes no steps: %s", text)
         elif kind in (_nebula.EVENT_ROTTEN, _nebula.EVENT_STALE, _nebula.EVENT_NOT_FINITE):
-            (log.error if kind == _nebula.EVENT_ROTTEN else log.warning)("nebula: checkpoint %r: %s", tag, text)
+            count = self.found[kind] = self.found.get(kind, 0) + 1
+            if count & (count - 1):  # what a program does at each save would be one line for each
+                return
+            row = f" That is so for {count} checkpoints." if count > 1 else ""
+            (log.error if kind == _nebula.EVENT_ROTTEN else log.warning)("nebula: checkpoint %r: %s.%s", tag, text, row)
         elif kind == _nebula.EVENT_OTHER_AGENT:
             log.warning(
                 "nebula: another agent of this user (%s) has checkpoints of this path in memory, and this process cannot find them: "

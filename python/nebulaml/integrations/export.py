@@ -140,7 +140,7 @@ def _write(checkpoint: Any, request: dict[str, Any]) -> None:
     parent, name = os.path.split(request["path"])
     shard = directory.shard_of(name, {one: tensor.dtype for one, tensor in kept.items()}, kept, left_out)
     with directory.Scratch(parent) as folder:
-        directory.write(folder, shard, kept)
+        directory.write(folder, shard, kept, lambda more: None)
         _nebula.staging_place(os.path.join(folder, name), request["path"], parent, False)
 
 

@@ -17,6 +17,7 @@ void finding_note(struct catalogue *catalogue, struct job *job, enum finding_kin
         snprintf(finding->tag, sizeof finding->tag, "%s", tag);
         finding->at = catalogue_moment(catalogue);
         finding->count++;
-        log_event(kind == FINDING_ROTTEN ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN, "%s: %s", tag, finding->text);
+        if (!(finding->count & (finding->count - 1))) /* what a program does at each save would be one line for each */
+                log_event(kind == FINDING_ROTTEN ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN, "%s: %s", tag, finding->text);
         catalogue_signal_event(catalogue);
 }
