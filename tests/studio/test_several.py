@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from nebulaml._session import locate
 from nebulaml.studio import fleet
 from playwright.sync_api import expect
@@ -116,28 +117,50 @@ def test_a_reverse_proxy_reads_the_token_from_a_file_and_may_use_its_own_name(pl
     assert done.returncode == 2 and f"chmod 600 {file}" in done.stderr, done.stderr
 
 
-def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, page, monkeypatch):
-    save(1)
+WORKS = {"verify": "verify global_step3", "copy": "copy global_step3 to ", "prune": "remove 2 versions"}
+
+
+@pytest.mark.parametrize("command", WORKS)
+def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, page, monkeypatch, command):
+    save(1, 2, 3)
     real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     script = place.root / "command"
     script.write_text(
-        f'#!/bin/sh\nif [ "$1" = verify ]; then echo \'{{"done": 1048576, "total": 4194304}}\' >&2; echo $$ >{place.root}/pid; exec sleep 1000; fi\nexec {real} "$@"\n'
+        f"""#!/bin/sh
+case "$1 $2" in
+"verify "*|"copy "*|"prune --yes") echo '{{"done": 1048576, "total": 4194304}}' >&2; echo $$ >{place.root}/pid; exec sleep 1000;;
+esac
+exec {real} "$@"
+"""
     )
     script.chmod(0o755)
     monkeypatch.setenv("NEBULA_AGENT_PATH", str(script))
-    page.goto(start(place.storage).address + "/version/global_step1")
-    page.get_by_role("button", name="Verify").click()
+    page.goto(start(place.storage).address + "/version/global_step3")
+    if command == "verify":
+        page.get_by_role("button", name="Verify").click()
+    elif command == "copy":
+        page.get_by_role("button", name="Copy to…").click()
+        page.get_by_role("textbox", name="To").fill(str(place.root / "copies"))
+        page.get_by_role("button", name="Copy", exact=True).click()
+    else:
+        page.locator("#tab-checkpoints").click()
+        page.get_by_role("button", name="Prune…").click()
+        page.get_by_label("Keep the newest").fill("1")
+        page.get_by_role("button", name="Show").click()
+        page.get_by_role("button", name="Remove them").click()
     works = page.get_by_role("status", name="Long work")
-    expect(works).to_contain_text("verify global_step1")
+    expect(works).to_contain_text(WORKS[command])
     expect(works).to_contain_text("1.0\u00a0MiB of 4.0\u00a0MiB")
     page.locator("#tab-now").click()
     works.get_by_role("button", name="Stop").click()
     expect(works).to_be_empty()
-    expect(page.get_by_role("dialog")).to_contain_text("verify global_step1 was stopped")
+    expect(page.get_by_role("dialog")).to_contain_text("was stopped")
     pid, deadline = (place.root / "pid").read_text().strip(), time.monotonic() + 20
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, "the command goes on"
         time.sleep(0.05)
+    listed = json.loads(subprocess.run([real, "list", "--path", place.storage, "--json"], capture_output=True, text=True).stdout)
+    assert [one["tag"] for one in listed["versions"]] == ["global_step1", "global_step2", "global_step3"]
 
 
 def test_an_export_shows_its_progress_leaves_nothing_if_it_is_stopped_and_is_loaded_if_not(place, start, page):

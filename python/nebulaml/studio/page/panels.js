@@ -93,12 +93,12 @@ function preview(studio, seen) {
     element('p', {}, `${many(seen.removed.length, 'version')} would be removed, ${bytes(seen.bytes)}:`),
     element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
   ];
-  const remove = ['Remove them', 'danger', async () => {
-    const told = await attempt(studio, 'pruned', () => studio.work('prune', { versions: seen.removed.map(({ tag, entry }) => ({ tag, entry })) }));
-    const kept = told?.results.filter((one) => !one.removed) || [];
-    if (kept.length) setTimeout(() => studio.dialog('Some stay', element('ul', {}, kept.map((one) => element('li', {}, named(one.tag), `: ${shown(one.reason)}`))), []));
-  }];
-  studio.dialog('Prune: preview', content, seen.removed.length ? [remove] : []);
+  studio.dialog('Prune: preview', content, seen.removed.length ? [['Remove them', 'danger', () => { remove(studio, seen.removed); }]] : []);
+}
+async function remove(studio, versions) {
+  const told = await attempt(studio, 'pruned', () => studio.work('prune', { versions: versions.map(({ tag, entry }) => ({ tag, entry })) }));
+  const kept = told?.results.filter((one) => !one.removed) || [];
+  if (kept.length) studio.dialog('Some stay', element('ul', {}, kept.map((one) => element('li', {}, named(one.tag), `: ${shown(one.reason)}`))), []);
 }
 
 // ---- Checkpoints
