@@ -71,6 +71,15 @@ static void add_write(struct paths *write, const struct ipc_place *place, const 
         }
 }
 
+/* A machine that forbids the box, as some containers do, keeps no job from its agent, unless the user has asked for the box. */
+static enum nebula_status refused(const char *choice, int result, const char *what, struct nebula_error *error)
+{
+        if (choice)
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "%s", what);
+        log_event(LOG_LEVEL_WARN, "the agent keeps all its rights: %s: %s", what, os_error_text(result));
+        return NEBULA_OK;
+}
+
 enum nebula_status agent_box_enter(const struct ipc_place *place, struct nebula_error *error)
 {
         const char *choice = conf_env("NEBULA_BOX"), *served = conf_env("NEBULA_AGENT_PATHS");
@@ -84,7 +93,7 @@ enum nebula_status agent_box_enter(const struct ipc_place *place, struct nebula_
                 log_event(LOG_LEVEL_WARN, "NEBULA_BOX is \"%.60s\": it must be on or off, and on counts", choice);
         result = os_programs_start();
         if (result < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the process that starts programs");
+                return refused(choice, result, "cannot start the process that starts programs", error);
         if (served) {
                 add_read(&read);
                 add_write(&write, place, served);
@@ -94,7 +103,7 @@ enum nebula_status agent_box_enter(const struct ipc_place *place, struct nebula_
         paths_done(&read);
         paths_done(&write);
         if (parts < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -parts, "the agent cannot give up rights; NEBULA_BOX=off lets it keep them");
+                return refused(choice, parts, "the agent cannot give up rights; NEBULA_BOX=off lets it keep them", error);
         log_event(LOG_LEVEL_INFO, "the agent gets no new privileges%s%s%s", parts & OS_BOX_CALLS ? ", starts no programs" : ", and may start programs: this kernel has no seccomp",
                   !served ? "" : parts & OS_BOX_PATHS ? ", and opens files below these paths alone: " : ", and opens all files: this kernel has no Landlock",
                   served && parts & OS_BOX_PATHS ? served : "");

@@ -9,7 +9,8 @@
 
 #include "ipc/ipc.h"
 
-/* Before threads start. A part that this kernel lacks is left out, and the log says so. NEBULA_UNAVAILABLE: a part that it has could not be had. */
+/* Before threads start. A part that this kernel lacks is left out, and the log says so. NEBULA_UNAVAILABLE: a part
+ * that it has could not be had, and NEBULA_BOX is set; else the log says so. */
 enum nebula_status agent_box_enter(const struct ipc_place *place, struct nebula_error *error);
 
 #endif
