@@ -1,4 +1,4 @@
-/* What the agent's look at values costs, beside the checksums that each persist needs: `ninja -C build tests/unit/sum/values_bench && build/tests/unit/sum/values_bench > bench/results/values.md`. */
+/* The time that the agent's look at values takes, beside the checksums that each persist needs: `ninja -C build tests/unit/sum/values_bench && build/tests/unit/sum/values_bench > bench/results/values.md`. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

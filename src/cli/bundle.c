@@ -23,7 +23,7 @@ struct listing {
         size_t count, room;
 };
 
-/* What model_signing leaves out by itself, and the signature. */
+/* The bundle itself, and the names that model_signing leaves out by itself. */
 static const char *const ignored[] = { BUNDLE_NAME, ".git", ".gitattributes", ".github", ".gitignore" };
 
 static bool is_ignored(const char *name)

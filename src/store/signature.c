@@ -295,7 +295,7 @@ bool signature_counts(const struct store *store)
         return store->trust && store->trust->policy != TRUST_OFF;
 }
 
-/* What the policy makes of a look for a signature. *ret_is_there: one holds. */
+/* The policy decides on the status of a look for a signature. *ret_is_there: one holds. */
 static enum nebula_status judge(const struct store *store, enum nebula_status status, struct nebula_error *failure, bool *ret_is_there,
                                 struct nebula_error *error)
 {

@@ -38,7 +38,7 @@ enum nebula_status signature_put(struct store *store, const struct manifest *man
 enum nebula_status signature_copy(struct store *from, const struct manifest *source, struct store *to, const struct manifest *copy, bool *ret_is_lost,
                                   struct nebula_error *error);
 
-/* What readers are told of a version. */
+/* Readers learn this of each signature of a version. */
 struct signature_key {
         char id[TRUST_ID_SIZE];
         bool is_trusted; /* the signature holds, and its key is trusted; false: the key is not known here */

@@ -133,6 +133,13 @@ static enum nebula_status read_policy(enum trust_policy *ret_policy, struct nebu
         return text ? error_set(error, NEBULA_INVALID, 0, "NEBULA_SIGNATURES is \"%.60s\": it must be require, prefer or off", text) : NEBULA_OK;
 }
 
+enum trust_policy trust_policy(void)
+{
+        enum trust_policy policy;
+
+        return read_policy(&policy, NULL) ? TRUST_REQUIRE : policy;
+}
+
 static enum nebula_status read_own(struct trust_key *own, struct nebula_error *error)
 {
         const char *path = conf_env("NEBULA_SIGN_KEY");

@@ -47,6 +47,8 @@ struct trust {
 /* By the settings. *ret_trust is NULL if they name no policy and no key. NEBULA_INVALID says which file or setting is wrong. */
 enum nebula_status trust_new(struct trust **ret_trust, struct nebula_error *error);
 void trust_free(struct trust *trust); /* NULL is fine */
+/* The policy that the settings name, without the keys. A word that it does not know counts as TRUST_REQUIRE. */
+enum trust_policy trust_policy(void);
 /* A store that was opened for the same job before had `former` (NULL: none). Its policy stays if it is the stricter one: a session that asks for
  * less does not take the check away from another. */
 enum nebula_status trust_keep(struct trust **trust, const struct trust *former, struct nebula_error *error);

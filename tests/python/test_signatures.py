@@ -12,7 +12,7 @@ import nebulaml as nm
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from nebulaml._session import locate
+from nebulaml._session import engine, locate
 from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
 from nebulaml.errors import NebulaConfigError, NebulaError
 from test_bad_storage import forget_memory
@@ -322,3 +322,16 @@ def test_openssfs_verifier_accepts_the_bundle_of_a_directory(place, keys):
     assert "P-256" in nebula("sign", "--bundle", exported, "--key", keys.make("ed"), ok=False).stderr
     (exported / "link").symlink_to("/etc/passwd")
     assert "no regular file" in nebula("sign", "--bundle", exported, "--key", key, ok=False).stderr
+
+
+def test_memory_answers_no_session_whose_policy_cannot_be_applied(place, keys):
+    keys.make("key")
+    save(place, "global_step1", 1.0)
+    nm.init(str(place.storage), 0, 2, signatures="off")
+    found = nm.get_latest_checkpoint()
+    assert float(found.load("model.pt")["value"][0]) == 1.0
+    nm.init(signatures="require")  # the same agent, whose memory has the file
+    engine.default.session(patient=True)
+    (place.root / "trusted").chmod(0o666)  # another user may have changed it since, so storage is not opened
+    with pytest.raises(NebulaError, match="open to other users"):
+        found.load("model.pt")

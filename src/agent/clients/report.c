@@ -394,7 +394,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 own = session->job;
                 own->pins++;
                 catalogue_unlock(catalogue);
-                takes_copies = !restore_requires_signatures(catalogue, own);
+                takes_copies = storage_policy(catalogue, own) != TRUST_REQUIRE;
                 if (takes_copies) {
                         replica_learn(catalogue, own); /* so that the versions that ranks can agree on include copies at peers */
                         replica_kept(catalogue, own, &kept);

@@ -36,7 +36,7 @@ struct plan_file {
         struct store_written written; /* known when it has been uploaded */
         struct store_resume resume;
 };
-/* What persist_values.c has found in the files. */
+/* persist_values.c has found this in the files. */
 struct plan_values {
         uint64_t sum; /* of the values of all files */
         bool has_any; /* a file counts */

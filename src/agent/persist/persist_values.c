@@ -99,10 +99,10 @@ void persist_judge_values(struct plan *plan)
         const struct version *version = plan->version;
         const struct plan_values *values = &plan->values;
 
-        if (plan->catalogue->check_values == CATALOGUE_VALUES_OFF || version->step <= job->values_step)
+        if (plan->catalogue->check_values == CATALOGUE_VALUES_OFF || version->step < 0)
                 return;
         catalogue_lock(plan->catalogue);
-        if (values->has_any && job->has_values && values->sum == job->values_sum)
+        if (values->has_any && job->has_values && version->step > job->values_step && values->sum == job->values_sum)
                 finding_note(plan->catalogue, plan->job, FINDING_STALE, version->tag,
                              "its values are those of step %" PRId64 ": the program saves what it does not train, or trains nothing", job->values_step);
         if (*values->tensor && !job->was_not_finite)

@@ -1,4 +1,4 @@
-/* What the trainers of a job gave to init(), beside its versions: for a person who looks from another machine, or later. A hint. */
+/* Writes the settings that the trainers of a job gave to init() beside its versions, for a person on another machine, or later. They are a hint. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -92,6 +92,26 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         return status;
 }
 
+enum trust_policy storage_policy(struct catalogue *catalogue, struct job *job)
+{
+        enum trust_policy policy, before = TRUST_OFF;
+        struct vars *variables, *entered;
+        struct store *store;
+
+        if (!storage_open(catalogue, job, &store, NULL))
+                return store->trust ? store->trust->policy : TRUST_OFF;
+        catalogue_lock(catalogue);
+        variables = vars_hold(job->storage->variables);
+        if (job->storage->store && job->storage->store->trust)
+                before = job->storage->store->trust->policy;
+        catalogue_unlock(catalogue);
+        entered = vars_enter(variables);
+        policy = trust_policy();
+        vars_leave(entered);
+        vars_drop(variables);
+        return policy > before ? policy : before;
+}
+
 void storage_take_variables(struct job *job, struct vars *variables)
 {
         if (!variables || vars_same(job->storage->variables, variables))

@@ -11,6 +11,7 @@
 #define NB_AGENT_PERSIST_STORAGE_H
 
 #include "agent/catalogue/catalogue.h"
+#include "store/trust.h"
 
 struct store;
 struct unfinished;
@@ -18,6 +19,9 @@ struct vars;
 
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error);
+/* What a reader of the job's versions wants of signatures. If storage cannot be opened, the settings and the store before say so: a failure makes no
+ * policy less strict. */
+enum trust_policy storage_policy(struct catalogue *catalogue, struct job *job);
 /* Lock held. The variables of clouds that a session has brought count for the job from now on. NULL changes nothing. */
 void storage_take_variables(struct job *job, struct vars *variables);
 /* Lock held. `job` has no session of its own yet: it takes those of another job. */

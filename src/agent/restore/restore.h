@@ -27,8 +27,6 @@
 enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 /* Lists what storage has, for a trainer. A failure is repeated some times: a rank that sees less than the others makes them go back. */
 enum nebula_status restore_scan(struct catalogue *catalogue, struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
-/* Whether copies in other nodes' memory count for nothing: only a version in storage can have a signature. */
-bool restore_requires_signatures(struct catalogue *catalogue, struct job *job);
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error);
 /* session: that of the reader; NULL: the agent. The caller frees *ret_opened and closes *ret_fd, which is read-only. */

@@ -15,7 +15,6 @@
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "image/image.h"
-#include "store/trust.h"
 
 #define LOOKS_MAX 100 /* each look after the first is due to a version that memory has lost */
 
@@ -404,14 +403,6 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
         return verdict != LOOK_AGAIN;
 }
 
-/* Then a version of another node's memory must be in storage, with its signature: that version is found there. */
-bool restore_requires_signatures(struct catalogue *catalogue, struct job *job)
-{
-        struct store *store;
-
-        return !storage_open(catalogue, job, &store, NULL) && store->trust && store->trust->policy == TRUST_REQUIRE;
-}
-
 /* One look. False: look again. */
 static bool find_once(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found,
                       enum nebula_status *ret_status, struct nebula_error *error)
@@ -429,7 +420,7 @@ static bool find_once(struct catalogue *catalogue, const struct session *session
         catalogue_unlock(catalogue);
         look_for_rival(catalogue, own_job, job ? job->persist_path : "");
         /* this node has lost the version, or never had it: ask the other nodes */
-        if (!memory.is_there && own && !restore_requires_signatures(catalogue, own_job) && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
+        if (!memory.is_there && own && storage_policy(catalogue, own_job) != TRUST_REQUIRE && !find_remote(catalogue, own_job, session, request, &memory.found, &memory.entry))
                 memory.is_there = memory.stored_first = true; /* peers may have no more than this node's share */
         *ret_status = NEBULA_OK;
         if (memory.is_there && (memory.is_enough || (job && !*path)))

@@ -426,19 +426,6 @@ static enum nebula_status find_source(struct catalogue *catalogue, const struct 
                          *names ? names : "none");
 }
 
-/* Lock held on entry and return, released meanwhile. */
-static enum trust_policy policy_of(struct catalogue *catalogue, struct job *job)
-{
-        struct store *store;
-        enum trust_policy policy = TRUST_OFF;
-
-        catalogue_unlock(catalogue);
-        if (!storage_open(catalogue, job, &store, NULL) && store->trust)
-                policy = store->trust->policy;
-        catalogue_lock(catalogue);
-        return policy;
-}
-
 /* Compares an image with the signature of its version in storage. No lock held; the image is held. */
 static enum nebula_status match_image(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image *image,
                                       struct nebula_error *error)
@@ -525,7 +512,9 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 return status;
         }
         source->pins++;
-        policy = policy_of(catalogue, source->job);
+        catalogue_unlock(catalogue);
+        policy = storage_policy(catalogue, source->job);
+        catalogue_lock(catalogue);
         if (policy != TRUST_REQUIRE)
                 bring_from_peer(catalogue, source, request->name);
         file = version_file(source, request->name);

@@ -50,7 +50,7 @@ static void write_file(const char *path)
                 close(fd);
 }
 
-/* What a thread tries whose stack hostile bytes have taken over. Returns the number of the first deed that succeeded; 0: none. */
+/* A thread whose stack hostile bytes have taken over tries these deeds. Returns the number of the first one that succeeded; 0: none. */
 static void *hijacked(void *argument)
 {
         static long deed;
