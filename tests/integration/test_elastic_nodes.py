@@ -254,8 +254,8 @@ def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, m
             time.sleep(12)  # twice the time after which a node is dead
             for handler in storage.handlers.values():
                 handler.port = int(re.search(r"TableEndpoint=http://127.0.0.1:(\d+)", connection)[1])
-            time.sleep(8)
-            assert [node.said()[-1]["pid"] for node in nodes] == workers
+            time.sleep(16)  # the time that nodes get after that, and after which a silent one is dead
+            assert [node.said()[-1]["pid"] for node in nodes] == workers, "\n".join(node.told() for node in nodes)
             nodes.append(start(job, storage, 4))  # it finds them alive
             for node in nodes:
                 node.wait_for(lambda said: said["world"] == 3)

@@ -177,6 +177,15 @@ def test_heartbeats_of_a_machine_whose_clock_is_wrong_are_right(cells, monkeypat
     assert all((stored[node] - seen[node]).total_seconds() == pytest.approx(3600, abs=0.01) for node in stored)
 
 
+def test_an_answer_that_arrives_late_moves_no_clock(cells, monkeypatch):
+    backend, late_s = Backend("nebula-store", cells(), "job"), iter([4.0, 0.0])
+    monkeypatch.setattr(backend.documents, "clock", lambda: time.time() - next(late_s))
+    assert backend._ahead() == 0.0
+    monkeypatch.setattr(backend.documents, "clock", lambda: time.time() - 3600)
+    backend._ahead_s = None
+    assert backend._ahead() == pytest.approx(-3600, abs=1)
+
+
 def seen_by(backend, node, keep_alive_s=5.0):
     backend.view = View(node, timedelta(seconds=keep_alive_s))
     return backend
@@ -227,10 +236,17 @@ def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
     assert heartbeats[two] == old["last_heartbeats"][two]  # storage was there: it is dead
     _, token = backend.get_state()
     unsteady.faults.append("refused")
-    backend.set_state(make_state(2, **old), token)
-    heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
+    shown, token, is_written = backend.set_state(make_state(2, **old), token)
+    assert is_written
+    heartbeats = parts(shown)["last_heartbeats"]
+    assert heartbeats[two] == parts(backend.get_state()[0])["last_heartbeats"][two]
     # The other node may wait for its next request, and has the time of one heartbeat after it.
-    assert all(heartbeat - datetime.now(timezone.utc) > timedelta(seconds=PAUSE_MOST_S - 2) for heartbeat in heartbeats.values())
+    assert heartbeats[two] - datetime.now(timezone.utc) > timedelta(seconds=PAUSE_MOST_S - 2)
+    assert heartbeats[one] <= datetime.now(timezone.utc) - timedelta(seconds=5)  # it writes its heartbeat now
+    backend.set_state(shown, token)
+    other = seen_by(Backend("nebula-store", cells(), "job"), two)
+    granted = parts(other.get_state()[0])["last_heartbeats"][two]
+    assert granted <= datetime.now(timezone.utc) - timedelta(seconds=5)  # and so does the other one, although it has time left
 
 
 def test_a_node_that_counts_as_lost_stays_lost_after_storage_was_gone(cells):

@@ -19,6 +19,7 @@ __all__ = ["Backend"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
 _SKEW_S = 2.0  # seconds; a smaller difference means nothing if a store counts whole seconds
+_CLOCK_TRIES = 3  # that a busy machine reads the store's clock, if it shows a difference
 _GONE_S = 2.0  # seconds; if a request took longer, storage was not reachable for a while and the driver repeated it
 _ABANDONED_S = 7 * 86400.0
 
@@ -72,9 +73,10 @@ class Backend(RendezvousBackend):
         if token is None and self._expired is not None:
             token = Token(self._expired.cell, "", None)
         if token is None or isinstance(token, Token):
-            written = self._write(states.encode(state, self._ahead()), token)
+            document = states.encode(state, self._ahead())
+            written = self._write(document, token)
             if written is not None:
-                return state, written, True
+                return states.decode(document, self._ahead(), self.view), written, True
         found = self.get_state()
         return None if found is None else (*found, False)
 
@@ -161,7 +163,11 @@ class Backend(RendezvousBackend):
     def _ahead(self) -> float:
         """Returns how many seconds the store's clock is ahead of this machine's."""
         if self._ahead_s is None:
-            ahead = self._call(self.documents.clock) - time.time()
+            ahead = -float("inf")
+            for _ in range(_CLOCK_TRIES):  # an answer that arrives late shows the store's clock as behind, never as ahead
+                ahead = max(ahead, self._call(self.documents.clock) - time.time())
+                if abs(ahead) <= _SKEW_S:
+                    break
             self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
             if self._ahead_s:
                 _LOGGER.warning(

@@ -35,15 +35,17 @@ class View:
         self.reached = _EPOCH  # by this time after its last failure, each node has found that storage is reachable again
 
     def show(self, state: _RendezvousState) -> None:
-        # While storage was unreachable no node could write. Each node gets the time of one heartbeat from then on.
-        beats = state.last_heartbeats
+        # While storage was unreachable no node could write. Each other node gets the time of one heartbeat from then on.
+        beats, now = state.last_heartbeats, datetime.now(timezone.utc)
         for node in beats:
-            if beats[node] > _LOST_BEFORE:
+            if beats[node] > _LOST_BEFORE and node != self._node:
                 beats[node] = max(beats[node], self.reached)
         if self._node in state.participants:
             self._has_joined = True
-            # torch's handler would remove its own node and not write that. But the node is alive and about to write a heartbeat.
-            beats[self._node] = max(beats.get(self._node, _EPOCH), datetime.now(timezone.utc) - self._keep_alive)
+            # torch's handler would remove its own node and not write that. But the node is alive and about to write a heartbeat. If the
+            # stored heartbeat is another node's grant, it lies in the future: this node would wait for that time and write too late.
+            own, due = beats.get(self._node, _EPOCH), now - self._keep_alive
+            beats[self._node] = due if own > now else max(own, due)
         elif self._has_joined and state.complete and not state.closed and self._node not in state.wait_list | state.redundancy_list:
             # Other nodes took this node for dead, for example because it was stopped for long. torch's agent would train on beside their
             # world. A waiting node makes it join again.
