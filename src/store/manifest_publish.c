@@ -138,16 +138,17 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
         return false;
 }
 
-static bool changes_nothing(const struct publishing *publishing)
+/* is_rest: an earlier call may have done the work. It makes the views before it removes objects. */
+static bool changes_nothing(const struct publishing *publishing, const bool *is_rest)
 {
-        for (size_t i = 0; i < publishing->manifest->file_count; i++)
+        for (size_t i = 0; i < publishing->manifest->file_count && !is_rest; i++)
                 if (publishing->manifest->files[i].is_apart)
                         return false;
         return !publishing->victims.count;
 }
 
-enum nebula_status manifest_publish(struct store *store, const struct manifest *manifest, const struct manifest *before,
-                                    struct nebula_error *error)
+static enum nebula_status publish(struct store *store, const struct manifest *manifest, const struct manifest *before, bool *is_rest,
+                                  struct nebula_error *error)
 {
         struct publishing publishing = { .store = store, .manifest = manifest, .before = before };
         char prefix[MANIFEST_KEY_MAX];
@@ -166,8 +167,10 @@ enum nebula_status manifest_publish(struct store *store, const struct manifest *
         for (size_t i = 0; i < publishing.objects.count && !status; i++)
                 if (is_superseded(&publishing, &publishing.objects.entries[i]))
                         status = victims_add(&publishing.victims, &publishing.objects.entries[i], error);
-        if (!status && changes_nothing(&publishing)) /* as for the first writing of a tag, whose files are in place */
+        if (!status && changes_nothing(&publishing, is_rest)) /* as for the first writing of a tag, whose files are in place */
                 goto done;
+        if (is_rest)
+                *is_rest = true;
         if (!status)
                 status = check_newest(&publishing, error);
         if (!status) {
@@ -182,4 +185,17 @@ done:
         victims_done(&publishing.victims);
         store_list_done(&publishing.objects);
         return status;
+}
+
+enum nebula_status manifest_publish(struct store *store, const struct manifest *manifest, const struct manifest *before,
+                                    struct nebula_error *error)
+{
+        return publish(store, manifest, before, NULL, error);
+}
+
+enum nebula_status manifest_publish_rest(struct store *store, const struct manifest *manifest, const struct manifest *before,
+                                         bool *ret_was_left, struct nebula_error *error)
+{
+        *ret_was_left = false;
+        return publish(store, manifest, before, ret_was_left, error);
 }

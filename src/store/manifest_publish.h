@@ -11,5 +11,8 @@
  * older bytes over its views, so they are made again. */
 enum nebula_status manifest_publish(struct store *store, const struct manifest *manifest, const struct manifest *before,
                                     struct nebula_error *error);
+/* The same for a version whose writer may have ended before this work was done. *ret_was_left: it was not done. */
+enum nebula_status manifest_publish_rest(struct store *store, const struct manifest *manifest, const struct manifest *before,
+                                         bool *ret_was_left, struct nebula_error *error);
 
 #endif

@@ -14,7 +14,9 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/index.h"
+#include "store/manifest_check.h"
 #include "store/manifest_private.h"
+#include "store/manifest_publish.h"
 #include "store/sweep.h"
 #include "store/tag_log.h"
 
@@ -93,6 +95,40 @@ static enum nebula_status sweep_objects(struct sweeping *sweeping, size_t *remov
                 return status;
         status = sweeping->is_removed ? manifest_remove_tag(sweeping->store, sweeping->tag, NULL, error) : remove_debris(sweeping, error);
         *removed += !status;
+        return status == NEBULA_BUSY ? NEBULA_OK : status;
+}
+
+static bool is_old_entry(const struct sweeping *sweeping)
+{
+        for (size_t i = 0; i < sweeping->objects.count; i++) {
+                const struct store_entry *object = &sweeping->objects.entries[i];
+                struct manifest_entry entry = manifest_entry(manifest_behind_private(object->key, sweeping->directory));
+
+                if (entry.kind == ENTRY_MANIFEST && entry.number == sweeping->number)
+                        return object->time_ns <= sweeping->before_ns && !object->is_foreign;
+        }
+        return false;
+}
+
+/* If the writer of the newest entry ended after its commit, views may show the version before, and the objects of that one are there. */
+static enum nebula_status finish_newest(struct sweeping *sweeping, size_t *removed, struct nebula_error *error)
+{
+        const struct manifest *newest = NULL, *before = NULL;
+        enum nebula_status status;
+        bool was_left;
+
+        for (size_t i = 0; i < sweeping->named_count; i++) {
+                const struct manifest *named = &sweeping->named[i];
+
+                if (named->number == sweeping->number)
+                        newest = named;
+                else if (!before || named->number > before->number)
+                        before = named;
+        }
+        if (!newest || !before || !is_old_entry(sweeping) || manifest_check_present(sweeping->store, newest, NULL))
+                return NEBULA_OK;
+        status = manifest_publish_rest(sweeping->store, newest, before, &was_left, error);
+        *removed += was_left && !status;
         return status == NEBULA_BUSY ? NEBULA_OK : status;
 }
 
@@ -244,6 +280,8 @@ static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int6
                 status = load_log(&sweeping, &is_sound, error);
         if (!status && is_sound)
                 status = sweep_objects(&sweeping, removed, error);
+        if (!status && is_sound)
+                status = finish_newest(&sweeping, removed, error);
         for (size_t i = 0; i < sweeping.named_count; i++)
                 manifest_done(&sweeping.named[i]);
         free(sweeping.named);

@@ -85,7 +85,7 @@ static bool holds_now(uint64_t at, uint64_t seed, const uint64_t *durable, bool 
         u = writing_of(store, "u", 3, 0, 4);
         view = view_of("t");
         newest = newest_tag(&bench);
-        good = view >= 0 && (!t || view) && (view <= t || (!t && !is_started)) && (at < durable[2] || view == 2 || has_failed);
+        good = view >= 0 && (!t || view) && (is_started && !has_failed ? view == t : view <= t || !t) && (at < durable[2] || view == 2 || has_failed);
         good = good && newest == (t == 2 ? 't' : u ? 'u' : t ? 't' : '-');
         good = good && t >= 0 && u >= 0 && (at < durable[0] || t) && (at < durable[1] || u) && (at < durable[2] || t == 2);
         if (!good)
