@@ -19,6 +19,7 @@
 #define SECOND_NS 1000000000
 #define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent to reconnect */
 #define SESSION_GRACE_NS (2 * (int64_t)SECOND_NS) /* a client whose connection broke reconnects at once */
+#define FIRST_CLIENT_NS (5 * (int64_t)SECOND_NS)
 #define SPARE_IDLE_NS (30 * (int64_t)SECOND_NS)   /* a trainer that restarts finds its spare images warm */
 
 static int64_t earlier(int64_t a, int64_t b)
@@ -101,16 +102,17 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
         return due;
 }
 
-/* The time when the agent may end by itself; INT64_MAX while it is needed. */
+/* The time when the agent may end by itself; INT64_MAX while it is needed. The process that started it is about to connect. */
 static int64_t check_linger(struct catalogue *catalogue, int64_t now)
 {
-        int64_t until;
+        bool is_new = catalogue->idle_since_ns == catalogue->started_ns;
+        int64_t until, linger_ns = (int64_t)catalogue->linger_s * SECOND_NS;
 
         if (catalogue->connection_count || catalogue->peer_count || due_any(catalogue, NULL) || catalogue->in_process) {
                 catalogue->idle_since_ns = now;
                 return INT64_MAX;
         }
-        until = catalogue->idle_since_ns + (int64_t)catalogue->linger_s * SECOND_NS;
+        until = catalogue->idle_since_ns + (is_new && linger_ns < FIRST_CLIENT_NS ? FIRST_CLIENT_NS : linger_ns);
         if (now < until)
                 return until;
         if (catalogue->end && !catalogue->ends_itself) {

@@ -497,6 +497,23 @@ static unsigned count_in_log(const char *text)
         return count;
 }
 
+static void an_agent_that_does_not_linger_waits_for_the_client_that_started_it(void)
+{
+        struct test_client client;
+        int status = -1;
+        pid_t pid;
+
+        place_init(&place);
+        setenv("NEBULA_AGENT_LINGER", "0", 1);
+        pid = agent_fork(&place);
+        unsetenv("NEBULA_AGENT_LINGER");
+        usleep(300000);
+        REQUIRE(enter(&client, 60));
+        client_done(&client);
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+        place_done(&place);
+}
+
 static void an_agent_that_is_not_needed_ends_by_itself_and_says_so_once(void)
 {
         struct test_client client;
@@ -531,4 +548,5 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later),
          TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
+         TEST(an_agent_that_does_not_linger_waits_for_the_client_that_started_it),
          TEST(an_agent_that_is_not_needed_ends_by_itself_and_says_so_once))
