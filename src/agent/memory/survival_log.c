@@ -110,7 +110,7 @@ static bool adopt_log(struct catalogue *catalogue, const char *path, uint64_t id
         status = survival_record_read(catalogue, id, data, size, &error);
         free(data);
         if (status)
-                log_event(LOG_LEVEL_WARN, "a version in memory could not be adopted: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "a version in memory could not be adopted: %s: %s", path, error.message);
         if (status == NEBULA_CORRUPT)
                 os->unlink(path);
         return !status || status == NEBULA_CORRUPT;
