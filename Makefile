@@ -147,6 +147,12 @@ asan-build: setup-test
 asan: asan-build
 	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
 
+# Cuts the power below real agents and trainers. `make power ARGS="--cuts 200 --on ext4,ext4-writeback,xfs,btrfs"`: on real file systems.
+power: setup-test package
+	@scripts/build.sh build
+	@ninja -C build --quiet tests/power/powerfs
+	@$(BIN)/python tests/power/power.py $(ARGS)
+
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread

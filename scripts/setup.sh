@@ -48,7 +48,10 @@ missing_packages() {
         "$python" -c 'import ensurepip, venv' 2>/dev/null || found+=(python3-venv)
         [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] || found+=(python3-dev)
         if [[ $purpose == test ]]; then
-                pkg-config --exists fuse3 2>/dev/null || found+=(libfuse3-dev) # for tests on a file system that plays NFS
+                pkg-config --exists fuse3 2>/dev/null || found+=(libfuse3-dev) # for tests on file systems that play NFS, or lose power
+                command -v mkfs.ext4 >/dev/null || found+=(e2fsprogs) # make power
+                command -v mkfs.xfs >/dev/null || found+=(xfsprogs)
+                command -v mkfs.btrfs >/dev/null || found+=(btrfs-progs)
                 command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
                 command -v dpkg-shlibdeps >/dev/null || found+=(dpkg-dev) # make deb
                 command -v gfortran >/dev/null || found+=(gfortran) # examples in Fortran and with MPI
