@@ -214,7 +214,7 @@ def judge(path: Path, is_checked: bool, damaged: str) -> dict[str, Any]:
     return {"wrong": wrong, "ends": ends}
 
 
-def trial(tier: str, source: Path, older: Path | None, seed: int, place: Path) -> tuple[str, list[str], dict[str, int]]:
+def trial(tier: str, source: Path, older: Path, seed: int, place: Path) -> tuple[str, list[str], dict[str, int]]:
     chance = random.Random(f"{tier}/{seed}")
     storage = place / "storage"
     shutil.rmtree(place, ignore_errors=True)
@@ -239,34 +239,30 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tiers", default="storage,memory")
     given = parser.parse_args(arguments)
-    failed = 0
-    for tier in given.tiers.split(","):
-        begun, ends, kinds, count_wrong = time.monotonic(), collections.Counter(), collections.Counter(), 0
-        with tempfile.TemporaryDirectory(prefix="corruption-") as name:
-            place = Path(name)
-            if tier == "storage":
-                Child(lambda: save(place / "pristine", True, place / "older")).end()
-            for number in range(given.trials):
-                seed = given.seed * 1_000_000 + number
-                if tier == "memory":
-                    source = remembered(place / f"memory-{number}")
-                    done, wrong, each = trial(tier, source, None, seed, place / "trial")
-                    shutil.rmtree(source, ignore_errors=True)
-                else:
-                    done, wrong, each = trial(tier, place / "pristine", place / "older", seed, place / "trial")
-                ends.update(each)
-                kinds[done.split()[0]] += 1
-                count_wrong += bool(wrong)
-                for line in wrong:
-                    print(f"    {tier}, seed {seed}, {done}: {line}", flush=True)
-        failed += count_wrong
-        words = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
-        print(
-            f"{tier}: {given.trials} trials, {count_wrong} wrong; loads: {words}; {time.monotonic() - begun:.0f} s",
-            flush=True,
-        )
-        print(f"    {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}", flush=True)
-    return 1 if failed else 0
+    return 1 if sum(campaign(tier, given.trials, given.seed) for tier in given.tiers.split(",")) else 0
+
+
+def campaign(tier: str, trials: int, first: int) -> int:
+    """Returns how many trials were wrong."""
+    begun, ends, kinds, failed = time.monotonic(), collections.Counter(), collections.Counter(), 0
+    with tempfile.TemporaryDirectory(prefix="corruption-") as name:
+        place = Path(name)
+        if tier == "storage":
+            Child(lambda: save(place / "pristine", True, place / "older")).end()
+        for seed in range(first * 1_000_000, first * 1_000_000 + trials):
+            source = place / "pristine" if tier == "storage" else remembered(place / f"memory-{seed}")
+            done, wrong, each = trial(tier, source, place / "older", seed, place / "trial")
+            if tier == "memory":
+                shutil.rmtree(source, ignore_errors=True)
+            ends.update(each)
+            kinds[done.split()[0]] += 1
+            failed += bool(wrong)
+            for line in wrong:
+                print(f"    {tier}, seed {seed}, {done}: {line}", flush=True)
+    words = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+    print(f"{tier}: {trials} trials, {failed} wrong; loads: {words}; {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"    {', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}", flush=True)
+    return failed
 
 
 def remembered(place: Path) -> Path:
