@@ -351,12 +351,19 @@ static enum nebula_status show(struct writer *writer, struct nebula_error *error
         return status;
 }
 
-/* From here on the tag is not at rest (index.h). */
+/* From here on the tag is not at rest (index.h). If the store refuses removals, the tag has two entries later, and is read. */
 static enum nebula_status drop_index(struct writer *writer, struct nebula_error *error)
 {
         const struct manifest *before = &writer->before.manifest;
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = before->generation ? index_remove(writer->store, before, &failure) : NEBULA_OK;
 
-        return before->generation ? index_remove(writer->store, before, error) : NEBULA_OK;
+        writer->keeps_index = status && store_class(&failure) == STORE_NEVER;
+        if (!status || writer->keeps_index)
+                return NEBULA_OK;
+        if (error)
+                *error = failure;
+        return status;
 }
 
 static void complain(const struct writer *writer, const struct nebula_error *error)
@@ -477,7 +484,7 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         writer->is_followed = status == NEBULA_BUSY;
         if (status && status != NEBULA_BUSY)
                 complain(writer, &failure);
-        if (!status)
+        if (!status || writer->keeps_index)
                 put_index(writer);
         return NEBULA_OK;
 }

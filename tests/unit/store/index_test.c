@@ -343,6 +343,30 @@ ON_EACH_STORE(one_manifest_of_each_line_tells_what_was_abandoned)
         manifest_scan_done(&scan);
 }
 
+static const struct store_ops *plain;
+
+static enum nebula_status refuse(struct store *unused, const struct store_victim *victims, size_t count, struct nebula_error *failure)
+{
+        (void)unused;
+        (void)victims;
+        (void)count;
+        return error_set(failure, NEBULA_STORAGE, EACCES, "removals are refused");
+}
+
+ON_EACH_STORE(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag)
+{
+        struct store_ops ops = *store->ops;
+
+        save("t", 20);
+        save("u", 10);
+        plain = store->ops;
+        ops.remove = refuse;
+        store->ops = &ops;
+        save("t", 30);
+        CHECK(finds(30, 2, 3));
+        store->ops = plain;
+}
+
 static void the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest(void)
 {
         static const unsigned counts[] = { 1, 64, 65, 1000, 1001 };
@@ -370,4 +394,5 @@ TAP_MAIN(TEST(a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry), 
          TEST(an_old_entry_alone_is_no_answer), TEST(a_damaged_manifest_is_passed_over_although_it_has_an_entry),
          TEST(an_entry_says_what_the_manifest_says_whatever_the_names_are), TEST(names_that_are_too_long_for_a_key_have_no_entry),
          TEST(a_key_that_no_agent_makes_is_no_entry), TEST(a_search_finds_what_took_the_place_of_what_it_had_listed),
-         TEST(one_manifest_of_each_line_tells_what_was_abandoned), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))
+         TEST(one_manifest_of_each_line_tells_what_was_abandoned),
+         TEST(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))
