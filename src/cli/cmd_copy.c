@@ -10,7 +10,6 @@
 #include "cli/target.h"
 #include "cli/term.h"
 #include "os/os.h"
-#include "store/index.h"
 #include "store/latest.h"
 #include "store/manifest_load.h"
 #include "store/scan.h"
@@ -175,10 +174,8 @@ static void mend_latest(struct copy *copy)
         struct manifest newest = { 0 };
         struct nebula_error error = { 0 };
         char directory[256];
-        enum nebula_status status = index_newest(copy->to, NULL, &newest, &error);
+        enum nebula_status status = target_load(copy->to, NULL, &newest, NULL, &error);
 
-        if (status == NEBULA_BUSY)
-                status = target_load(copy->to, NULL, &newest, NULL, &error);
         if (!status)
                 status = name_encode(newest.tag, directory, &error);
         if (!status)

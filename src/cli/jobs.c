@@ -25,13 +25,6 @@ static enum nebula_status is_job(struct store *store, bool *ret_is, struct nebul
         return status;
 }
 
-static enum nebula_status newest_of(struct store *store, struct manifest *ret_manifest, struct nebula_error *error)
-{
-        enum nebula_status status = index_newest(store, NULL, ret_manifest, error);
-
-        return status == NEBULA_BUSY ? target_load(store, NULL, ret_manifest, NULL, error) : status;
-}
-
 /* The agent's jobs in that path: the worst verdict, and the number of trainers that are connected. */
 static void add_agent(json_t *row, const json_t *report, const char *path)
 {
@@ -58,7 +51,7 @@ static void add_row(json_t *jobs, const char *path, const char *name, struct sto
 {
         struct manifest newest = { 0 };
         struct nebula_error error = { 0 };
-        enum nebula_status status = newest_of(store, &newest, &error);
+        enum nebula_status status = target_load(store, NULL, &newest, NULL, &error);
         json_t *row = json_pack("{s:s, s:s, s:s?, s:I, s:f, s:I, s:s}", "name", *name ? name : path, "path", path, "newest", status ? NULL : newest.tag, "step",
                                 (json_int_t)(status ? -1 : newest.step), "committed_at", status ? 0.0 : (double)newest.sequence / 1e9, "size",
                                 (json_int_t)(status ? 0 : manifest_size(&newest)), "reason", status && status != NEBULA_NOT_FOUND ? error.message : "");

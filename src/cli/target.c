@@ -89,7 +89,7 @@ static bool holds_checkpoints(const char *path)
 
         if (store_open(path, &store, NULL))
                 return false;
-        holds = !manifest_scan(store, &scan, NULL) && scan.count + scan.broken_count > 0;
+        holds = !manifest_scan_index(store, &scan, NULL) && scan.count + scan.broken_count > 0;
         manifest_scan_done(&scan);
         store_close(store);
         return holds;
@@ -139,18 +139,16 @@ enum nebula_status target_load(struct store *store, const char *tag, struct mani
                         *error = failure;
                 return status;
         }
-        status = manifest_scan(store, &scan, error);
+        status = manifest_scan_index(store, &scan, error);
         if (status)
                 return status;
-        newest = manifest_scan_newest(&scan, NULL);
-        if (newest < 0) {
+        status = manifest_scan_load_newest(store, &scan, NULL, ret_manifest, &newest, error);
+        if (status == NEBULA_NOT_FOUND) {
                 if (scan.broken_count)
                         status = error_set(error, NEBULA_CORRUPT, 0, "%s", scan.broken);
                 else
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint in %s", store->root);
-        } else {
-                *ret_manifest = scan.manifests[newest];
-                scan.manifests[newest] = (struct manifest){ 0 }; /* moved to the caller */
+        } else if (!status) {
                 if (ret_passed_over)
                         *ret_passed_over = scan.broken_count;
                 text_make_printable(scan.broken);

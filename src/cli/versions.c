@@ -43,7 +43,7 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         version->generation = manifest->generation;
         version->size = manifest_size(manifest);
         version->written = manifest_written(manifest);
-        version->file_count = manifest->file_count;
+        version->file_count = manifest_count(manifest);
         version->committed = version->moved = (double)manifest->sequence / 1e9;
         version->in_storage = true;
         version->sequence = manifest->sequence;
@@ -151,7 +151,7 @@ static void tell(void *argument, const struct manifest_scan *newest, size_t read
 static enum nebula_status scan_path(const char *path, const struct telling *telling, struct manifest_scan *seen, struct pins *ret_pins,
                                     json_t **ret_verified, struct nebula_error *error)
 {
-        const struct manifest_scan_options options = { .is_brief = true, .tell = telling->progress ? tell : NULL,
+        const struct manifest_scan_options options = { .by_index = true, .tell = telling->progress ? tell : NULL,
                                                        .argument = (void *)(uintptr_t)telling };
         struct store *store;
         enum nebula_status status = store_open(path, &store, error);

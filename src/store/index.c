@@ -1,5 +1,4 @@
 #include "store/index.h"
-#include "store/manifest_load.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,211 +8,188 @@
 #include "base/error.h"
 #include "store/document.h"
 #include "store/manifest_private.h"
-#include "sum/sum.h"
 
-#define ORDER_FROM DOCUMENT_SEQUENCE_MAX /* 19 digits */
+#define NAME_MAX_BYTES 255u
+#define PLACE_PREFIX_BYTES 4u /* "job-", "run-" */
 
-struct index_entry {
-        char tag[256];
-        uint64_t sequence, began, job;
-        bool is_stale;
-};
-struct index {
-        struct index_entry *entries;
-        size_t count;
-};
-
-static uint64_t job_sum(const char *job)
+/* False: the name is too long for an entry. */
+static bool encode(const char *name, char ret_text[256])
 {
-        return sum_crc64(0, job, strlen(job));
+        *ret_text = 0;
+        return !*name || (!name_encode(name, ret_text, NULL) && strlen(ret_text) + PLACE_PREFIX_BYTES <= NAME_MAX_BYTES);
 }
 
-static enum nebula_status entry_key(const struct manifest *manifest, char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error)
+static bool decode(const char *text, size_t length, char ret_name[256])
 {
-        char directory[256];
-        enum nebula_status status = name_encode(manifest->tag, directory, error);
+        char copy[256];
 
-        if (!status)
-                snprintf(ret_key, MANIFEST_KEY_MAX, INDEX_PREFIX "%019" PRIu64 "-%019" PRIu64 "-%016" PRIx64 "/%s",
-                         ORDER_FROM - manifest->sequence, line_began(&manifest->line), job_sum(manifest->job), directory);
-        return status;
+        *ret_name = 0;
+        if (length > NAME_MAX_BYTES)
+                return false;
+        memcpy(copy, text, length);
+        copy[length] = 0;
+        return !length || !name_decode(copy, ret_name, NULL);
+}
+
+/* False: the names are too long. */
+static bool entry_key(const struct manifest *manifest, char ret_key[MANIFEST_KEY_MAX])
+{
+        char job[256], run[256], tag[256], thinned[256], row[600];
+        int length;
+
+        if (!encode(manifest->job, job) || !encode(manifest->run, run) || !encode(manifest->thinned, thinned) || name_encode(manifest->tag, tag, NULL))
+                return false;
+        length = snprintf(row, sizeof row, "%019" PRIu64 "-%" PRIu64 "-%" PRIu64 "-%" PRIu64 "-%" PRIu32 "-%zu-%" PRIu64 "-%" PRIu64 "%s%s",
+                          manifest->sequence, line_began(&manifest->line), manifest->number, manifest->generation, manifest->world, manifest_count(manifest),
+                          manifest_size(manifest), manifest_written(manifest), *thinned ? "-" : "", thinned);
+        if (length > (int)NAME_MAX_BYTES)
+                return false;
+        return snprintf(ret_key, MANIFEST_KEY_MAX, INDEX_PREFIX "job-%s/run-%s/%s/%s", job, run, tag, row) < MANIFEST_KEY_MAX;
 }
 
 enum nebula_status index_put(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = entry_key(manifest, key, error);
+        enum nebula_status status = entry_key(manifest, key) ? store_put_text(store, key, "\n", STORE_ALWAYS, error) : NEBULA_OK;
 
-        return status ? status : store_put_text(store, key, "\n", STORE_ALWAYS, error);
+        return status == NEBULA_INVALID ? NEBULA_OK : status;
 }
 
 enum nebula_status index_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = entry_key(manifest, key, error);
+        enum nebula_status status = entry_key(manifest, key) ? store_remove_one(store, key, error) : NEBULA_OK;
 
-        return status ? status : store_remove_one(store, key, error);
+        return status == NEBULA_INVALID ? NEBULA_OK : status;
 }
 
-/* Parses a key of the index; false: it is not an entry. */
-static bool parse_key(const char *key, struct index_entry *ret_entry)
+static bool take_numbers(const char *row, struct manifest *manifest)
 {
-        struct index_entry entry = { 0 };
-        char again[256];
+        uint64_t began, files;
+        char thinned[256] = "";
         int used = 0;
-        uint64_t order;
-        const char *text = key + sizeof INDEX_PREFIX - 1;
 
-        if (strspn(text, "0123456789") != 19 || sscanf(text, "%19" SCNu64 "-%19" SCNu64 "-%16" SCNx64 "/%n", &order, &entry.began, &entry.job, &used) != 3 ||
-            used != 19 + 1 + 19 + 1 + 16 + 1 || order > ORDER_FROM)
+        if (sscanf(row, "%19" SCNu64 "-%19" SCNu64 "-%15" SCNu64 "-%15" SCNu64 "-%7" SCNu32 "-%9" SCNu64 "-%19" SCNu64 "-%19" SCNu64 "%n",
+                   &manifest->sequence, &began, &manifest->number, &manifest->generation, &manifest->world, &files, &manifest->size, &manifest->written,
+                   &used) != 8)
                 return false;
-        entry.sequence = ORDER_FROM - order;
-        if (name_decode(text + used, entry.tag, NULL) || name_encode(entry.tag, again, NULL) || strcmp(again, text + used))
+        if (began > manifest->sequence || !manifest->number || manifest->number > DOCUMENT_GENERATION_MAX || !manifest->world ||
+            manifest->world > DOCUMENT_WORLD_MAX || (manifest->size | manifest->written) > INT64_MAX || document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, NULL))
                 return false;
-        *ret_entry = entry;
+        manifest->all_files = files;
+        if (began)
+                manifest->line = (struct line){ .count = 1, .forks = { { began, INDEX_AFTER } } };
+        if (row[used] && (row[used] != '-' || !decode(row + used + 1, strlen(row + used + 1), thinned) || strlen(thinned) >= sizeof manifest->thinned))
+                return false;
+        strcpy(manifest->thinned, thinned);
         return true;
 }
 
-static enum nebula_status load(struct store *store, struct index *ret_index, struct nebula_error *error)
+/* False: no agent has made this key. */
+static bool parse(const struct index_row *row, struct manifest *ret_manifest)
 {
-        struct store_list list;
+        const char *job = row->entry->key + sizeof INDEX_PREFIX - 1, *run = strchr(job, '/') + 1;
+        struct manifest manifest = { .is_brief = true, .is_hint = true };
+        char key[MANIFEST_KEY_MAX];
+
+        if (strncmp(job, "job-", 4) || strncmp(run, "run-", 4) || !decode(job + 4, (size_t)(run - 1 - job - 4), manifest.job) ||
+            !decode(run + 4, (size_t)(row->directory - 1 - run - 4), manifest.run) || !decode(row->directory, row->length, manifest.tag))
+                return false;
+        if (!take_numbers(row->directory + row->length + 1, &manifest) || !entry_key(&manifest, key) || strcmp(key, row->entry->key))
+                return false;
+        manifest.step = name_step(manifest.tag);
+        *ret_manifest = manifest;
+        return true;
+}
+
+static int compare(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+        int order = memcmp(a, b, a_length < b_length ? a_length : b_length);
+
+        return order ? order : (a_length > b_length) - (a_length < b_length);
+}
+
+static int compare_rows(const void *a, const void *b)
+{
+        const struct index_row *x = a, *y = b;
+
+        return compare(x->directory, x->length, y->directory, y->length);
+}
+
+/* Finds the third part of a key. */
+static bool find_directory(struct store_entry *entry, struct index_row *ret_row)
+{
+        const char *at = entry->key + sizeof INDEX_PREFIX - 1, *end;
+
+        for (int part = 0; part < 2 && at; part++)
+                at = strchr(at, '/') ? strchr(at, '/') + 1 : NULL;
+        end = at ? strchr(at, '/') : NULL;
+        if (!end || entry->is_prefix)
+                return false;
+        *ret_row = (struct index_row){ at, (size_t)(end - at), entry };
+        return true;
+}
+
+enum nebula_status index_load(struct store *store, struct index *ret_index, struct nebula_error *error)
+{
         struct index index = { 0 };
-        enum nebula_status status = store_list_all(store, INDEX_PREFIX, true, &list, error);
+        enum nebula_status status = store_list_all(store, INDEX_PREFIX, true, &index.keys, error);
 
         if (status)
                 return status;
-        index.entries = calloc(list.count + 1, sizeof *index.entries);
-        if (!index.entries)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an index of %zu versions", list.count);
-        for (size_t i = 0; i < list.count && !status; i++)
-                index.count += parse_key(list.entries[i].key, &index.entries[index.count]);
-        store_list_done(&list);
-        if (status)
-                free(index.entries);
-        else
-                *ret_index = index;
-        return status;
-}
-
-static int by_tag(const void *a, const void *b)
-{
-        return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static void mark_stale(struct index *index, const struct store_list *tags)
-{
-        char directory[256];
-
-        for (size_t i = 0; i < index->count; i++)
-                index->entries[i].is_stale = name_encode(index->entries[i].tag, directory, NULL) || !store_list_find(tags, directory);
-}
-
-/* *ret_covers: whether each tag of the path has an entry. Marks the entries of absent tags as stale. *ret_count: the number of tags. */
-static enum nebula_status covers_all(struct store *store, struct index *index, size_t *ret_count, bool *ret_covers, struct nebula_error *error)
-{
-        const char **tags = calloc(index->count + 1, sizeof *tags);
-        struct store_list list;
-        char tag[256];
-        enum nebula_status status;
-
-        if (!tags)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %zu tags", index->count);
-        for (size_t i = 0; i < index->count; i++)
-                tags[i] = index->entries[i].tag;
-        qsort(tags, index->count, sizeof *tags, by_tag);
-        status = store_list_all(store, "", false, &list, error);
-        *ret_count = 0;
-        *ret_covers = true;
-        for (size_t i = 0; !status && i < list.count; i++) {
-                const char *one = tag;
-
-                if (!manifest_tag_of(&list.entries[i], tag))
-                        continue;
-                ++*ret_count;
-                *ret_covers = *ret_covers && bsearch(&one, tags, index->count, sizeof *tags, by_tag);
+        index.rows = calloc(index.keys.count + 1, sizeof *index.rows);
+        if (!index.rows) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an index of %zu versions", index.keys.count);
+                store_list_done(&index.keys);
+                return status;
         }
-        if (!status) {
-                mark_stale(index, &list);
-                store_list_done(&list);
-        }
-        free(tags);
-        return status;
+        for (size_t i = 0; i < index.keys.count; i++)
+                index.count += find_directory(&index.keys.entries[i], &index.rows[index.count]);
+        if (index.count)
+                qsort(index.rows, index.count, sizeof *index.rows, compare_rows);
+        *ret_index = index;
+        return NEBULA_OK;
 }
 
-static const struct index_entry *choose(const struct index *index, const char *job)
+/* The first row that is not before the directory. */
+static size_t place(const struct index *index, const char *directory)
 {
-        uint64_t wanted = job ? job_sum(job) : 0;
-        struct order_best best = { 0 };
+        size_t low = 0, high = index->count, length = strlen(directory);
 
-        for (size_t i = 0; i < index->count; i++) {
-                const struct index_entry *one = &index->entries[i];
-                struct order_entry entry = order_entry(one->tag, one->sequence, NULL);
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
 
-                entry.began = one->began;
-                entry.counts = !one->is_stale && (!job || one->job == wanted);
-                order_add(&best, &entry, one);
+                if (compare(index->rows[middle].directory, index->rows[middle].length, directory, length) < 0)
+                        low = middle + 1;
+                else
+                        high = middle;
         }
-        return order_best(&best, NULL);
+        return low;
 }
 
-static enum nebula_status load_entry(struct store *store, const struct index_entry *entry, const char *job, struct manifest *ret_manifest,
-                                     struct nebula_error *error)
+static bool is_at(const struct index *index, size_t at, const char *directory)
+{
+        return at < index->count && !compare(index->rows[at].directory, index->rows[at].length, directory, strlen(directory));
+}
+
+bool index_takes(const struct index *index, size_t row)
 {
         struct manifest manifest;
-        enum nebula_status status = manifest_load(store, entry->tag, &manifest, error);
 
-        if (!status && manifest.sequence == entry->sequence && (!job || !strcmp(manifest.job, job))) {
-                *ret_manifest = manifest;
-                return NEBULA_OK;
-        }
-        if (!status)
-                manifest_done(&manifest);
-        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
-                return status;
-        return error_set(error, NEBULA_BUSY, 0, "the index of %s and the log of \"%.200s\" differ", store->root, entry->tag);
+        return (!row || compare_rows(&index->rows[row - 1], &index->rows[row])) &&
+               (row + 1 == index->count || compare_rows(&index->rows[row], &index->rows[row + 1])) && parse(&index->rows[row], &manifest);
 }
 
-enum nebula_status index_newest(struct store *store, const char *job, struct manifest *ret_manifest, struct nebula_error *error)
+bool index_find(const struct index *index, const char *directory, struct manifest *ret_manifest)
 {
-        struct index index;
-        const struct index_entry *entry;
-        size_t tag_count = 0;
-        bool covers = false;
-        enum nebula_status status = load(store, &index, error);
+        size_t at = place(index, directory);
 
-        if (status)
-                return status;
-        status = covers_all(store, &index, &tag_count, &covers, error);
-        if (!status && !tag_count)
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "%s holds no checkpoint", store->root);
-        else if (!status && !covers)
-                status = error_set(error, NEBULA_BUSY, 0, "%s holds tags that its index does not name", store->root);
-        entry = status ? NULL : choose(&index, job);
-        if (!status)
-                status = entry ? load_entry(store, entry, job, ret_manifest, error) :
-                                 error_set(error, NEBULA_BUSY, 0, "the index of %s names no version of this job", store->root);
-        free(index.entries);
-        return status;
+        return is_at(index, at, directory) && !is_at(index, at + 1, directory) && parse(&index->rows[at], ret_manifest);
 }
 
-enum nebula_status index_sweep(struct store *store, int64_t before_ns, struct nebula_error *error)
+void index_done(struct index *index)
 {
-        struct store_list tags, list;
-        struct index_entry entry;
-        char directory[256];
-        enum nebula_status status = store_list_all(store, INDEX_PREFIX, true, &list, error);
-
-        if (status)
-                return status;
-        status = store_list_all(store, "", false, &tags, error);
-        for (size_t i = 0; !status && i < list.count; i++) {
-                if (list.entries[i].time_ns > before_ns || !parse_key(list.entries[i].key, &entry) || name_encode(entry.tag, directory, NULL) ||
-                    store_list_find(&tags, directory))
-                        continue;
-                status = store_remove_one(store, list.entries[i].key, error);
-        }
-        store_list_done(&list);
-        if (!status)
-                store_list_done(&tags);
-        return status;
+        free(index->rows);
+        store_list_done(&index->keys);
+        *index = (struct index){ 0 };
 }

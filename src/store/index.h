@@ -1,10 +1,14 @@
 /*
- * index.h - finds the newest version with one listing: <root>/.nebula/index/<order>-<line>-<job>/<tag>, an empty object per version,
- * written before its manifest. <order> counts down with the sequence, so that the newest comes first. <line> is the sequence with which
- * the version's line of history began. <job> is a checksum of the job's name.
+ * index.h - what the versions of a storage path are, in the names of empty objects: so a list tells it, and no manifest is read.
  *
- * The index is a hint: the log of the tag decides. An entry may be stale, or early: its agent died before the manifest. Each version of
- * this format has its entry. Two tags that are written again and again differ in nothing else.
+ *      <root>/.nebula/index/job-<job>/run-<run>/<tag>/<sequence>-<line>-<number>-<generation>-<world>-<files>-<size>-<written>[-<thinned>]
+ *
+ * A tag with exactly one entry is at rest: its log says what the entry says, and no write has left anything behind. An agent removes the entry
+ * before it writes or removes the tag, and makes the new one as its last step. So a tag without an entry, or with several, is read as if there were
+ * no index.
+ *
+ * The index is a hint all the same: a program can remove a tag without it, and an agent can sleep before its last step. The log of the tag decides
+ * when a version is loaded or removed. A version whose names are too long for a key has no entry.
  *
  * Threads: no shared state. Errors are the store's.
  */
@@ -15,12 +19,26 @@
 
 #define INDEX_PREFIX MANIFEST_DIRECTORY "/index/"
 
+struct index_row {
+        const char *directory; /* the tag's, followed by a slash */
+        size_t length;
+        struct store_entry *entry;
+};
+struct index {
+        struct store_list keys;
+        struct index_row *rows; /* by their directories */
+        size_t count;
+};
+
 enum nebula_status index_put(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status index_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
-/* Loads the newest version of a job (NULL: of any). NEBULA_BUSY: the index lacks a tag or is stale,
- * so the caller has to scan. NEBULA_NOT_FOUND: the path holds no tag. */
-enum nebula_status index_newest(struct store *store, const char *job, struct manifest *ret_manifest, struct nebula_error *error);
-/* Removes entries of absent tags that are older than `before_ns` by the store's clock. */
-enum nebula_status index_sweep(struct store *store, int64_t before_ns, struct nebula_error *error);
+enum nebula_status index_load(struct store *store, struct index *ret_index, struct nebula_error *error);
+/* The version of a tag with one entry, as a brief manifest without its host. Its line has the last fork alone, with INDEX_AFTER in place of the
+ * step. False: the tag is not at rest. */
+#define INDEX_AFTER INT64_MAX
+bool index_find(const struct index *index, const char *directory, struct manifest *ret_manifest);
+/* Whether index_find takes this row. */
+bool index_takes(const struct index *index, size_t row);
+void index_done(struct index *index);
 
 #endif

@@ -99,11 +99,16 @@ static uint64_t own_bytes(const struct manifest *manifest)
         return bytes;
 }
 
+size_t manifest_count(const struct manifest *manifest)
+{
+        return manifest->is_brief ? manifest->all_files : manifest->file_count;
+}
+
 uint64_t manifest_size(const struct manifest *manifest)
 {
         uint64_t size = 0;
 
-        for (size_t i = 0; !manifest->is_brief && i < manifest->file_count; i++)
+        for (size_t i = 0; i < manifest->file_count; i++)
                 size += manifest->files[i].size;
         return manifest->is_brief ? manifest->size : size;
 }
@@ -119,6 +124,8 @@ void manifest_copy_brief(const struct manifest *manifest, struct manifest *ret_c
         ret_copy->is_brief = true;
         ret_copy->size = manifest_size(manifest);
         ret_copy->written = manifest_written(manifest);
+        ret_copy->all_files = manifest_count(manifest);
+        ret_copy->file_count = ret_copy->record_count = 0;
         ret_copy->files = NULL;
         ret_copy->records = NULL;
         ret_copy->names = NULL;

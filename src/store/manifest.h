@@ -54,9 +54,11 @@ struct manifest {
         char thinned[THIN_TEXT_MAX]; /* patterns of files that were removed from the version, with commas between them; "": none (thin.h) */
         bool is_damaged;   /* its files differ from the manifest; set by a search for the newest version */
         bool is_abandoned; /* by a later line of its job; set by a scan, not stored */
+        bool is_hint;      /* from the index; the tag's log may say otherwise */
         bool is_brief;     /* without the lists of files and records (manifest_make_brief) */
         uint64_t stamp;    /* the checksum of the stamp of its entry, set by a scan (tag_log.h) */
-        uint64_t size, written; /* is_brief: the results of manifest_size and manifest_written */
+        uint64_t size, written; /* is_brief: the results of manifest_size and manifest_written, */
+        size_t all_files;       /* and of manifest_count */
         struct manifest_file *files;
         size_t file_count;
         struct manifest_record *records;
@@ -68,7 +70,7 @@ struct manifest {
 enum nebula_status manifest_format(const struct manifest *manifest, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status manifest_parse(const char *text, size_t size, struct manifest *ret_manifest, struct nebula_error *error);
 void manifest_done(struct manifest *manifest);
-/* Frees the lists of files and records. Their counts stay, and so do the sums of bytes. */
+/* Frees the lists of files and records. The results of the functions below stay. */
 void manifest_make_brief(struct manifest *manifest);
 void manifest_copy_brief(const struct manifest *manifest, struct manifest *ret_copy);
 /* Makes room for that many more files and records. NEBULA_NO_MEMORY: the manifest is unchanged. */
@@ -79,6 +81,8 @@ enum nebula_status manifest_add_file(struct manifest *manifest, const struct man
 /* Call this after the last manifest_add_file: it makes manifest_find_file fast. NEBULA_NO_MEMORY: the search stays slow. */
 enum nebula_status manifest_sort_names(struct manifest *manifest, struct nebula_error *error);
 
+/* The number of its files. */
+size_t manifest_count(const struct manifest *manifest);
 /* The bytes of all files. */
 uint64_t manifest_size(const struct manifest *manifest);
 /* The bytes that this writing of the tag has sent to storage. */

@@ -18,7 +18,6 @@ struct removing {
         struct store *store;
         const char *tag;
         const struct manifest *manifest; /* of the tag; NULL: only the rest of an interrupted removal */
-        const struct manifest *indexed;  /* its entry in the index is removed; NULL: none is known */
         char directory[256];
         struct store_list objects; /* listed before the entry is made */
         uint64_t listed_number;    /* the largest number of an entry in that listing */
@@ -142,8 +141,6 @@ static enum nebula_status remove_all(struct removing *removing, struct nebula_er
 
         if (!status)
                 status = tag_log_set_removed(store, removing->directory, removing->number, error);
-        if (!status && removing->indexed)
-                index_remove(store, removing->indexed, NULL);
         /* The entries last: the removal stays the newest until they are gone. */
         if (!status)
                 status = victims_remove(&removing->entries, store, error);
@@ -159,6 +156,8 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
 
         if (!status)
                 status = add_all_unlisted(removing, newest, error);
+        if (!status && removing->manifest) /* from here on the tag is not at rest (index.h) */
+                status = index_remove(removing->store, removing->manifest, error);
         if (!status)
                 status = enter(removing, error);
         if (!status)
@@ -187,7 +186,7 @@ static enum nebula_status check_head(const struct removing *removing, const stru
 
 enum nebula_status manifest_remove_tag(struct store *store, const char *tag, const struct manifest *manifest, struct nebula_error *error)
 {
-        struct removing removing = { .store = store, .tag = tag, .manifest = manifest, .indexed = manifest };
+        struct removing removing = { .store = store, .tag = tag, .manifest = manifest };
         struct tag_log log = { 0 };
         char prefix[MANIFEST_KEY_MAX];
         enum nebula_status status = name_encode(tag, removing.directory, error);
@@ -203,8 +202,8 @@ enum nebula_status manifest_remove_tag(struct store *store, const char *tag, con
         status = tag_log_head(store, tag, &log, error);
         if (!status)
                 status = check_head(&removing, &log, error);
-        if (log.is_removal) /* objects in place that no record names may belong to a later writer */
-                removing.manifest = NULL;
+        /* After a removal, objects in place that no record names may belong to a later writer. */
+        removing.manifest = log.is_removal ? NULL : &log.manifest;
         if (!status)
                 status = tag_log_next(store, tag, log.number, &removing.number, error);
         if (!status && log.number) /* the log is empty: the whole version is gone */

@@ -22,14 +22,28 @@ struct manifest_scan {
         struct manifest_broken broken_list[MANIFEST_BROKEN_MAX];
         size_t bare_count;
         char bare[MANIFEST_BROKEN_MAX][256]; /* tags global_step<n> without a version: those with the largest n, in descending order */
+        struct store_list doubted; /* tags whose entries of the index were wrong: their logs are read */
+        struct store_list rest; /* of a scan by the index, for a sweep: the tags that are not at rest, and entries of the index and of the root that do not belong there */
 };
 /* Whether a directory without a version seems to have been a checkpoint: it has files and no object of Nebula's, or records and no sign
  * of a running writing. Then *ret_broken describes it. */
 bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken);
+/* Reads each manifest. */
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
+/* Takes the versions from the index, and reads the manifests of those tags alone that the index does not describe (index.h), and one of each
+ * line of history. All manifests are brief. Those from the index are hints: damage of a manifest shows when it is read. */
+enum nebula_status manifest_scan_index(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
+/* Reads the manifest of one of its versions. NEBULA_BUSY: the log of the tag says otherwise, or is broken, and the scan was corrected. */
+enum nebula_status manifest_scan_confirm(struct store *store, struct manifest_scan *scan, size_t index, struct manifest *ret_manifest,
+                                         struct nebula_error *error);
+/* Reads the manifest of the newest version of the job (NULL: of any). If it is gone, another one may have taken its place, so the path is scanned again.
+ * NEBULA_BUSY: versions come and go faster than that. NEBULA_NOT_FOUND: there
+ * is none that can be read; the scan counts those that are broken. */
+enum nebula_status manifest_scan_load_newest(struct store *store, struct manifest_scan *scan, const char *job, struct manifest *ret_manifest,
+                                             int64_t *ret_index, struct nebula_error *error);
 
 struct manifest_scan_options {
-        bool is_brief; /* the manifests are made brief */
+        bool by_index; /* as manifest_scan_index */
         /* NULL, or called on the caller's thread about once a second while manifests are read. `newest`: those read so far of the largest
          * steps, at most MANIFEST_TOLD_MAX, in the order of a scan. `read` of `count` tags were looked at. */
         void (*tell)(void *argument, const struct manifest_scan *newest, size_t read, size_t count);

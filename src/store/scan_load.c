@@ -18,7 +18,7 @@
 /* In the place of a failure that cannot be copied. */
 static struct nebula_error no_memory_left = { .status = NEBULA_NO_MEMORY, .message = "no memory to list the checkpoints" };
 
-static bool ends_scan(const struct nebula_error *failure)
+bool loading_ends(const struct nebula_error *failure)
 {
         return failure->status == NEBULA_NO_MEMORY || (failure->status != NEBULA_NOT_FOUND && store_class(failure) == STORE_AGAIN);
 }
@@ -26,7 +26,7 @@ static bool ends_scan(const struct nebula_error *failure)
 const struct nebula_error *loading_failure(const struct loading *loading)
 {
         for (size_t i = 0; i < loading->list->count; i++)
-                if (loading->failures[i] && ends_scan(loading->failures[i]))
+                if (loading->failures[i] && loading_ends(loading->failures[i]))
                         return loading->failures[i];
         return NULL;
 }
@@ -39,7 +39,7 @@ static void fail(struct loading *loading, size_t i, const struct nebula_error *f
                 *copy = *failure;
         loading->failures[i] = copy ? copy : &no_memory_left;
         atomic_store(&loading->states[i], LOAD_FAILED);
-        if (ends_scan(loading->failures[i]))
+        if (loading_ends(loading->failures[i]))
                 atomic_store(&loading->stops, true);
 }
 
@@ -136,7 +136,7 @@ static void *load_some(void *argument)
                         if (load(loading, i, tag, &failure)) {
                                 fail(loading, i, &failure);
                         } else {
-                                if (loading->options && loading->options->is_brief)
+                                if (loading->options && loading->options->by_index)
                                         manifest_make_brief(&loading->manifests[i]);
                                 atomic_store(&loading->states[i], LOAD_HAS_MANIFEST);
                         }

@@ -45,6 +45,8 @@ void loading_run(struct loading *loading);
 void loading_done(struct loading *loading);
 /* The first failure that says something about the storage, and nothing about one tag. NULL: there is none. */
 const struct nebula_error *loading_failure(const struct loading *loading);
+/* Whether a failure says something about the storage. */
+bool loading_ends(const struct nebula_error *failure);
 
 /* The order of a scan. */
 int scan_compare(const void *a, const void *b);

@@ -192,9 +192,9 @@ static enum nebula_status compare(const struct signature *signature, const struc
 {
         if (!names_version(signature, manifest))
                 return error_set(error, NEBULA_CORRUPT, 0, "it is the signature of another version, of \"%.150s\"", signature->tag);
-        if (!*manifest->thinned && signature->file_count != manifest->file_count)
-                return error_set(error, NEBULA_CORRUPT, 0, "%zu files were signed, and the version has %zu", signature->file_count, manifest->file_count);
-        for (size_t i = 0; i < manifest->file_count && !manifest->is_brief; i++) {
+        if (!*manifest->thinned && signature->file_count != manifest_count(manifest))
+                return error_set(error, NEBULA_CORRUPT, 0, "%zu files were signed, and the version has %zu", signature->file_count, manifest_count(manifest));
+        for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *file = &manifest->files[i];
                 const struct signed_file *found = find_file(signature, file->name);
 

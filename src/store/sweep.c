@@ -15,8 +15,10 @@
 #include "os/os.h"
 #include "store/index.h"
 #include "store/manifest_check.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/manifest_publish.h"
+#include "store/scan.h"
 #include "store/sweep.h"
 #include "store/tag_log.h"
 
@@ -247,7 +249,8 @@ static bool looks_clean(const struct store_list *list, const char *directory)
         return !list->count || (manifest_count == 1 && record_count == 1 && record_ns <= manifest_ns);
 }
 
-static bool has_debris(struct lister *lister, const char *directory)
+/* *ret_entered_ns: when the newest own entry of the log was made; 0: there is none. */
+static bool has_debris(struct lister *lister, const char *directory, int64_t *ret_entered_ns)
 {
         char prefix[MANIFEST_KEY_MAX];
         struct store_list list;
@@ -257,12 +260,16 @@ static bool has_debris(struct lister *lister, const char *directory)
         if (lister_list(lister, prefix, &list, NULL))
                 return false;
         result = !looks_clean(&list, directory);
+        for (size_t i = 0; i < list.count; i++)
+                if (manifest_entry(manifest_behind_private(list.entries[i].key, directory)).kind == ENTRY_MANIFEST && !list.entries[i].is_foreign &&
+                    list.entries[i].time_ns > *ret_entered_ns)
+                        *ret_entered_ns = list.entries[i].time_ns;
         store_list_done(&list);
         return result;
 }
 
 /* Skips a tag whose log cannot be read, because a person may still want its files, and directories of other programs. */
-static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int64_t before_ns, size_t *removed,
+static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int64_t before_ns, size_t *removed, int64_t *ret_entered_ns,
                                     struct nebula_error *error)
 {
         struct store *store = lister->store;
@@ -271,7 +278,8 @@ static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int6
         bool is_sound = false;
         enum nebula_status status = name_encode(tag, sweeping.directory, error);
 
-        if (status || !has_debris(lister, sweeping.directory))
+        *ret_entered_ns = 0;
+        if (status || !has_debris(lister, sweeping.directory, ret_entered_ns))
                 return status;
         snprintf(sweeping.tag, sizeof sweeping.tag, "%s", tag);
         snprintf(prefix, sizeof prefix, "%s/", sweeping.directory);
@@ -338,11 +346,80 @@ enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int6
 {
         struct lister lister = { .store = store, .is_sparse = true };
         size_t removed = 0;
-        int64_t before_ns;
+        int64_t before_ns, entered_ns;
         enum nebula_status status = before(store, age_ns, &before_ns, error);
 
         if (!status)
-                status = sweep_tag(&lister, tag, before_ns, &removed, error);
+                status = sweep_tag(&lister, tag, before_ns, &removed, &entered_ns, error);
+        if (!status)
+                *ret_removed = removed;
+        return status;
+}
+
+/* An agent died before the last step of its write. Without the entry, each look at the path reads the manifest. */
+static void mend_index(struct store *store, const char *tag)
+{
+        struct manifest manifest = { 0 };
+
+        if (!manifest_load(store, tag, &manifest, NULL))
+                index_put(store, &manifest, NULL);
+        manifest_done(&manifest);
+}
+
+/* Removes the entries of the index and temporary objects first: mend_index makes one of the former again. */
+static enum nebula_status sweep_list(struct store *store, const struct store_list *list, const struct upload_limits *limits, bool mends, size_t *removed,
+                                     struct nebula_error *error)
+{
+        struct lister lister = { .store = store };
+        enum nebula_status status = NEBULA_OK;
+        int64_t entered_ns;
+        char tag[256];
+
+        for (size_t i = 0; i < list->count && !status; i++) {
+                const struct store_entry *entry = &list->entries[i];
+                bool is_temporary = store_is_temporary(entry->key), is_row = !strncmp(entry->key, INDEX_PREFIX, sizeof INDEX_PREFIX - 1);
+
+                if (entry->is_prefix || entry->is_foreign || !(is_temporary || is_row) || entry->time_ns > limits->before_ns ||
+                    (limits->goes_on && limits->goes_on(limits->argument, entry->key)))
+                        continue;
+                status = store_remove_one(store, entry->key, error);
+                *removed += is_temporary;
+        }
+        for (size_t i = 0; i < list->count && !status; i++) {
+                if (!manifest_tag_of(&list->entries[i], tag))
+                        continue;
+                status = sweep_tag(&lister, tag, limits->before_ns, removed, &entered_ns, error);
+                if (mends && !status && entered_ns && entered_ns <= limits->before_ns)
+                        mend_index(store, tag);
+        }
+        lister_done(&lister);
+        return status;
+}
+
+/* `rest` NULL: all tags. */
+static enum nebula_status sweep(struct store *store, const struct store_list *rest, int64_t age_ns, struct upload_limits limits, size_t *ret_removed,
+                                struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        struct store_list all = { 0 };
+        size_t removed = 0;
+        enum nebula_status status = before(store, age_ns, &limits.before_ns, error);
+
+        limits.rested_ns = limits.before_ns;
+        if (!status && !rest)
+                status = manifest_scan_index(store, &scan, error);
+        if (!status)
+                status = sweep_list(store, rest ? rest : &scan.rest, &limits, true, &removed, error);
+        if (!status && !rest)
+                status = store_list_all(store, "", false, &all, error);
+        if (!status)
+                status = sweep_list(store, &all, &limits, false, &removed, error);
+        if (!status)
+                status = sweep_uploads(store, limits, age_ns, &removed, error);
+        if (!status)
+                status = tag_log_sweep_before(store, limits.before_ns - (age_ns < TAG_LOG_REST_NS ? TAG_LOG_REST_NS - age_ns : 0), error);
+        store_list_done(&all);
+        manifest_scan_done(&scan);
         if (!status)
                 *ret_removed = removed;
         return status;
@@ -350,43 +427,11 @@ enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int6
 
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error)
 {
-        return manifest_sweep_but(store, age_ns, NULL, NULL, ret_removed, error);
+        return sweep(store, NULL, age_ns, (struct upload_limits){ 0 }, ret_removed, error);
 }
 
-enum nebula_status manifest_sweep_but(struct store *store, int64_t age_ns, bool (*goes_on)(void *argument, const char *key), void *argument,
-                                      size_t *ret_removed, struct nebula_error *error)
+enum nebula_status manifest_sweep_rest(struct store *store, const struct store_list *rest, int64_t age_ns,
+                                       bool (*goes_on)(void *argument, const char *key), void *argument, size_t *ret_removed, struct nebula_error *error)
 {
-        struct lister lister = { .store = store };
-        struct store_list list;
-        int64_t before_ns;
-        char tag[256];
-        size_t removed = 0;
-        enum nebula_status status = before(store, age_ns, &before_ns, error);
-
-        if (!status)
-                status = store_list_all(store, "", false, &list, error);
-        if (status)
-                return status;
-        for (size_t i = 0; i < list.count && !status; i++) {
-                const struct store_entry *entry = &list.entries[i];
-
-                if (manifest_tag_of(entry, tag)) {
-                        status = sweep_tag(&lister, tag, before_ns, &removed, error);
-                } else if (!entry->is_prefix && !entry->is_foreign && store_is_temporary(entry->key) && entry->time_ns <= before_ns &&
-                           !(goes_on && goes_on(argument, entry->key))) {
-                        status = store_remove_one(store, entry->key, error);
-                        removed++;
-                }
-        }
-        lister_done(&lister);
-        store_list_done(&list);
-        if (!status)
-                status = sweep_uploads(store, (struct upload_limits){ before_ns, before_ns, goes_on, argument }, age_ns, &removed, error);
-        if (!status)
-                status = index_sweep(store, before_ns, error);
-        if (!status)
-                status = tag_log_sweep(store, age_ns > TAG_LOG_REST_NS ? age_ns : TAG_LOG_REST_NS, error);
-        if (!status)
-                *ret_removed = removed;
-        return status;
+        return sweep(store, rest, age_ns, (struct upload_limits){ .goes_on = goes_on, .argument = argument }, ret_removed, error);
 }

@@ -279,16 +279,17 @@ static enum nebula_status put_one(void *argument, size_t index, const atomic_boo
         struct writer *writer = argument;
 
         (void)stop;
-        if (index < writer->share_count)
-                return put_share(writer, &writer->shares[index], false, STORE_IF_ABSENT, error);
-        return index == writer->share_count ? index_put(writer->store, &writer->manifest, error) : list_names(writer, error);
+        return index < writer->share_count ? put_share(writer, &writer->shares[index], false, STORE_IF_ABSENT, error) : list_names(writer, error);
 }
 
-static enum nebula_status put_records_and_index(struct writer *writer, struct nebula_error *error)
+static uint32_t width(const struct writer *writer)
 {
-        uint32_t width = writer->store->ops->features(writer->store) & STORE_FAR ? PUT_WIDTH : 1;
+        return writer->store->ops->features(writer->store) & STORE_FAR ? PUT_WIDTH : 1;
+}
 
-        return lanes_run(writer->share_count + 2, width, put_one, writer, error);
+static enum nebula_status put_records_and_list(struct writer *writer, struct nebula_error *error)
+{
+        return lanes_run(writer->share_count + 1, width(writer), put_one, writer, error);
 }
 
 /* No file is there yet, so the record goes, too: a sweep would take the files of another program for those of the record. */
@@ -299,7 +300,6 @@ static enum nebula_status forget_first(struct writer *writer, struct nebula_erro
         for (size_t i = 0; i < writer->share_count; i++)
                 if (!share_key(writer, &writer->shares[i], false, key, NULL))
                         store_drop(writer->store, key);
-        index_remove(writer->store, &writer->manifest, NULL);
         return overtaken(writer, "written by another program", error);
 }
 
@@ -314,16 +314,6 @@ static enum nebula_status check_names(struct writer *writer, struct nebula_error
                         if (!status && store_list_find(&writer->taken, key))
                                 return forget_first(writer, error);
                 }
-        return status;
-}
-
-/* If a name is taken, the caller begins anew, and perhaps gives way: the index would name a version that never came. */
-static enum nebula_status publish_first(struct writer *writer, struct nebula_error *error)
-{
-        enum nebula_status status = publish(writer, error);
-
-        if (writer->is_overtaken)
-                index_remove(writer->store, &writer->manifest, NULL);
         return status;
 }
 
@@ -361,25 +351,34 @@ static enum nebula_status show(struct writer *writer, struct nebula_error *error
         return status;
 }
 
-/* The index comes before the entry. Readers pass over an index entry without a version, but they would not see a version without an index entry as
- * the newest. */
-static enum nebula_status put_index(struct writer *writer, struct nebula_error *error)
+/* From here on the tag is not at rest (index.h). If the store refuses removals, the tag has two entries later, and is read. */
+static enum nebula_status drop_index(struct writer *writer, struct nebula_error *error)
 {
-        return index_put(writer->store, &writer->manifest, error);
+        const struct manifest *before = &writer->before.manifest;
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = before->generation ? index_remove(writer->store, before, &failure) : NEBULA_OK;
+
+        writer->keeps_index = status && store_class(&failure) == STORE_NEVER;
+        if (!status || writer->keeps_index)
+                return NEBULA_OK;
+        if (error)
+                *error = failure;
+        return status;
 }
 
-/* Call if the number was taken. Another node may have made the same manifest, which then needs the index entry. */
-static void remove_index(const struct writer *writer)
+static void complain(const struct writer *writer, const struct nebula_error *error)
 {
-        const struct manifest *manifest = &writer->manifest;
-        struct tag_log log = { 0 };
-        enum nebula_status status = tag_log_entry(writer->store, manifest->tag, manifest->number, &log, NULL);
-        bool is_same = log.manifest.sequence == manifest->sequence && !strcmp(log.manifest.job, manifest->job) &&
-                       line_began(&log.manifest.line) == line_began(&manifest->line);
+        if (writer->source->complain)
+                writer->source->complain(writer->argument, error);
+}
 
-        tag_log_done(&log);
-        if (status == NEBULA_NOT_FOUND || (!status && !is_same))
-                index_remove(writer->store, manifest, NULL);
+/* The version is durable without it. */
+static void put_index(const struct writer *writer)
+{
+        struct nebula_error failure = { 0 };
+
+        if (index_put(writer->store, &writer->manifest, &failure))
+                complain(writer, &failure);
 }
 
 static enum nebula_status create_entry(struct writer *writer, struct nebula_error *error)
@@ -402,7 +401,6 @@ static enum nebula_status enter(struct writer *writer, struct nebula_error *erro
 
         if (status != NEBULA_BUSY)
                 return status;
-        remove_index(writer);
         status = look_again(writer, error);
         return status ? status : overtaken(writer, "written by another agent", error);
 }
@@ -415,12 +413,6 @@ static enum nebula_status enter_again(struct writer *writer, struct nebula_error
         return status == NEBULA_BUSY ? NEBULA_OK : status;
 }
 
-/* Of WRITER_THIN: the entry before is of the same version, and they share their entry of the index. */
-static bool is_same_version(const struct writer *writer)
-{
-        return writer->before.manifest.sequence == writer->manifest.sequence;
-}
-
 static enum nebula_status take_back(struct writer *writer, const struct nebula_error *why, struct nebula_error *error)
 {
         struct store *store = writer->store;
@@ -429,8 +421,6 @@ static enum nebula_status take_back(struct writer *writer, const struct nebula_e
         writer->is_taken_back = writer->is_overtaken = true;
         if (!manifest_is_gone(store, manifest)) /* without this, the next attempt would find everything written */
                 tag_log_take_back(store, manifest->tag, manifest->number, NULL);
-        if (!is_same_version(writer))
-                index_remove(store, manifest, NULL);
         return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
                          manifest->tag, why->message);
 }
@@ -461,6 +451,27 @@ static enum nebula_status check_common(struct writer *writer, struct nebula_erro
         return check(writer, false, error);
 }
 
+static enum nebula_status check_or_put(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct writer *writer = argument;
+
+        (void)stop;
+        if (!index)
+                return check(writer, true, error);
+        put_index(writer);
+        return NEBULA_OK;
+}
+
+/* Both at once, because each costs the time of a request. If the check fails, the entry of the index goes again. */
+static enum nebula_status check_and_index(struct writer *writer, struct nebula_error *error)
+{
+        enum nebula_status status = lanes_run(2, width(writer), check_or_put, writer, error);
+
+        if (status)
+                index_remove(writer->store, &writer->manifest, NULL);
+        return status;
+}
+
 /* The version is durable, and readers follow its manifest: a failure here loses nothing. */
 static enum nebula_status show_files(struct writer *writer, struct nebula_error *error)
 {
@@ -469,25 +480,25 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         enum nebula_status status;
 
         (void)error;
-        if (before->generation && !is_same_version(writer))
-                index_remove(writer->store, before, NULL);
         status = manifest_publish(writer->store, &writer->manifest, before, &failure);
         writer->is_followed = status == NEBULA_BUSY;
-        if (status && status != NEBULA_BUSY && writer->source->complain)
-                writer->source->complain(writer->argument, &failure);
+        if (status && status != NEBULA_BUSY)
+                complain(writer, &failure);
+        if (!status || writer->keeps_index)
+                put_index(writer);
         return NEBULA_OK;
 }
 
 static step *const ways[][17] = {
-        [WRITER_ALONE] = { writer_number, list_names, upload, look_again, describe, put_records, look_again, publish,
-                           writer_compile, look_again, put_index, writer_sign, enter, check_own, show_files },
-        [WRITER_FIRST] = { first_number, upload, describe, put_records_and_index, check_names, publish_first, writer_compile, writer_sign, enter, check_own },
-        [WRITER_SHARE] = { upload, look_again, describe, put_claims, look_again, publish, show },
-        [WRITER_GATHER] = { writer_number, writer_gather, look_again, put_index, writer_sign, enter, check_common, show_files },
-        [WRITER_REPEAT] = { put_index, enter_again, check_common, show_files },
-        [WRITER_THIN] = { writer_number, writer_compile, look_again, enter, check_own, show_files },
-        [WRITER_COPY] = { writer_number, list_names, describe, claim_or_adopt, publish, show,
-                          writer_compile, look_again, put_index, writer_sign, enter, check_own, show_files },
+        [WRITER_ALONE] = { writer_number, list_names, drop_index, upload, look_again, describe, put_records, look_again, publish,
+                           writer_compile, look_again, writer_sign, enter, check_own, show_files },
+        [WRITER_FIRST] = { first_number, upload, describe, put_records_and_list, check_names, publish, writer_compile, writer_sign, enter, check_and_index },
+        [WRITER_SHARE] = { drop_index, upload, look_again, describe, put_claims, look_again, publish, show },
+        [WRITER_GATHER] = { writer_number, drop_index, writer_gather, look_again, writer_sign, enter, check_common, show_files },
+        [WRITER_REPEAT] = { enter_again, check_common, show_files },
+        [WRITER_THIN] = { writer_number, drop_index, writer_compile, look_again, enter, check_own, show_files },
+        [WRITER_COPY] = { writer_number, list_names, drop_index, describe, claim_or_adopt, publish, show,
+                          writer_compile, look_again, writer_sign, enter, check_own, show_files },
 };
 
 bool writer_step(struct writer *writer, enum writer_way way, size_t at, enum nebula_status *ret_status, struct nebula_error *error)

@@ -81,6 +81,7 @@ struct writer {
         bool is_overtaken;         /* another program has changed the tag meanwhile: a new writer may succeed. A source's `publish` sets it
                                     * if a name is taken */
         bool is_taken_back;        /* the entry was made, but some objects that it names were missing */
+        bool keeps_index;          /* the store has refused to remove the entry of the version before from the index */
         bool is_followed;          /* the version was written, and another program has made the next entry since */
         bool has_shared_names;     /* the records of two nodes have a file of the same name: no manifest can name both */
 };

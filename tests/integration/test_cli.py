@@ -674,8 +674,8 @@ def test_a_fifo_in_the_place_of_a_file_is_damage_and_does_not_block(run, make):
     for path in (store / "global_step1/.nebula/manifest-1.json", store / "global_step2/model.pt"):
         path.unlink()
         os.mkfifo(path)
-    listed = run("list", "--path", store)
-    assert listed.returncode == 1 and "global_step1/.nebula/manifest-1.json" in listed.stderr
+    verified = run("verify", "--all", "--path", store)
+    assert verified.returncode == 1 and "global_step1/.nebula/manifest-1.json" in verified.stdout + verified.stderr
     assert run("verify", "global_step2", "--path", store).returncode == 1
     assert "is not a regular file" in run("inspect", "global_step2", "model.pt", "--path", store).stderr
 

@@ -36,7 +36,7 @@ def kinds(requests: list[str]) -> list[str]:
         method, target = request.split(" ")
         listed = re.search(r"list-type=2&prefix=run%2F([^&]*)", target)
         key = listed[1].replace("%2F", "/") if listed else target.removeprefix("/training/run/")
-        key = re.sub(r"index/[^/]+/", "index/", re.sub(r"w[0-9a-f]{16}-\d+-[0-9a-f]{8}", "W", key))
+        key = re.sub(r"index/job-[^/]*/run-[^/]*/([^/]+)/[^/]+", r"index/\1", re.sub(r"w[0-9a-f]{16}-\d+-[0-9a-f]{8}", "W", key))
         found.append(f"{'LIST' if listed else method} {key}")
     return found
 
@@ -56,11 +56,45 @@ def test_a_save_of_a_small_file_takes_eight_requests(bucket):
         save(step, 10)
         said = kinds(bucket.requests())
         tag = f"global_step{step}"
-        before = {f"PUT {tag}/.nebula/W.record-00000.json", f"PUT .nebula/index/{tag}", f"LIST {tag}/"}
-        assert set(said[:3]) == before, "before the file, together"
-        assert said[3:5] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
-        assert set(said[5:7]) == {f"LIST {tag}/", f"LIST .nebula/removed/{tag}/"}, "the last look"
+        assert set(said[:2]) == {f"PUT {tag}/.nebula/W.record-00000.json", f"LIST {tag}/"}, "before the file, together"
+        assert said[2:4] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
+        after = {f"LIST {tag}/", f"LIST .nebula/removed/{tag}/", f"PUT .nebula/index/{tag}"}
+        assert set(said[4:7]) == after, "the last look, and the entry of the index"
         assert said[7:] == ["PUT latest"]
+
+
+def manifests(requests: list[str]) -> list[str]:
+    return [one for one in kinds(requests) if one.startswith("GET") and "/manifest-" in one]
+
+
+@pytest.mark.parametrize("count", [1, 1010])
+def test_a_resume_on_a_new_node_reads_one_manifest_at_any_number_of_versions(bucket, count):
+    """With the agent's look at the path in the background, whose last request is the list of removals."""
+    make_versions(PATH, count)
+    bucket.requests()
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    said: list[str] = []
+
+    def is_over() -> bool:
+        said.extend(bucket.requests())
+        return any(one.startswith("LIST .nebula/removed/") for one in kinds(said))
+
+    newest = nebulaml.get_latest_checkpoint()
+    assert newest is not None and newest.tag == f"global_step{count}"
+    until(is_over, 60, "the agent has looked at the path")
+    assert len(manifests(said)) <= 2, "only that of the newest, for the search and for the agent"
+    pages = [one for one in kinds(said) if one in ("LIST ", "LIST .nebula/index/")]
+    assert len(pages) <= 4 * (1 + count // 1000), "two lists for the search, and two for the agent"
+    assert len(said) - len(pages) <= 9, kinds(said)
+
+
+def test_a_list_of_a_thousand_versions_reads_no_manifest(bucket):
+    make_versions(PATH, 1010)
+    bucket.requests()
+    listed = nebula("list", "--path", PATH, "--json")
+    said = bucket.requests()
+    assert listed.returncode == 0 and not manifests(said)
+    assert len(said) <= 10, kinds(said)
 
 
 def test_each_further_file_of_less_than_a_mebibyte_takes_one_request(bucket):

@@ -209,7 +209,10 @@ class Session:
         return None
 
     def list_checkpoints(self, persist_path: str | None = None) -> dict[str, dict[str, Any]]:
-        """Returns all checkpoints by tag, in memory and storage: state, step, size in bytes, files, times. json.dumps takes the result."""
+        """Returns all checkpoints by tag, in memory and storage: state, step, size in bytes, times. json.dumps takes the result.
+
+        Those in memory have their files, too.
+        """
         result: dict[str, dict[str, Any]] = {}
         for version in self._engine.versions(config.clean_path(persist_path)):
             known = result.get(version["tag"])

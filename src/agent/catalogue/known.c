@@ -179,6 +179,16 @@ const struct manifest *known_put(struct known_versions *known, const char *job, 
         return copy;
 }
 
+void known_trim(struct known_versions *known, const char *job)
+{
+        size_t passed = 0, i = known->count;
+
+        while (i && (passed < KNOWN_WHOLE || strcmp(known->list[i - 1]->job, job)))
+                passed += !strcmp(known->list[--i]->job, job);
+        if (i && known->list[i - 1]->file_count > KNOWN_SMALL)
+                manifest_make_brief(known->list[i - 1]);
+}
+
 struct manifest *known_take(struct known_versions *known, const char *job, const char *tag)
 {
         struct manifest *manifest = cut_tag(known, tag);

@@ -13,6 +13,10 @@
 #include "store/manifest.h"
 #include "store/scan.h"
 
+#define KNOWN_WHOLE 8  /* so many of the newest versions that this agent has written keep the lists of their files, */
+#define KNOWN_SMALL 64 /* and so do all that have no more files than this */
+
+/* The manifests are brief: what the index says, which is a hint. Before a version is loaded or removed, its log is read. */
 struct known_versions {
         struct manifest **list;   /* by sequence, oldest first */
         struct manifest **by_tag; /* the same ones */
@@ -24,6 +28,8 @@ struct known_versions {
 bool known_new(struct manifest_scan *scan, const char *job, struct known_versions *ret_known);
 /* Moves a manifest into the list, in place of the one that its tag had. NULL: no memory, and the manifest stays the caller's. */
 const struct manifest *known_put(struct known_versions *known, const char *job, struct manifest *manifest);
+/* Call after each version that this agent has written: the one that is no more among the newest of the job may become brief. */
+void known_trim(struct known_versions *known, const char *job);
 /* Takes the version of a tag out of the list, for known_free. NULL: there is none. */
 struct manifest *known_take(struct known_versions *known, const char *job, const char *tag);
 void known_free(struct manifest *manifest);

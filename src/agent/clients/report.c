@@ -135,17 +135,15 @@ static json_t *version_json(const struct version *version)
 static json_t *manifest_json(const struct manifest *manifest, const char *path)
 {
         json_t *files = json_array();
-        uint64_t size = 0;
+        uint64_t size = manifest_size(manifest);
         double at = (double)manifest->sequence / 1e9;
         json_t *body;
 
-        for (size_t i = 0; i < manifest->file_count; i++) {
-                size += manifest->files[i].size;
+        for (size_t i = 0; i < manifest->file_count; i++)
                 json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", manifest->files[i].name, "size",
                                                        (json_int_t)manifest->files[i].size, "rank",
                                                        (json_int_t)manifest->files[i].rank, "generation",
                                                        (json_int_t)manifest_file_generation(manifest, &manifest->files[i])));
-        }
         sort_files(files);
         body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",
                          (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "state", "durable", "source",
@@ -348,14 +346,18 @@ static json_t *pass_over(struct store *store, const char *job, struct manifest_s
 {
         struct passed passed = { 0 };
         struct nebula_error failure;
+        struct manifest manifest = { 0 };
+        bool is_damaged = true;
         int64_t index;
 
-        while ((index = manifest_scan_newest(scan, job)) >= 0 && scan->manifests[index].file_count <= CHECKED_FILES_MAX &&
-               restore_check_files(store, &scan->manifests[index], &failure) == NEBULA_CORRUPT) {
-                scan->manifests[index].is_damaged = true;
-                passed_add(&passed, scan->manifests[index].tag, failure.message);
+        while (is_damaged && !manifest_scan_load_newest(store, scan, job, &manifest, &index, NULL)) {
+                is_damaged = manifest.file_count <= CHECKED_FILES_MAX && restore_check_files(store, &manifest, &failure) == NEBULA_CORRUPT;
+                scan->manifests[index].is_damaged = is_damaged;
+                if (is_damaged)
+                        passed_add(&passed, manifest.tag, failure.message);
+                manifest_done(&manifest);
         }
-        if (index >= 0)
+        if (!is_damaged)
                 passed_scan(&passed, store, scan, &scan->manifests[index]);
         return passed_json(&passed);
 }
@@ -421,7 +423,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
 
                 if (!status)
                         status = session && session->role == IPC_ROLE_TRAINER ? restore_scan(catalogue, store, &scan, &failure) :
-                                                                               manifest_scan(store, &scan, &failure);
+                                                                               manifest_scan_index(store, &scan, &failure);
                 if (status && status != NEBULA_NOT_FOUND) {
                         json_array_append_new(problems, json_string(failure.message));
                         snprintf(unread, sizeof unread, "%s", failure.message);

@@ -45,8 +45,10 @@ static void carry_over_version(struct version *version, const struct version *be
         }
 }
 
+/* If the manifest has not been read yet, a scan reads it. */
 static void carry_over_manifest(struct version *version, const struct manifest *manifest)
 {
+        version->job->scan_due |= manifest->is_brief;
         for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *old = &manifest->files[i];
                 struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, manifest_file_generation(manifest, old));
@@ -96,6 +98,14 @@ void carry_over(struct version *version)
         }
         if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_over_manifest(version, manifest);
+}
+
+bool carry_over_awaits(const struct version *version)
+{
+        const struct manifest *manifest = job_stored(version->job, version->tag);
+
+        return manifest && manifest->is_brief && manifest->generation < version->generation &&
+               ancestry_covers(version, manifest->run, manifest->sequence);
 }
 
 /* The oldest version that this agent may place among the stored ones; NULL: none. */

@@ -1,4 +1,5 @@
 /* Brings one version to storage. store/writer.c has the steps; this node's memory is the source. */
+#include "agent/commit/carry_over.h"
 #include "agent/log.h"
 #include "agent/persist/persist.h"
 #include "agent/persist/persist_private.h"
@@ -25,7 +26,7 @@ static enum nebula_status may_follow(void *argument, const struct manifest *befo
 
 static void complain(void *argument, const struct nebula_error *error)
 {
-        log_event(LOG_LEVEL_WARN, "%s is durable, but a program that knows no manifests may read older files there: %s",
+        log_event(LOG_LEVEL_WARN, "%s is durable, but a hint beside it is not, an entry of the index or a file for programs that know no manifests: %s",
                   ((struct plan *)argument)->writer.manifest.tag, error->message);
 }
 
@@ -77,6 +78,16 @@ static enum nebula_status persist_once(struct catalogue *catalogue, struct versi
         return status;
 }
 
+static bool awaits(struct catalogue *catalogue, const struct version *version)
+{
+        bool result;
+
+        catalogue_lock(catalogue);
+        result = carry_over_awaits(version);
+        catalogue_unlock(catalogue);
+        return result;
+}
+
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error)
 {
@@ -84,6 +95,10 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         bool is_again = false;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
+        if (!status && awaits(catalogue, version))
+                status = storage_scan(catalogue, job, error);
+        if (!status && awaits(catalogue, version))
+                status = error_set(error, NEBULA_UNAVAILABLE, 0, "the manifest of the \"%.200s\" before was not read", version->tag);
         if (!status)
                 status = persist_once(catalogue, version, store, true, &is_again, error);
         return is_again ? persist_once(catalogue, version, store, false, &is_again, error) : status;

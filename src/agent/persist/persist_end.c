@@ -82,6 +82,7 @@ static bool make_known(struct plan *plan, bool is_writer)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
         is_newest = known_newest(&job->known) == known;
+        known_trim(&job->known, job->name);
         job->retain_due = true;
         job->is_remover = is_writer;
         catalogue_unlock(catalogue);

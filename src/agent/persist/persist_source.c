@@ -15,7 +15,7 @@
 
 #define SOURCE_MIN (2 * IMAGE_CHUNK_BYTES) /* files below it are sent: asking costs as much */
 #define RECORDS_MAX 16  /* to load; of a job whose ranks stay where they are, it is one */
-#define VERSIONS_MAX 8  /* to look through for a name: the files of a job may take turns */
+#define VERSIONS_MAX KNOWN_WHOLE /* to look through for a name: the files of a job may take turns */
 #define PAUSE_MAX 15    /* versions */
 #define COMMON_MIN 64   /* 1/64 of the bytes is worth it */
 #define ATTEMPTS_MAX 2  /* then all is sent, in case the storage takes no references and does not say so */
@@ -93,6 +93,35 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
         }
 }
 
+/* The list has no files of versions that an earlier agent has written. */
+static void read_recent(struct plan *plan)
+{
+        struct known_versions *known = &plan->job->known;
+        char tags[VERSIONS_MAX][256];
+        size_t looked = 0, count = 0;
+
+        catalogue_lock(plan->catalogue);
+        for (size_t i = known->count; i-- && looked < VERSIONS_MAX;) {
+                looked += !strcmp(known->list[i]->job, plan->job->name);
+                if (known->list[i]->is_brief && !strcmp(known->list[i]->job, plan->job->name))
+                        strcpy(tags[count++], known->list[i]->tag);
+        }
+        catalogue_unlock(plan->catalogue);
+        for (size_t i = 0; i < count; i++) {
+                const struct manifest *one;
+                struct manifest read = { 0 };
+
+                if (manifest_load(plan->writer.store, tags[i], &read, NULL))
+                        continue;
+                catalogue_lock(plan->catalogue);
+                one = known_find(known, tags[i]);
+                if (one && one->sequence == read.sequence)
+                        known_put(known, plan->job->name, &read);
+                catalogue_unlock(plan->catalogue);
+                manifest_done(&read);
+        }
+}
+
 /* False: it cannot be used. */
 static bool fill_source(struct plan_file *file, const char *directory, struct record *record)
 {
@@ -167,6 +196,10 @@ void plan_find_sources(struct plan *plan)
                 return;
         catalogue_lock(plan->catalogue);
         looks = version->persist->attempt < ATTEMPTS_MAX && is_to_look(version->job->persist);
+        catalogue_unlock(plan->catalogue);
+        if (looks)
+                read_recent(plan);
+        catalogue_lock(plan->catalogue);
         for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);

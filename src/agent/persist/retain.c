@@ -104,27 +104,13 @@ static void put_back(struct catalogue *catalogue, struct job *job, struct store 
         grown[job->storage->half_removed_count++] = manifest;
 }
 
-/* Brief copies of the manifests in the job's list: a scan reads only others. Empty without memory. */
-static struct manifest_scan copy_known(const struct job *job)
-{
-        const struct known_versions *known = &job->known;
-        struct manifest_scan copy = { .manifests = calloc(known->count + 1, sizeof *copy.manifests) };
-
-        for (; copy.manifests && copy.count < known->count; copy.count++)
-                manifest_copy_brief(known->list[copy.count], &copy.manifests[copy.count]);
-        return copy;
-}
-
 /* A run that came before this one may still go on. This looks for versions that it has committed since this run began. */
 static void find_rivals(struct catalogue *catalogue, struct job *job, struct store *store)
 {
-        static const struct manifest_scan_options brief = { .is_brief = true };
-        struct manifest_scan scan = copy_known(job);
+        struct manifest_scan scan;
 
-        if (manifest_scan_again(store, &brief, &scan, NULL)) {
-                manifest_scan_done(&scan);
+        if (manifest_scan_index(store, &scan, NULL))
                 return;
-        }
         catalogue_lock(catalogue);
         for (size_t i = 0; i < scan.count && ancestry_begun(job); i++) {
                 const struct manifest *manifest = &scan.manifests[i];
@@ -133,9 +119,9 @@ static void find_rivals(struct catalogue *catalogue, struct job *job, struct sto
                     ancestry_run_covers(job, manifest->run, manifest->sequence))
                         continue;
                 ancestry_set_rival(job, manifest->run);
-                log_event(LOG_LEVEL_WARN, "run \"%s\"%s%s of job \"%s\" writes to %s beside run \"%s\": keep_last removes none of its "
-                          "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, *manifest->host ? " on host " : "",
-                          manifest->host, job->name, job->persist_path, ancestry_newest(job));
+                log_event(LOG_LEVEL_WARN, "run \"%s\" of job \"%s\" writes to %s beside run \"%s\", for example %s: keep_last removes none of its "
+                          "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, job->name, job->persist_path,
+                          ancestry_newest(job), manifest->tag);
         }
         catalogue_unlock(catalogue);
         manifest_scan_done(&scan);

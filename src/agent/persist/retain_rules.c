@@ -10,6 +10,7 @@
 #include "agent/persist/persist_private.h"
 #include "agent/persist/slots_private.h"
 #include "base/error.h"
+#include "store/manifest_load.h"
 #include "store/metrics.h"
 #include "store/order.h"
 
@@ -94,13 +95,19 @@ static enum nebula_status metrics_of(struct job *job, struct store *store, const
                                      struct nebula_error *error)
 {
         json_t *known = json_object_get(job->storage->metrics, manifest->tag), *metrics;
+        struct manifest read = { 0 };
         enum nebula_status status;
 
         if (known && (uint64_t)json_integer_value(json_array_get(known, 0)) == manifest->sequence) {
                 *ret_metrics = json_array_get(known, 1);
                 return NEBULA_OK;
         }
-        status = metrics_load(store, manifest, &metrics, error);
+        status = manifest_load(store, manifest->tag, &read, error);
+        if (!status && read.sequence == manifest->sequence)
+                status = metrics_load(store, &read, &metrics, error);
+        else if (!status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)
+                status = (metrics = json_object()) ? NEBULA_OK : no_memory(error); /* another version by now, or none */
+        manifest_done(&read);
         if (status)
                 return status;
         *ret_metrics = metrics;

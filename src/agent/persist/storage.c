@@ -169,12 +169,12 @@ static bool goes_on(void *argument, const char *key)
 }
 
 /* Removes the parts of an unfinished write that are too old to belong to a living agent. */
-static void sweep(struct catalogue *catalogue, struct job *job, struct store *store)
+static void sweep(struct catalogue *catalogue, struct job *job, struct store *store, const struct store_list *rest)
 {
         struct nebula_error error = { 0 };
         struct unfinished going = list_unfinished(catalogue, job);
         size_t removed = 0;
-        enum nebula_status status = manifest_sweep_but(store, (int64_t)catalogue->sweep_age_s * 1000000000, goes_on, &going, &removed, &error);
+        enum nebula_status status = manifest_sweep_rest(store, rest, (int64_t)catalogue->sweep_age_s * 1000000000, goes_on, &going, &removed, &error);
 
         unfinished_done(&going);
         if (status)
@@ -225,6 +225,37 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
         catalogue_unlock(catalogue);
 }
 
+/* The files that a version in memory may carry over from its tag's version in storage. */
+static void fill_rewritten(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest_scan *scan)
+{
+        for (size_t i = 0; i < scan->count; i++) {
+                struct manifest *one = &scan->manifests[i], read;
+                bool is_wanted = false;
+
+                catalogue_lock(catalogue);
+                for (const struct version *version = job_may_have(job, one->tag) ? job->versions : NULL; version && !is_wanted; version = version->next)
+                        is_wanted = one->is_brief && !strcmp(version->tag, one->tag) && !(version->stored && version_is(version, one->sequence));
+                catalogue_unlock(catalogue);
+                if (is_wanted && !manifest_scan_confirm(store, scan, i, &read, NULL)) {
+                        manifest_done(one);
+                        *one = read;
+                }
+        }
+}
+
+/* The version that a resume would load: the job's verdict names its damage before that. */
+static void fill_newest(const struct job *job, struct store *store, struct manifest_scan *scan)
+{
+        struct manifest newest;
+        int64_t index;
+
+        if (manifest_scan_load_newest(store, scan, job->name, &newest, &index, NULL))
+                return;
+        manifest_done(&scan->manifests[index]);
+        newest.is_abandoned = scan->manifests[index].is_abandoned;
+        scan->manifests[index] = newest;
+}
+
 /* One scan. *ret_is_over: no run has begun meanwhile, so the list is what the newest run found. */
 static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job, struct store *store, bool *ret_is_over, struct nebula_error *error)
 {
@@ -238,7 +269,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         catalogue_lock(catalogue);
         beginning = ancestry_beginning(job);
         catalogue_unlock(catalogue);
-        status = manifest_scan(store, &scan, &failure);
+        status = manifest_scan_index(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
                 memset(&scan, 0, sizeof scan); /* the path need not exist yet */
         } else if (status) {
@@ -246,7 +277,9 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
                         *error = failure;
                 return status;
         } else {
-                sweep(catalogue, job, store);
+                sweep(catalogue, job, store, &scan.rest);
+                fill_newest(job, store, &scan);
+                fill_rewritten(catalogue, job, store, &scan);
         }
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s, the first: %s", scan.broken_count, job->persist_path, scan.broken);

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "os/thread.h"
-#include "store/index.h"
 #include "store/manifest_check.h"
 #include "store/manifest_load.h"
 #include "store/scan.h"
@@ -40,19 +39,25 @@ enum nebula_status restore_check_files(struct store *store, const struct manifes
 /* Finds the newest version whose files are all there. Marks newer ones as damaged and describes them in `passed`. NEBULA_NOT_FOUND:
  * there is none. */
 static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
-                                       int64_t *ret_index, struct nebula_error *error)
+                                       struct manifest *ret_manifest, struct nebula_error *error)
 {
         for (;;) {
                 struct nebula_error failure = { 0 };
-                int64_t index = manifest_scan_newest(scan, job);
-                enum nebula_status status;
+                struct manifest manifest = { 0 };
+                int64_t index;
+                enum nebula_status status = manifest_scan_load_newest(store, scan, job, &manifest, &index, &failure);
 
-                if (index < 0 && any_job)
-                        index = manifest_scan_newest(scan, NULL);
-                *ret_index = index;
-                status = index < 0 ? NEBULA_NOT_FOUND : restore_check_files(store, &scan->manifests[index], &failure);
+                if (status == NEBULA_NOT_FOUND && any_job)
+                        status = manifest_scan_load_newest(store, scan, NULL, &manifest, &index, &failure);
+                if (!status)
+                        status = restore_check_files(store, &manifest, &failure);
+                if (!status) {
+                        *ret_manifest = manifest;
+                        return NEBULA_OK;
+                }
+                manifest_done(&manifest);
                 if (status != NEBULA_CORRUPT) {
-                        if (status && error)
+                        if (error)
                                 *error = failure;
                         return status;
                 }
@@ -62,49 +67,25 @@ static enum nebula_status newest_sound(struct store *store, struct manifest_scan
         }
 }
 
-/* Finds the newest version by one listing instead of a read of every manifest. If anything looks unusual, it leaves the search to the
- * scan, which can name the fault. */
-static bool indexed_newest(struct store *store, const char *job, struct manifest *ret_manifest)
-{
-        struct manifest manifest;
-
-        if (index_newest(store, job, &manifest, NULL))
-                return false;
-        if (restore_check_files(store, &manifest, NULL)) {
-                manifest_done(&manifest);
-                return false;
-        }
-        *ret_manifest = manifest;
-        return true;
-}
-
 static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
                                         struct passed *passed, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
-        int64_t index;
-        enum nebula_status status;
+        enum nebula_status status = manifest_scan_index(store, &scan, error);
 
-        if (indexed_newest(store, job, ret_manifest))
-                return NEBULA_OK;
-        status = manifest_scan(store, &scan, error);
         if (status)
                 return status;
+        *passed = (struct passed){ 0 };
+        status = newest_sound(store, &scan, job, any_job, passed, ret_manifest, error);
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
-        *passed = (struct passed){ 0 };
-        status = newest_sound(store, &scan, job, any_job, passed, &index, error);
-        if (!status) {
-                passed_scan(passed, store, &scan, &scan.manifests[index]);
-                *ret_manifest = scan.manifests[index];
-                memset(&scan.manifests[index], 0, sizeof scan.manifests[index]); /* moved out */
-        } else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) {
-                /* "None" makes a job start from nothing, so it must be certain. */
+        if (!status)
+                passed_scan(passed, store, &scan, ret_manifest);
+        else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) /* "None" makes a job start from nothing, so it must be certain. */
                 status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
                                    passed->count ? passed->list[0].reason : scan.broken);
-        } else if (status == NEBULA_NOT_FOUND) {
+        else if (status == NEBULA_NOT_FOUND)
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
-        }
         manifest_scan_done(&scan);
         return status;
 }
@@ -144,13 +125,13 @@ static bool is_certain(enum nebula_status status)
 
 enum nebula_status restore_scan(struct catalogue *catalogue, struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
-        enum nebula_status status = manifest_scan(store, ret_scan, error);
+        enum nebula_status status = manifest_scan_index(store, ret_scan, error);
 
         for (int tries = 1; tries < TRIES && !is_certain(status) && !catalogue->stopping; tries++) {
                 catalogue_lock(catalogue);
                 catalogue_wait(catalogue, &catalogue->moved, TRY_PAUSE_MS << tries);
                 catalogue_unlock(catalogue);
-                status = manifest_scan(store, ret_scan, error);
+                status = manifest_scan_index(store, ret_scan, error);
         }
         return status;
 }

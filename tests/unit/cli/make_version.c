@@ -167,11 +167,13 @@ static void write_manifest(struct maker *maker, const char *record_text, size_t 
         fill_manifest(maker, &manifest, record_text, record_size);
         demand(tag_log_next(maker->store, maker->tag, maker->log.number, &manifest.number, &error), &error);
         demand(manifest_format(&manifest, &text, &size, &error), &error);
-        demand(index_put(maker->store, &manifest, &error), &error);
+        if (maker->log.manifest.generation)
+                demand(index_remove(maker->store, &maker->log.manifest, &error), &error);
         demand(tag_log_create(maker->store, maker->tag, manifest.number, text, size, &error), &error);
         free(text);
         if (!maker->waits)
                 demand(manifest_publish(maker->store, &manifest, &maker->log.manifest, &error), &error);
+        demand(index_put(maker->store, &manifest, &error), &error);
         manifest_done(&manifest);
 }
 

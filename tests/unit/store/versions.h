@@ -339,9 +339,9 @@ static inline bool author_goes_on(const struct author *writer)
 static inline void author_step(struct author *writer)
 {
         /* so many steps of the way are taken when the stage is over */
-        static const size_t alone[] = { [AT_PLACE] = 2, [AT_RECORD] = 6, [AT_FILES] = 8, [AT_COMMIT] = 13, [AT_CHECK] = 14, [AT_SHOW] = 15 };
+        static const size_t alone[] = { [AT_PLACE] = 3, [AT_RECORD] = 7, [AT_FILES] = 9, [AT_COMMIT] = 13, [AT_CHECK] = 14, [AT_SHOW] = 15 };
         static const size_t first[] = { [AT_PLACE] = 2, [AT_RECORD] = 5, [AT_FILES] = 6, [AT_COMMIT] = 9, [AT_CHECK] = 10, [AT_SHOW] = 10 };
-        static const size_t repeat[] = { [AT_CHECK] = 3, [AT_SHOW] = 4 };
+        static const size_t repeat[] = { [AT_CHECK] = 2, [AT_SHOW] = 3 };
         enum nebula_status status = NEBULA_OK;
         size_t end;
 

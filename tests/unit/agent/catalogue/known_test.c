@@ -39,6 +39,31 @@ static void a_tag_is_found_whatever_was_put_and_taken(void)
         known_done(&known);
 }
 
+static void only_the_newest_versions_of_the_job_keep_the_lists_of_their_files(void)
+{
+        struct known_versions known = { 0 };
+        char tag[32];
+        size_t whole = 0, others = 0;
+
+        for (unsigned i = 1; i <= 40; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                put(&known, tag, i % 3 ? "a" : "b", i);
+                for (unsigned k = 0; k < KNOWN_SMALL + 1; k++)
+                        CHECK(!manifest_reserve(known.list[i - 1], 1, 0, NULL) &&
+                              !manifest_add_file(known.list[i - 1], &(struct manifest_file){ .name = "f" }, NULL));
+                known_trim(&known, "a");
+        }
+        put(&known, "small", "a", 1);
+        known_trim(&known, "a");
+        for (size_t i = 0; i < known.count; i++) {
+                whole += !known.list[i]->is_brief && !strcmp(known.list[i]->job, "a");
+                others += !known.list[i]->is_brief && !strcmp(known.list[i]->job, "b");
+        }
+        CHECK(whole == KNOWN_WHOLE + 1 && others == 13 && !known.list[40]->is_brief);
+        CHECK(known_find(&known, "global_step1")->is_brief && !known_find(&known, "small")->is_brief);
+        known_done(&known);
+}
+
 /* As a look at the whole list says. */
 static const struct manifest *newest_of(const struct known_versions *known)
 {
@@ -88,5 +113,5 @@ static void a_scan_becomes_the_list(void)
         known_done(&known);
 }
 
-TAP_MAIN(TEST(a_tag_is_found_whatever_was_put_and_taken), TEST(the_newest_is_that_of_the_whole_list_after_each_change),
+TAP_MAIN(TEST(only_the_newest_versions_of_the_job_keep_the_lists_of_their_files), TEST(a_tag_is_found_whatever_was_put_and_taken), TEST(the_newest_is_that_of_the_whole_list_after_each_change),
          TEST(a_scan_becomes_the_list))

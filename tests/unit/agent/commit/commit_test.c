@@ -633,7 +633,11 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
                         version = bench_version(&bench, "t", 1, 2);
                         REQUIRE(version && version->writing == 1 && !bench_persist(&bench, version));
                 } else {
-                        CHECK(catalogue_stored(&bench.catalogue, bench.job, bench.job->known.list[0]));
+                        struct manifest stored;
+
+                        REQUIRE(!manifest_load(bench.job->storage->store, "t", &stored, &bench.error));
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &stored));
+                        manifest_done(&stored);
                         version = bench_version(&bench, "t", 3, 4);
                         CHECK(version && version->writing == 2);
                 }
