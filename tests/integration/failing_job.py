@@ -189,17 +189,17 @@ class Networks:
 
 
 class Job:
-    def __init__(self, networks: Networks | None) -> None:
-        self.networks = networks
+    def __init__(self, networks: Networks | None, numbers: tuple[int, ...] = NODES) -> None:
+        self.networks, self.numbers = networks, numbers
         self.place = Path(tempfile.mkdtemp(prefix="nb-", dir="/dev/shm"))
         (self.place / "train.py").write_text(TRAINER)
         self.nodes: dict[int, fork_server.Trainer] = {}
-        self.read = dict.fromkeys(NODES, 0)  # bytes of each log
+        self.read = dict.fromkeys(numbers, 0)  # bytes of each log
         self.history: list[dict[str, Any]] = []  # what the trainers say, in order of time
         self.worlds: dict[str, dict[int, int]] = {}  # of each world: its nodes, and the process of each trainer
         self.newest = ""  # the world that trains
         self.ended = ""  # the world that the last fault has ended
-        for n in NODES:
+        for n in numbers:
             self.start(n)
 
     def address(self, n: int) -> str:
@@ -249,7 +249,7 @@ class Job:
     def look(self) -> list[dict[str, Any]]:
         """Reads what the trainers have said since the last look."""
         new = []
-        for n in NODES:
+        for n in self.numbers:
             with contextlib.suppress(FileNotFoundError), open(self.place / f"node{n}.log") as log:
                 log.seek(self.read[n])
                 text = log.read()
@@ -287,7 +287,7 @@ class Job:
     def befall(self, fault: str, chance: random.Random) -> str:
         """Lets a fault happen to a node, waits until it is noticed or some seconds have passed, and heals it. Returns what it was."""
         training = self.trainers()
-        spare = [n for n in NODES if n not in training]
+        spare = [n for n in self.numbers if n not in training]
         n = chance.choice([*training, *training, *spare])
         seen = len(self.history)
         pids = [training[n]] if n in training else []
@@ -375,7 +375,7 @@ class Job:
 
     def end(self) -> None:
         (self.place / "stop").touch()
-        for n in NODES:
+        for n in self.numbers:
             for _ in range(2):
                 self.signal(self.pids(n), signal.SIGCONT)
                 self.signal(self.pids(n), signal.SIGKILL)
