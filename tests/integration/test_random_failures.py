@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from failing_job import NODES, OF_NETWORK, OF_PROCESSES, Job, Networks, NoNetworks
+from failing_job import OF_NETWORK, OF_PROCESSES, Job
+from networks import NODES, Networks, NoNetworks
 from waiting import until
 
 MANY = int(os.environ.get("NEBULA_TEST_FAILURES") or (200 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 0))
