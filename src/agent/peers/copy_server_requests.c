@@ -239,7 +239,7 @@ enum nebula_status copy_server_serve(struct visitor *visitor, struct nebula_erro
 {
         unsigned type = visitor->peer->header.type;
 
-        if (type >= sizeof serves / sizeof serves[0] || !serves[type])
+        if (type >= sizeof serves / sizeof serves[0] || !serves[type] || (visitor->peer->hello.is_reader && type != PEER_LIST && type != PEER_FETCH))
                 return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is not a request", type);
         return serves[type](visitor, error);
 }

@@ -98,8 +98,8 @@ static enum nebula_status format(json_t *members, char **ret_text, size_t *ret_s
 
 enum nebula_status peer_hello_format(const struct peer_hello *hello, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        return format(json_pack("{s:s, s:s, s:s, s:o}", "node", hello->node, "job", hello->job, "path", hello->path, "nonce",
-                                document_hex(hello->nonce)), ret_text, ret_size, error);
+        return format(json_pack("{s:s, s:s, s:s, s:o, s:b}", "node", hello->node, "job", hello->job, "path", hello->path, "nonce",
+                                document_hex(hello->nonce), "reader", hello->is_reader), ret_text, ret_size, error);
 }
 
 enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_hello *ret_hello, struct nebula_error *error)
@@ -115,6 +115,7 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
         document_text(&reader, body, "job", 1, ret_hello->job, sizeof ret_hello->job);
         document_text(&reader, body, "path", 1, ret_hello->path, sizeof ret_hello->path);
         ret_hello->nonce = document_crc64(&reader, json_object_get(body, "nonce"), "nonce");
+        ret_hello->is_reader = json_is_true(json_object_get(body, "reader"));
         json_decref(body);
         return reader.status;
 }

@@ -64,6 +64,7 @@ void peer_data_read(const uint8_t bytes[PEER_HEAD_BYTES], struct peer_data *ret_
 struct peer_hello {
         char node[IPC_NAME_MAX], job[IPC_NAME_MAX], path[IPC_PATH_MAX];
         uint64_t nonce;
+        bool is_reader; /* of all jobs of the path; it sends LIST and FETCH alone */
 };
 struct peer_file {
         char name[IPC_NAME_MAX];

@@ -18,7 +18,17 @@
 #define KEPT_NS (30 * SECOND_NS)      /* while this node keeps copies of a job that nobody needs here: whether it still does */
 #define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
 
-struct peer_hello *replica_hello(const struct replica *replica, const struct job *job)
+bool replica_only_reads(struct replica *replica, const struct job *job)
+{
+        bool reads;
+
+        catalogue_lock(replica->catalogue);
+        reads = !job->settings.replica_count;
+        catalogue_unlock(replica->catalogue);
+        return reads;
+}
+
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job, bool is_reader)
 {
         struct peer_hello *hello = calloc(1, sizeof *hello);
 
@@ -28,6 +38,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         snprintf(hello->job, sizeof hello->job, "%s", job->name);
         snprintf(hello->path, sizeof hello->path, "%s", job->spelling);
         hello->nonce = replica->catalogue->agent_nonce;
+        hello->is_reader = is_reader;
         return hello;
 }
 
@@ -80,7 +91,7 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
         catalogue_unlock(replica->catalogue);
         status = replica_store(replica, fan->job, &store, error);
         if (!status)
-                status = secret_take(store, &fan->key, error);
+                status = secret_take(store, true, &fan->key, error);
         if (!status)
                 status = copy_server_add_key(replica->server, &fan->key, error);
         if (!status)
@@ -133,7 +144,7 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
  * continues there: nodes that are gone for good leave records, perhaps many. */
 static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
 {
-        struct peer_hello *hello = replica_hello(replica, channel->job);
+        struct peer_hello *hello = replica_hello(replica, channel->job, false);
         struct member_list members = { 0 };
         struct nebula_error first = { 0 }, failure;
         size_t *order = NULL, count = 0, i;
