@@ -6,6 +6,7 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/peers/copy_finder.h"
+#include "agent/peers/joint_read.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/slots_private.h"
 #include "base/error.h"
@@ -27,6 +28,7 @@ static void peer_copies_clear(struct peer_copies *peers)
 
 void replica_forget(struct replica *replica, const struct job *job)
 {
+        joint_forget(replica, job);
         lock_take(&replica->peer_copies_lock);
         for (struct peer_copies **link = &replica->peer_copies, *peers; (peers = *link);) {
                 if (job && peers->job != job) {

@@ -22,6 +22,21 @@ static bool is_shown(const struct version *version)
         return version->in_memory && !version->is_remote && (lifecycle_complete(version->life.state) || version->failed_by_storage);
 }
 
+struct job *copy_server_own_job(struct visitor *visitor)
+{
+        struct catalogue *catalogue = visitor->server->catalogue;
+        struct job *job;
+
+        catalogue_lock(catalogue);
+        job = catalogue->jobs;
+        while (job && !is_for(job, visitor->peer))
+                job = job->next;
+        if (job)
+                job->pins++;
+        catalogue_unlock(catalogue);
+        return job;
+}
+
 /* Lock held. */
 static enum nebula_status list_job(struct visitor *visitor, const struct job *job, struct peer_listing *listing, size_t room, struct nebula_error *error)
 {

@@ -5,6 +5,7 @@
 
 #include "agent/catalogue/memory_policy.h"
 #include "agent/log.h"
+#include "agent/peers/joint_read.h"
 #include "agent/peers/placement.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/slots_private.h"
@@ -409,9 +410,13 @@ static void *replica_main(void *argument)
 
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
-                int64_t due = INT64_MAX, now;
                 uint64_t changes = catalogue->change_count;
+                int64_t due, now;
                 bool worked = false;
+
+                catalogue_unlock(catalogue);
+                due = joint_expire(replica);
+                catalogue_lock(catalogue);
 
                 for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
                         int64_t at = INT64_MAX;

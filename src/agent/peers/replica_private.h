@@ -43,6 +43,7 @@ struct replica {
         char node[IPC_NAME_MAX];
         struct lock own_lock; /* guards own, which the replica thread alone writes */
         struct member own;
+        struct joint *joints; /* connections for reading together that no thread uses; own_lock guards them */
         pthread_t thread;
         bool ended; /* the thread has, or is about to; catalogue_lock guards it */
         struct fan *fans;
