@@ -10,7 +10,7 @@ from typing import Any
 from .._session import locate
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
-__all__ = ["measure", "read", "read_goodput"]
+__all__ = ["measure", "read", "read_goodput", "seconds_of"]
 
 LIMIT_S = 600
 
@@ -37,21 +37,24 @@ def read(file: str) -> dict[str, Any]:
 
 
 def read_goodput(file: str) -> dict[str, Any]:
-    """Reads a saved output of `nebula goodput --json`. Returns seconds: mtbf, notice, restart, blocked, step. What is not known is missing."""
+    """Reads a saved output of `nebula goodput --json`, for seconds_of()."""
     content = _content(file, "--goodput takes the output of `nebula goodput --json`")
     try:
-        found = json.loads(content)
-        restarts, saves, spent = found["restarts"], found["saves"], found["spent"]
-        ran_s = found["wall_seconds"] - spent["paused"]
-        seconds = {
-            "notice": found["notice_seconds"],
-            "restart": found["restart_seconds"] if restarts else None,
-            "mtbf": ran_s / restarts if restarts else None,
-            "blocked": spent["blocked"] / saves if saves else None,
-            "step": found["step_seconds"] or None,
-        }
+        return seconds_of(json.loads(content))
     except (ValueError, KeyError, TypeError) as failure:
         raise NebulaConfigError(f"{file} holds no ledger ({failure!r}); `nebula goodput --json` writes one") from failure
+
+
+def seconds_of(ledger: dict[str, Any]) -> dict[str, float]:
+    """Returns seconds from the answer of `nebula goodput`: mtbf, notice, restart, blocked, step. What is not known is missing."""
+    restarts, saves, spent = ledger["restarts"], ledger["saves"], ledger["spent"]
+    seconds = {
+        "notice": ledger["notice_seconds"],
+        "restart": ledger["restart_seconds"] if restarts else None,
+        "mtbf": (ledger["wall_seconds"] - spent["paused"]) / restarts if restarts else None,
+        "blocked": spent["blocked"] / saves if saves else None,
+        "step": ledger["step_seconds"] or None,
+    }
     return {name: value for name, value in seconds.items() if value is not None}
 
 
