@@ -1,6 +1,6 @@
 """From a failure to the next training step, and where the time goes.
 
-    python -m bench.recover [--rounds 3] [--mib 64] [--imports torch,torch._dynamo] [--faults worker,exception,hang,node,silence,spare]
+    python -m bench.recover [--rounds 3] [--mib 64] [--imports torch,torch._dynamo] [--faults worker,exception,hang,node,silence,link,spare]
 
 On one node:
 
@@ -12,6 +12,7 @@ On two nodes, of which the second one is lost and the first one trains on alone:
 
     node        SIGKILL of torchrun, worker and agent; the node's memory is removed
     silence     SIGSTOP of all of them: the node says nothing any more, and its connections stay open
+    link        its network interface goes down. Both nodes are network namespaces, and reach the storage. It needs root
 
 On two nodes, beside which a third one waits:
 
@@ -47,6 +48,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.networks import Networks, NoNetworks
 from tests.ports import held_port
 
 JOB = """
@@ -103,8 +105,8 @@ while True:
 
 TUNED = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
 WAYS = ("`nebula run`", "`nebula run --warm off`", "`torchrun`", "`torchrun`, tuned")
-FAULTS = ("worker", "exception", "hang", "node", "silence", "spare")
-OF_NODES = ("node", "silence", "spare")
+FAULTS = ("worker", "exception", "hang", "node", "silence", "link", "spare")
+OF_NODES = ("node", "silence", "link", "spare")
 PARTS = ("noticed", "round", "imports", "group", "restore", "step")
 SPARE_S = 20.0  # until a third node waits
 MOST_S = 75.0  # then it counts as not recovered
@@ -115,7 +117,8 @@ HANG_S = 2
 class Job:
     """Nodes of a job on this machine. Each has an address, an agent and memory of its own."""
 
-    def __init__(self, way: str, fault: str, options: argparse.Namespace) -> None:
+    def __init__(self, way: str, fault: str, options: argparse.Namespace, networks: Networks | None) -> None:
+        self.networks = networks
         self.base = Path(tempfile.mkdtemp(prefix="recover-", dir="/dev/shm"))
         self.way, self.fault, self.options = way, fault, options
         self.is_ours = "nebula" in way
@@ -123,6 +126,9 @@ class Job:
         self.port = self.held.getsockname()[1]
         (self.base / "job.py").write_text(JOB)
         self.nodes = [self._start(number) for number in range(2 if fault in OF_NODES else 1)]
+
+    def address(self, number: int) -> str:
+        return self.networks.address(number + 2) if self.networks else f"127.0.0.{number + 2}"
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         memory = self.base / f"node{number}"
@@ -132,16 +138,19 @@ class Job:
             "NEBULA_AGENT_LINGER": "1", "NEBULA_HANG_S": str(HANG_S), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }  # fmt: skip
-        command = [sys.executable, "-m", "nebulaml.elastic.run" if self.is_ours else "torch.distributed.run"]
+        if self.networks:
+            environment |= {"NEBULA_LISTEN": self.address(number), "GLOO_SOCKET_IFNAME": "eth0"}
+        command = ["ip", "netns", "exec", self.networks.name(number + 2)] if self.networks else []
+        command += [sys.executable, "-m", "nebulaml.elastic.run" if self.is_ours else "torch.distributed.run"]
         if self.is_ours:
             command += [f"--warm={'off' if 'off' in self.way else self.options.imports}", "--on-hang=restart"]
         if self.fault in OF_NODES:
-            command += ["--nnodes=1:2", "--rdzv-id=recover", f"--local-addr=127.0.0.{number + 2}"]
+            command += ["--nnodes=1:2", "--rdzv-id=recover", f"--local-addr={self.address(number)}"]
             conf = ["last_call_timeout=10"] if self.is_ours else [TUNED] if "tuned" in self.way else []
             if self.is_ours:
                 command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.base}/rendezvous"]
             else:
-                command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{self.port}"]
+                command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{self.port}"]
                 conf.append(f"is_host={int(number == 0)}")
             command.append(f"--rdzv-conf={','.join(conf)}")
         else:
@@ -195,7 +204,8 @@ def until(condition: Callable[[], object], seconds: float) -> bool:
 
 def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] | None:
     """Returns the seconds of each part; None: the job did not go on."""
-    job = Job(way, fault, options)
+    networks = Networks() if fault == "link" else None
+    job = Job(way, fault, options, networks)
     world = len(job.nodes)
     try:
         if not until(lambda: sum(row["world"] == world for row in job.rows()) >= STEPS * world, 60):
@@ -212,6 +222,8 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
             shutil.rmtree(job.base / "node1", ignore_errors=True)
         elif fault == "silence":
             job.signal(1, signal.SIGSTOP)
+        elif networks:
+            networks.cut(3)
         else:
             (job.base / "fault").touch()
             until((job.base / "failed").exists, 30)
@@ -235,6 +247,8 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         return parts | {"all": row["at"] - failed}
     finally:
         job.close()
+        if networks:
+            networks.close()
 
 
 def _is_readable(descriptor: int) -> bool:
@@ -255,10 +269,14 @@ def main() -> None:
         for way in WAYS:
             if fault in ("worker", "exception", "hang") and "tuned" in way:
                 continue  # of the rendezvous
-            if fault in ("hang", "silence") and "nebula" not in way:
+            if fault in ("hang", "silence", "link") and "nebula" not in way:
                 print(f"| {fault} | {way} | not before a time-out of the collective, 30 min |{' |' * (2 + len(PARTS))}", flush=True)
                 continue
-            found = [one(way, fault, options) for _ in range(options.rounds)]
+            try:
+                found = [one(way, fault, options) for _ in range(options.rounds)]
+            except NoNetworks as failure:
+                print(f"| {fault} | {way} | not measured: {failure} |{' |' * (2 + len(PARTS))}", flush=True)
+                continue
             good = [each for each in found if each is not None]
             if len(good) < len(found):
                 late = f"{len(found) - len(good)} of {len(found)} times not within {MOST_S:.0f} s"

@@ -27,12 +27,13 @@ static json_t *json_of(const struct ledger *ledger)
                 json_object_set_new(seconds, ledger_names[kind], json_real(ledger->seconds[kind]));
         for (int tier = 0; tier < HISTORY_TIERS; tier++)
                 json_object_set_new(tiers, history_tier_names[tier], json_integer((json_int_t)ledger->restored[tier]));
-        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:f}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
+        return json_pack("{s:f, s:f, s:f, s:o, s:o, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:f, s:o}", "begun", ledger->begun, "ended", ledger->ended, "wall_seconds",
                          total, "spent", seconds, "goodput", total > 0 ? json_real(ledger_goodput(ledger)) : json_null(),
                          "step_seconds", ledger->step_s, "first_step", (json_int_t)ledger->first_step, "last_step", (json_int_t)ledger->last_step,
                          "saves", (json_int_t)ledger->saves, "failed_saves", (json_int_t)ledger->failed_saves, "restarts",
                          (json_int_t)ledger->restarts, "pauses", (json_int_t)ledger->pauses, "restarts_by_tier", tiers, "restarts_estimated", (json_int_t)ledger->estimated, "restart_seconds",
-                         ledger->restarts ? ledger->seconds[LEDGER_RESTART] / (double)ledger->restarts : 0.0);
+                         ledger->restarts ? ledger->seconds[LEDGER_RESTART] / (double)ledger->restarts : 0.0, "notice_seconds",
+                         ledger->noticed ? json_real(ledger->notice_s / (double)ledger->noticed) : json_null());
 }
 
 static void print(const struct ledger *ledger)
@@ -65,6 +66,10 @@ static void print(const struct ledger *ledger)
         printf(", %zu restart%s", ledger->restarts, ledger->restarts == 1 ? "" : "s");
         if (ledger->restarts)
                 printf(" of %s", human_duration(ledger->seconds[LEDGER_RESTART] / (double)ledger->restarts, text));
+        if (ledger->noticed && ledger->notice_s > 0)
+                printf(", noticed after %s", human_duration(ledger->notice_s / (double)ledger->noticed, text));
+        else if (ledger->noticed)
+                printf(", noticed at once");
         if (ledger->pauses)
                 printf(", %zu pause%s; productive without the pauses: %.2f %%", ledger->pauses, ledger->pauses == 1 ? "" : "s", 100 * ledger_goodput(ledger));
         if (ledger->estimated)

@@ -18,9 +18,9 @@
 
 /* Some numbers are only read because a field that is none shows a line that was cut. */
 static const char *const wanted[] = { "tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms",
-                                      "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "stopped", "read",
+                                      "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "stopped", "stepped", "read",
                                       "read_step", "written_bytes", "read_tier" };
-enum column { TAG, STEP, GENERATION, WORLD, FILES, SIZE, RESULT, BLOCKED, COPY, CPU, FAULTS, BEGUN, CAPTURED, COMMITTED, DURABLE, PERSIST, RATE, STOPPED, READ,
+enum column { TAG, STEP, GENERATION, WORLD, FILES, SIZE, RESULT, BLOCKED, COPY, CPU, FAULTS, BEGUN, CAPTURED, COMMITTED, DURABLE, PERSIST, RATE, STOPPED, STEPPED, READ,
               READ_STEP, WRITTEN, READ_TIER, COLUMNS };
 
 const char *const history_tier_names[HISTORY_TIERS] = { "unknown", "memory", "peer", "storage" };
@@ -117,6 +117,7 @@ static bool read_row(char *line, const int places[COLUMNS], size_t column_count,
                 .committed = numbers[COMMITTED],
                 .durable = numbers[DURABLE],
                 .stopped = numbers[STOPPED],
+                .stepped = numbers[STEPPED],
                 .read = numbers[READ],
                 .read_step = (int64_t)numbers[READ_STEP],
                 .read_tier = tier_in(fields, count, places[READ_TIER]),
@@ -147,6 +148,7 @@ static void join(struct history_row *row, const struct history_row *other)
         row->committed = larger(row->committed, other->committed);
         row->durable = larger(row->durable, other->durable);
         row->stopped = larger(row->stopped, other->stopped);
+        row->stepped = larger(row->stepped, other->stepped);
         if (other->read > row->read) {
                 row->read = other->read;
                 row->read_step = other->read_step;

@@ -21,7 +21,7 @@ struct history_row {
         uint64_t generation, size;
         double blocked_s, persist_s;
         double begun, captured, committed, durable; /* seconds since 1970; 0: not reached */
-        double stopped, read;                       /* the same; 0: unknown */
+        double stopped, stepped, read;              /* the same; 0: unknown */
         int64_t read_step;
         enum history_tier read_tier;
 };

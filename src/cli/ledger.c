@@ -98,6 +98,10 @@ static void add_restart(struct ledger *ledger, const struct history_row *row, co
                 add_trained(ledger, next->begun - next->read, share_again(next->read_step, next->step, high));
                 return;
         }
+        if (next->stepped > 0 && next->stopped >= next->stepped) {
+                ledger->notice_s += positive(next->stopped - (next->stepped > row->begun ? next->stepped : row->begun) - ledger->step_s);
+                ledger->noticed++;
+        }
         ledger->restarts++;
         ledger->restored[next->read_tier]++;
         ledger->seconds[LEDGER_BLOCKED] += blocked;

@@ -17,6 +17,8 @@
  *     counts as lost, and the rest as restart.
  *   - If the processes ended within a step of that save, the ranks loaded that very version, and more than LEDGER_PAUSE_S went by, the run
  *     had ended by itself: that time is paused. It counts neither as a restart nor under goodput.
+ *   - The time to notice a failure is what went by from the last step of the processes to their end, less the time of a step. It is part of the
+ *     time that is lost.
  *   - Steps up to the last one that was reached before are done again, and count as lost.
  *
  * Threads: pure functions.
@@ -35,6 +37,8 @@ struct ledger {
         double seconds[LEDGER_KINDS];
         double step_s;       /* time of a step; 0: unknown */
         size_t saves, failed_saves, restarts, pauses, estimated; /* estimated: restarts for which the end of the processes is unknown */
+        double notice_s;     /* the sum over `noticed` restarts of the time to notice */
+        size_t noticed;      /* restarts for which the last step is known */
         size_t restored[HISTORY_TIERS]; /* restarts, by the tier that was read */
         int64_t first_step, last_step; /* -1: none */
 };

@@ -72,6 +72,7 @@ free_pulse:
 void nebula_pulse_step(nebula_pulse *pulse, uint64_t step)
 {
         __atomic_store_n(&pulse->page->step, step, __ATOMIC_RELAXED);
+        __atomic_store_n(&pulse->page->at_ns, os->now_ns(), __ATOMIC_RELAXED);
         __atomic_fetch_add(&pulse->page->beats, 1, __ATOMIC_RELEASE);
 }
 

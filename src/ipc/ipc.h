@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 15u
+#define IPC_VERSION 16u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -106,6 +106,7 @@ struct ipc_hello {
 struct ipc_pulse {
         uint64_t beats; /* changes with each step; 0: the trainer is not to be watched now */
         uint64_t step;  /* the program's own number, for people */
+        int64_t at_ns;  /* of the last step; the machine's monotonic clock */
         uint32_t phase_changes; /* odd while `phase` is being written */
         uint32_t stack_signal;  /* makes the trainer append the stacks of its threads to stack_fd; 0: it does not */
         int32_t stack_fd;

@@ -14,6 +14,7 @@ static void read_body(enum peer_type type, const char *text, size_t size)
         struct peer_listing listing;
         struct peer_answer answer;
         struct peer_fetch fetch;
+        struct peer_part part;
         struct peer_hello hello;
         struct peer_copy copy;
         struct peer_keep keep;
@@ -49,6 +50,9 @@ static void read_body(enum peer_type type, const char *text, size_t size)
                 break;
         case PEER_FETCH:
                 peer_fetch_parse(text, size, &fetch, NULL);
+                break;
+        case PEER_PART:
+                peer_part_parse(text, size, &part, NULL);
                 break;
         case PEER_ANSWER:
                 peer_answer_parse(text, size, &answer, NULL);

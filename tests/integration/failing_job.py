@@ -14,13 +14,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import fork_server
+from networks import NODES, Networks
 from waiting import until
 
 TRAINER = """
@@ -115,8 +115,6 @@ if network != "-":
 runpy.run_module("nebulaml.elastic.run", run_name="__main__", alter_sys=True)
 """
 
-NODES = (2, 3, 4)
-NOWHERE = "02:00:00:00:00:99"
 OF_NETWORK = ("link down", "one way", "all ways to one")
 OF_PROCESSES = ("worker", "exception", "hang", "launcher", "node", "silence", "launcher stands still", "agent", "agent stands still", "told to leave")
 
@@ -124,82 +122,18 @@ OF_PROCESSES = ("worker", "exception", "hang", "launcher", "node", "silence", "l
 ENDING = ("worker", "exception", "hang", "launcher", "node", "told to leave")  # the world that they happen to
 
 
-class NoNetworks(Exception):
-    """This machine does not permit network namespaces."""
-
-
-def ip(*words: object) -> None:
-    done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NoNetworks(f"ip {' '.join(map(str, words))}: {done.stderr.strip()}")
-
-
-class Networks:
-    """A namespace for each node, and one with a bridge between them. Nothing of it is in the namespace of this process."""
-
-    def __init__(self) -> None:
-        if shutil.which("ip") is None:
-            raise NoNetworks("the command ip is not here (package iproute2)")
-        self.mark = f"nb{os.getpid()}"
-        try:
-            ip("netns", "add", self.mark)
-            ip("-n", self.mark, "link", "add", "bridge", "type", "bridge")
-            ip("-n", self.mark, "link", "set", "bridge", "up")
-            for n in NODES:
-                ip("netns", "add", self.name(n))
-                ip("-n", self.mark, "link", "add", f"to{n}", "type", "veth", "peer", "name", "eth0", "netns", self.name(n))
-                ip("-n", self.mark, "link", "set", f"to{n}", "master", "bridge", "up")
-                ip("-n", self.name(n), "link", "set", "eth0", "address", self.hardware(n))
-                ip("-n", self.name(n), "address", "add", f"{self.address(n)}/24", "dev", "eth0")
-                ip("-n", self.name(n), "link", "set", "lo", "up")
-                ip("-n", self.name(n), "link", "set", "eth0", "up")
-                self.heal(n)
-        except NoNetworks:
-            self.close()
-            raise
-
-    def name(self, n: int) -> str:
-        return f"{self.mark}-{n}"
-
-    def address(self, n: int) -> str:
-        return f"10.77.0.{n}"
-
-    def hardware(self, n: int) -> str:
-        return f"02:00:00:00:00:{n:02x}"
-
-    def lose(self, n: int, *others: int) -> None:
-        """What node n sends to the others is lost; what they send arrives."""
-        for other in others or NODES:
-            if other != n:
-                ip("-n", self.name(n), "neigh", "replace", self.address(other), "lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
-
-    def cut(self, n: int) -> None:
-        ip("-n", self.name(n), "link", "set", "eth0", "down")
-
-    def heal(self, n: int) -> None:
-        ip("-n", self.name(n), "link", "set", "eth0", "up")
-        for other in NODES:
-            if other != n:
-                address = self.hardware(other)
-                ip("-n", self.name(n), "neigh", "replace", self.address(other), "lladdr", address, "dev", "eth0", "nud", "permanent")
-
-    def close(self) -> None:
-        for name in [*map(self.name, NODES), self.mark]:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
 class Job:
-    def __init__(self, networks: Networks | None) -> None:
-        self.networks = networks
+    def __init__(self, networks: Networks | None, numbers: tuple[int, ...] = NODES) -> None:
+        self.networks, self.numbers = networks, numbers
         self.place = Path(tempfile.mkdtemp(prefix="nb-", dir="/dev/shm"))
         (self.place / "train.py").write_text(TRAINER)
         self.nodes: dict[int, fork_server.Trainer] = {}
-        self.read = dict.fromkeys(NODES, 0)  # bytes of each log
+        self.read = dict.fromkeys(numbers, 0)  # bytes of each log
         self.history: list[dict[str, Any]] = []  # what the trainers say, in order of time
         self.worlds: dict[str, dict[int, int]] = {}  # of each world: its nodes, and the process of each trainer
         self.newest = ""  # the world that trains
         self.ended = ""  # the world that the last fault has ended
-        for n in NODES:
+        for n in numbers:
             self.start(n)
 
     def address(self, n: int) -> str:
@@ -249,7 +183,7 @@ class Job:
     def look(self) -> list[dict[str, Any]]:
         """Reads what the trainers have said since the last look."""
         new = []
-        for n in NODES:
+        for n in self.numbers:
             with contextlib.suppress(FileNotFoundError), open(self.place / f"node{n}.log") as log:
                 log.seek(self.read[n])
                 text = log.read()
@@ -287,7 +221,7 @@ class Job:
     def befall(self, fault: str, chance: random.Random) -> str:
         """Lets a fault happen to a node, waits until it is noticed or some seconds have passed, and heals it. Returns what it was."""
         training = self.trainers()
-        spare = [n for n in NODES if n not in training]
+        spare = [n for n in self.numbers if n not in training]
         n = chance.choice([*training, *training, *spare])
         seen = len(self.history)
         pids = [training[n]] if n in training else []
@@ -375,7 +309,7 @@ class Job:
 
     def end(self) -> None:
         (self.place / "stop").touch()
-        for n in NODES:
+        for n in self.numbers:
             for _ in range(2):
                 self.signal(self.pids(n), signal.SIGCONT)
                 self.signal(self.pids(n), signal.SIGKILL)

@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step", "written_bytes", "read_tier"]
+COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "stepped", "read", "read_step", "written_bytes", "read_tier"]
 KINDS = ("productive", "blocked", "inflated", "lost", "restart", "paused")
 
 
@@ -22,7 +22,7 @@ class Job:
 
     def __init__(self, start=1_766_000_000.0):
         self.now, self.rows, self.truth = start, [], dict.fromkeys(KINDS, 0.0)
-        self.stopped = self.read = 0.0
+        self.stopped = self.stepped = self.read = 0.0
         self.read_step, self.read_tier, self.step, self.high, self.background = -1, "", 0, 0, 0.0
 
     def train(self, steps, step_s=2.0, kept=True):
@@ -59,12 +59,18 @@ class Job:
                 "durable": begun + blocked + persist,
                 "error": "",
             }
-            | {"stopped": self.stopped, "read": self.read, "read_step": self.read_step, "read_tier": self.read_tier}
+            | {"stopped": self.stopped, "stepped": self.stepped, "read": self.read, "read_step": self.read_step, "read_tier": self.read_tier}
             | fields
         )
 
-    def fail(self, to, down=100.0, known=True, tier="", paused=False):
-        """Fails the job, or ends it: no history has the steps since the last save. The job continues from a step."""
+    def fail(self, to, down=100.0, known=True, tier="", paused=False, silent=0.0):
+        """Fails the job, or ends it: no history has the steps since the last save. The job continues from a step.
+
+        silent: after the last step, so long in the middle of the next one.
+        """
+        self.stepped = self.now
+        self.now += silent
+        self.truth["lost"] += silent
         self.stopped = self.now if known else 0.0
         self.now += down
         self.truth["paused" if paused else "restart"] += down
@@ -124,6 +130,33 @@ def test_lost_and_restart_are_told_apart_and_repeated_steps_are_lost(run, tmp_pa
     assert "2 restarts of " in told and all(kind in told for kind in KINDS if kind != "paused") and "pause" not in told
 
 
+def test_the_time_to_notice_is_that_from_the_last_step_to_the_end_of_the_processes(run, tmp_path):
+    job = trained(failures=False)
+    job.truth["blocked"] += 0.5
+    for silent in (42.0, 12.0, 1.0):  # a hang, another one, and a crash in the middle of a step
+        job.train(20, kept=False)
+        job.fail(to=job.step - 20, tier="memory", silent=silent)
+        job.train(50)
+        job.save(persist=0.0)
+    job.fail(to=job.step, tier="memory", silent=12.0)  # right after a save, which counts as a step
+    job.stepped -= 60
+    job.train(50)
+    job.save(persist=0.0)
+    job.train(20, kept=False)
+    job.fail(to=job.step - 20, tier="memory")
+    job.stepped = 0.0  # its trainers counted no steps
+    job.train(50)
+    job.save(persist=0.0)
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    assert found["restarts"] == 5
+    assert found["notice_seconds"] == pytest.approx((40 + 10 + 0 + 9.5) / 4, abs=0.5), "less the time of a step"
+    assert "5 restarts of 100 s, noticed after 15 s" in run("goodput", "--history", tmp_path / "history.csv").stdout
+    for row in job.rows:
+        row["stepped"] = 0
+    assert ledger(run, job.write(tmp_path / "history.csv"))["notice_seconds"] is None
+    assert "noticed" not in run("goodput", "--history", tmp_path / "history.csv").stdout
+
+
 def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(run, tmp_path):
     job = trained(failures=False)
     job.truth["blocked"] += 0.5
@@ -142,7 +175,7 @@ def test_a_night_after_a_run_that_had_ended_by_itself_is_a_pause_and_no_restart(
     assert (found["restarts"], found["pauses"]) == (1, 1)
     assert found["goodput"] == pytest.approx(job.truth["productive"] / (found["wall_seconds"] - 9 * 3600), abs=1e-3)
     told = run("goodput", "--history", tmp_path / "history.csv").stdout
-    assert "1 restart of 9 h 0 min, 1 pause" in told and "paused" in told
+    assert "1 restart of 9 h 0 min, noticed at once, 1 pause" in told and "paused" in told
 
 
 def test_when_the_end_is_not_known_half_an_interval_counts_as_lost(run, tmp_path):
@@ -194,7 +227,7 @@ def test_hostile_tags_and_an_old_header_are_read(run, tmp_path):
         row["tag"] = '=cmd|"x",\033[31m' + row["tag"]
     job.write(tmp_path / "hostile.csv")
     assert ledger(run, tmp_path / "hostile.csv") == found
-    for missing in (5, 2, 1):
+    for missing in (6, 2, 1):
         header = ",".join(COLUMNS[:-missing])
         mixed = (tmp_path / "hostile.csv").read_text().replace(",".join(COLUMNS), header, 1)
         (tmp_path / "mixed.csv").write_text(mixed)  # an old file that a new agent went on with
@@ -205,7 +238,7 @@ def test_hostile_tags_and_an_old_header_are_read(run, tmp_path):
     assert ledger(run, tmp_path / "old.csv") == found | {"restarts_by_tier": dict.fromkeys(tiers, 0) | {"unknown": 2}}
     job = trained(failures=False)
     found = ledger(run, job.write(tmp_path / "new.csv"))
-    assert ledger(run, job.write(tmp_path / "old.csv", COLUMNS[:-5])) == found
+    assert ledger(run, job.write(tmp_path / "old.csv", COLUMNS[:-6])) == found
 
 
 def test_a_line_that_was_cut_changes_no_other(run, tmp_path):
@@ -254,6 +287,7 @@ latest = nm.get_latest_checkpoint()
 step = latest.load("m.pt")["step"] if latest else 0
 for step in range(step + 1, int(sys.argv[2]) + 1):
     time.sleep(STEP_S)
+    nm.progress(step)
     if step % 5 == 0:
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
             checkpoint.save("m.pt", {"w": torch.zeros(1000), "step": step})
@@ -297,6 +331,7 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
     )
     seconds = found["spent"]
     assert seconds["lost"] >= LOST_S - CLOCKS_S
+    assert LOST_S - STEP_S - CLOCKS_S <= found["notice_seconds"] <= seconds["lost"]
     assert seconds["restart"] >= DOWN_S - CLOCKS_S
     assert seconds["productive"] + seconds["inflated"] >= 55 * STEP_S - CLOCKS_S
     assert found["wall_seconds"] <= took + CLOCKS_S

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from failing_job import OF_NETWORK, OF_PROCESSES, Job, Networks, NoNetworks
+from failing_job import OF_NETWORK, OF_PROCESSES, Job
+from networks import NODES, Networks, NoNetworks
+from waiting import until
 
 MANY = int(os.environ.get("NEBULA_TEST_FAILURES") or (200 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 0))
 
@@ -53,6 +55,32 @@ def test_a_cut_network_one_way_loss_and_a_stopped_launcher_never_let_two_worlds_
         job.await_training()
         for fault in (*OF_NETWORK, "launcher stands still"):
             befall(job, fault, chance)
+    finally:
+        job.end()
+
+
+def test_of_two_nodes_that_cannot_reach_each_other_one_trains_on_and_the_other_waits(networks):
+    if networks is None:
+        pytest.skip("this machine does not permit network namespaces")
+    job = Job(networks, NODES[:2])
+    try:
+        job.await_training()
+        before = set(job.worlds)
+
+        def trains_alone(steps: int) -> bool:
+            job.look()
+            return any(
+                world not in before and sum(row["world"] == world and "step" in row for row in job.history) >= steps for world in job.worlds
+            )
+
+        networks.cut(NODES[0])
+        until(lambda: trains_alone(1), 60, "a node that trains alone")
+        until(lambda: any("it waits until it does" in path.read_text() for path in job.place.glob("*.out")), 60, "a node that waits")
+        until(lambda: trains_alone(100), 60, "a hundred steps")
+        assert len(job.worlds) == len(before) + 1, "the node that waits has begun no round"
+        networks.heal(NODES[0])
+        job.await_training()
+        job.check()
     finally:
         job.end()
 

@@ -195,10 +195,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
-    """Pairs (from, to) of ranks between which bytes are lost."""
-    lost: set[tuple[int, int]] = set()
-    say = hearing._Ears._say
+def network(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
+    """Pairs of an address and a rank: bytes from the one to the other are lost. Meanwhile, a node that has to join again reaches no other."""
+    lost: set[tuple[str, int]] = set()
+    say, reaches = hearing._Ears._say, hearing.reaches
+    monkeypatch.setattr(hearing, "reaches", lambda *given: False if lost else reaches(*given))
 
     def cut_say(self: Any, what: bytes, but: Any = None) -> None:
         kept = self.peers
@@ -345,14 +346,42 @@ def test_the_workers_of_others_end_with_a_job_that_fails_and_not_with_one_that_e
         assert nodes[1].failure is None and nodes[1].joined == 1
 
 
-def test_a_wrong_suspicion_that_nobody_followed_restarts_nobody(start_job):
-    job = start_job(2, 2)
+def test_of_two_nodes_that_suspect_each_other_one_goes_on_and_the_other_waits_until_it_reaches_it(start_job, monkeypatch):
+    job = start_job(1, 2)
     nodes = job.start(2, 3)
     job.await_world(*nodes)
-    handler = nodes[0].handler
-    handler._lost(0, "wrong")  # of itself: it is alive, and its next heartbeat says so
-    handler._inner._keep_alive()
+    until(lambda: all(hears(node, 1) for node in nodes))
+    tried: list[int] = []
+    is_cut, reaches = [True], hearing.reaches
+
+    def try_to_reach(number: int, world: int, store: Any) -> bool | None:
+        tried.append(number)
+        return False if is_cut else reaches(number, world, store)
+
+    monkeypatch.setattr(hearing, "reaches", try_to_reach)
+    for node in nodes:
+        other = 1 - node.world[1]
+        threading.Thread(target=node.handler._lost, args=(other, "the link between them is cut")).start()
+    until(lambda: len(tried) >= 5)
+    assert [node.world[2] for node in nodes if node.world] == [1] and sum(node.joined for node in nodes) == 3
+    assert len(set(tried)) == 1, "one round was begun"
+    is_cut.clear()
+    job.await_world(*nodes, least_joined=2)
+    job.check_worlds()
+
+
+def test_a_node_that_is_cut_off_is_left_and_leaves_nobody(start_job, network):
+    job = start_job(1, 3, silence_timeout="1")
+    nodes = job.start(2, 3, 4)
     job.await_world(*nodes)
+    until(lambda: all(hears(node, 1) for node in nodes))
+    network |= {("127.0.0.4", 0), ("127.0.0.4", 1), ("127.0.0.2", 2), ("127.0.0.3", 2)}  # sorted by address: ranks 0, 1, 2
+    job.await_world(*nodes[:2], least_joined=2)
+    until(lambda: nodes[2].world is None)
+    assert [node.joined for node in nodes] == [2, 2, 1]
+    network.clear()
+    job.await_world(*nodes, least_joined=2)
+    job.check_worlds()
 
 
 def test_a_heartbeat_that_waited_for_storage_is_written_all_the_same(start_job, monkeypatch):

@@ -12,7 +12,7 @@ import time
 import fork_server
 import psutil
 import pytest
-from nebulaml.elastic import agent, run, warm, worker
+from nebulaml.elastic import agent, run, warm, worker, workers
 from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
@@ -182,6 +182,7 @@ sys.exit(9)  # step 3 never succeeds
 def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
     (tmp_path / "worker.py").write_text(STALLS)
     command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50"]
+    command.append("--monitor-interval=600")  # the end of each worker is noticed all the same
     job = subprocess.run([*command, tmp_path / "worker.py", tmp_path], capture_output=True, text=True, timeout=200)
     assert job.returncode == 1
     assert "nebula run: 3 restarts have committed no new step after step 2, so the job ends" in job.stderr
@@ -211,6 +212,27 @@ def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_
     assert (tmp_path / "loads").read_text().split() == ["None", "3", "3", "3", "2"]
     assert "3 restarts have failed after loading global_step3: the next one loads an older checkpoint" in job.stderr
     assert "failed again and again after loading it" in job.stderr
+
+
+def test_the_end_of_a_child_ends_the_wait_for_it_and_a_kernel_without_pidfds_waits_for_the_interval(monkeypatch):
+    child, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        child.kill()
+        workers.await_end([child.pid, other.pid], 600)
+        child.wait()
+        workers.await_end([child.pid], 0.01)  # it is no child any more
+
+        def refuse(pid: int) -> int:
+            raise OSError(38, "Function not implemented")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        begun = time.monotonic()
+        workers.await_end([other.pid], 0.2)
+        assert time.monotonic() - begun >= 0.2
+    finally:
+        for each in (child, other):
+            each.kill()
+            each.wait()
 
 
 def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula(monkeypatch):

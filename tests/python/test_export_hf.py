@@ -474,6 +474,41 @@ def test_partitions_of_zero_are_put_together_and_a_missing_one_is_refused(tmp_pa
     assert not (tmp_path / "out2").exists()
 
 
+@pytest.mark.parametrize("asks", [{}, {"ranks": "mp_rank_*_model_states.pt", "mapping": MAPPING}])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layer_0_expert_3_mp_rank_00_model_states.pt", "experts of DeepSpeed-MoE in files of their own"),
+        ("expp_rank_1_mp_rank_00_optim_states.pt", "experts of DeepSpeed-MoE in files of their own"),
+        ("layer_03-model_00-model_states.pt", "layers of a pipeline in files of their own"),
+    ],
+)
+def test_weights_in_files_beside_those_of_deepspeeds_ranks_are_refused_and_nothing_is_written(tmp_path, name, message, asks):
+    ranks_of(tmp_path / "ranks")
+    (tmp_path / "ranks" / "rank0.pt").rename(tmp_path / "ranks" / "mp_rank_00_model_states.pt")
+    (tmp_path / "ranks" / "rank1.pt").rename(tmp_path / "ranks" / name)
+    with pytest.raises(NebulaConfigError, match=message):
+        export_hf(tmp_path / "ranks", tmp_path / "parent" / "out", **asks)
+    assert not (tmp_path / "parent").exists()
+
+
+def test_tensor_parallel_ranks_of_deepspeed_need_a_mapping_and_those_of_stage_3_are_refused(tmp_path):
+    whole, folder = ranks_of(tmp_path / "ranks"), tmp_path / "ranks"
+    for rank in range(2):
+        module = torch.load(folder / f"rank{rank}.pt", weights_only=True)
+        (folder / f"rank{rank}.pt").unlink()
+        torch.save({"module": module, "mp_world_size": 2}, folder / f"mp_rank_0{rank}_model_states.pt")
+    with pytest.raises(NebulaConfigError, match=r"mp_rank_00, 01\): give ranks="):
+        export_hf(folder, tmp_path / "none")
+    export_hf(folder, tmp_path / "out", ranks="mp_rank_*_model_states.pt", mapping=MAPPING)
+    assert equal(weights(tmp_path / "out"), whole)
+    for rank in range(2):
+        (folder / f"mp_rank_0{rank}_model_states.pt").rename(folder / f"zero_pp_rank_0_mp_rank_0{rank}_model_states.pt")
+    with pytest.raises(NebulaConfigError, match="placeholders for weights"):
+        export_hf(folder, tmp_path / "none", ranks="zero_pp_rank_0_*_model_states.pt", mapping=MAPPING)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refused(tmp_path):
     import torch.distributed.checkpoint as dcp
 

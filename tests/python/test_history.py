@@ -22,7 +22,7 @@ KEY = ("tag", "generation")
 COLUMNS = [
     *("tag", "step", "generation", "world", "files", "size_bytes", "result"),
     *("blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable"),
-    *("persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step", "written_bytes", "read_tier"),
+    *("persist_seconds", "persist_mib_per_s", "error", "stopped", "stepped", "read", "read_step", "written_bytes", "read_tier"),
 ]
 
 

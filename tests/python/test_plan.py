@@ -314,6 +314,7 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
         (["--params", "7B", "--config", "config.json"], "--params N, or --config"),
         (["--config", "/nowhere/config.json"], "does not exist"),
         (["--params", "7B", "--limits", "/nowhere"], "does not exist"),
+        (["--params", "7B", "--goodput", "/nowhere"], "does not exist"),
         (["--params", "7B", "--shiny"], "--shiny"),
         (["--params", "--"], "unrecognized arguments: --"),
     ],
@@ -408,6 +409,27 @@ def test_the_picture_is_one(capsys, tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(NebulaConfigError, match="picture"):
         command.main(["--params", "7B", "--plot", str(tmp_path / "plan.picture")])
+
+
+def test_what_a_job_has_shown_is_taken_from_its_ledger_and_an_option_comes_first(capsys, tmp_path):
+    spent, job = tmp_path / "spent.json", ("--params", "7B", "--nodes", 2)
+    ledger = {"wall_seconds": 9000.0, "restarts": 4, "saves": 100, "step_seconds": 2.0, "restart_seconds": 30.0, "notice_seconds": 5.0}
+    ledger["spent"] = {"blocked": 50.0, "paused": 1000.0}
+    spent.write_text(json.dumps(ledger))
+    _, plan = told(capsys, *job, "--goodput", spent)
+    names = {"mtbf_s": 2000.0, "detect_s": 5.0, "restart_s": 30.0, "blocked_s": 0.5}
+    assert {name: plan["inputs"][name]["value"] for name in names} == names
+    assert {plan["inputs"][name]["source"] for name in names} == {f"measured ({spent})"}
+    _, others = told(capsys, *job, "--goodput", spent, "--detect", "1s", "--mtbf", "9h", "--blocked", "1s")
+    assert [others["inputs"][name]["value"] for name in names] == [9 * HOUR, 1.0, 30.0, 1.0]
+    ledger |= {"restarts": 0, "restart_seconds": 0.0, "notice_seconds": None, "step_seconds": 0}  # nothing has failed
+    spent.write_text(json.dumps(ledger))
+    _, plan = told(capsys, *job, "--goodput", spent)
+    _, without = told(capsys, *job, "--blocked", "0.5s")
+    assert all(plan["inputs"][name]["value"] == without["inputs"][name]["value"] for name in names)
+    spent.write_text("{}")
+    with pytest.raises(NebulaConfigError, match="holds no ledger"):
+        command.main(["--params", "7B", "--goodput", str(spent)])
 
 
 def test_limits_of_a_machine_are_measured_and_taken(capsys, tmp_path):

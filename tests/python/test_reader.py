@@ -159,6 +159,105 @@ def test_a_reader_on_another_node_follows_storage(place, elsewhere):
     trainer.end()
 
 
+# Saves a step for each line of input, as a rank of a job that asks for copies. Only the first version goes to storage by itself.
+RANK = """
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    nm.init(sys.argv[1], "1h", 2, replicas=1, job=sys.argv[2] or None, on_error="raise")
+    for line in sys.stdin:
+        step = int(line)
+        with nm.Checkpoint(f"global_step{step}", world) as checkpoint:
+            checkpoint.save("w.pt" if rank == 0 else f"w{rank}.pt", torch.full((1 << 18,), float(step)))
+        checkpoint.wait(sys.argv[3], 60)
+        say(step)
+"""
+
+
+@contextlib.contextmanager
+def nodes(place, count: int, job: str = "", state: str = "committed"):
+    """The ranks of a job, each on a node of its own: (save a step on all, kill the agent of one). A save returns in that state."""
+    with pytest.MonkeyPatch.context() as patch:
+        places, ranks = [place], []
+        for rank in range(count):
+            if rank:
+                places.append(type(place)(place.root / f"node{rank}", Path(f"{place.memory}-node{rank}")))
+                places[-1].root.mkdir()
+            patch.setenv("NEBULA_RUNTIME_DIR", str(places[rank].runtime))
+            patch.setenv("NEBULA_MEMORY_DIR", str(places[rank].memory))
+            for name, its in {"NEBULA_NODE_ID": f"node{rank}", "RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}.items():
+                patch.setenv(name, str(its))
+            ranks.append(place.trainer(RANK, place.storage, job, state, stdin=True))
+
+    def save(step: int) -> None:
+        for rank in ranks:
+            rank.stdin.write(f"{step}\n")
+            rank.stdin.flush()
+        for rank in ranks:
+            assert rank.stdout.readline().strip() == str(step)
+
+    try:
+        yield save, lambda rank: places[rank].kill_agent()
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+        for one in places[1:]:
+            one.close()
+
+
+@pytest.mark.parametrize("job", ["", "named"])
+def test_a_reader_on_another_node_loads_from_the_memory_of_a_trainers_node_what_storage_lacks(place, elsewhere, monkeypatch, job):
+    place.storage.mkdir()
+    with nodes(place, 1, job) as (save, kill_agent), elsewhere() as there:
+        monkeypatch.setenv("NEBULA_NODE_ID", "elsewhere")
+        for step in (1, 2, 3):
+            save(step)
+        with nebula.Reader(place.storage) as reader:
+            until(lambda: (found := reader.latest()) and found.tag == "global_step3", 60, "the trainer's newest")
+            assert value(reader.latest()) == value(reader.get(3)) == value(reader.get("global_step3")) == 3
+            assert not (place.storage / "global_step3").exists()
+            follows = reader.follow(every=5, poll=0.2)
+            save(4)
+            save(5)
+            assert value(next(follows)) == 5
+            [record] = (place.storage / ".nebula/nodes").iterdir()
+            until(lambda: (place.storage / "global_step1").is_dir(), 60, "the first version in storage")
+            kill_agent(0)
+            until(lambda: reader.latest().tag == "global_step1", 60, "what storage has")
+            assert value(reader.latest()) == 1 and record.exists(), "a reader removes nothing"
+        assert there.agents()
+
+
+@pytest.mark.parametrize("has_copies", [True, False])
+def test_a_reader_takes_a_checkpoint_from_other_nodes_only_if_they_have_all_of_it(place, elsewhere, monkeypatch, has_copies):
+    place.storage.mkdir()
+    if not has_copies:
+        monkeypatch.setenv("NEBULA_PEER_MEMORY", "0")
+    with nodes(place, 2, state="replicated" if has_copies else "committed") as (save, kill_agent), elsewhere():
+        monkeypatch.setenv("NEBULA_NODE_ID", "elsewhere")
+        save(1)
+        with nebula.Reader(place.storage) as reader:
+            until(lambda: (place.storage / "global_step1").is_dir(), 60, "the first version in storage")
+            save(2)
+            until(lambda: (found := reader.latest()) and found.tag == "global_step2", 60, "the trainers' newest")
+            if not has_copies:
+                found = reader.latest()
+                assert value(found) == 2 and float(found.load("w1.pt")[0]) == 2
+            kill_agent(1)
+            until(lambda: reader.latest().tag == ("global_step2" if has_copies else "global_step1"), 60, "what is whole")
+            found = reader.latest()
+            assert value(found) == float(found.load("w1.pt")[0]) == (2 if has_copies else 1)
+
+
+def test_a_reader_makes_no_secret_for_peers(place, elsewhere):
+    place.storage.mkdir()
+    trainer = Trainer(place, "0")
+    trainer.save(1)
+    with elsewhere(), nebula.Reader(place.storage) as reader:
+        assert value(reader.latest()) == 1 and reader.versions()
+    assert not (place.storage / ".nebula/secret").exists() and not (place.storage / ".nebula/nodes").exists()
+    trainer.end()
+
+
 def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_until_its_lease_ends(place, elsewhere):
     place.storage.mkdir()
     trainer = Trainer(place, "0", keep=1)

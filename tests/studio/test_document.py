@@ -51,6 +51,21 @@ def line(step, **changes):
     }  # fmt: skip
 
 
+def test_the_advice_on_intervals_takes_the_failures_that_the_job_has_had():
+    history = [line(n, captured=1e9 + n, begun=1e9 + n) for n in range(5)]
+    ledger = {"goodput": 0.9, "wall_seconds": 7200.0, "step_seconds": 1.0, "saves": 5, "restart_seconds": 9.0, "notice_seconds": 1.0, "restarts": 4}
+    ledger["spent"] = {"paused": 0.0, "blocked": 0.1}
+    rows = [row(n) for n in range(5)]
+    status = {"running": False, "storage": {"path": "/scratch", "versions": rows}}
+
+    def advice(told):
+        return snapshot.build(status, history, [], told, snapshot.Watch(), 2e9)["config"]["advice"][0]
+
+    assert advice(ledger).startswith("With a failure every 30 min, as so far, these saves")
+    assert advice(ledger | {"restarts": 2}).startswith("With a failure every 12.0 h, these saves")
+    assert advice(None).startswith("With a failure every 12.0 h, these saves")
+
+
 def test_an_event_that_the_agent_and_the_file_tell_is_one():
     """The file has six decimals of each time, the agent's answer has more."""
     at = 1e9 + 1 / 3

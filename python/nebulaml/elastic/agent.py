@@ -1,4 +1,5 @@
-"""torchrun's agent for ``nebula run``: a node that is not well does not join, and a job that makes no progress ends.
+"""torchrun's agent for ``nebula run``: the end of a worker is noticed at once, a node that is not well does not join, and a job that makes no
+progress ends.
 
 Rank 0 leaves in a file in memory whether it uses Nebula, and its newest committed step. The agent of its node counts the failures without a new
 one. A node that joins is no failure.
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from .._session import locate
 from .worker import COMMITTED, PASSED_OVER
+from .workers import await_end
 
 __all__ = ["Agent", "NoProgress", "Unwell", "use"]
 
@@ -28,6 +30,7 @@ _LOGGER = logging.getLogger("nebulaml.elastic")
 DEFAULT, OFF = "default", "off"  # values of --health-check
 UNWELL = 1  # exit code of `nebula doctor`
 CHECK_S = 60.0  # of a health check
+_AT_ONCE_S = 1e-6
 
 
 class NoProgress(Exception):
@@ -95,16 +98,21 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     passes_over = False
 
     def _invoke_run(self, *given: Any, **options: Any) -> Any:
-        has_failed = True
+        has_failed, spec = True, self._worker_group.spec
+        self._interval_s, spec.monitor_interval = spec.monitor_interval, _AT_ONCE_S  # torch sleeps so long before each look
         try:
             result = super()._invoke_run(*given, **options)
             has_failed = result.is_failed()
             return result
         finally:
-            handler = self._worker_group.spec.rdzv_handler
+            handler = spec.rdzv_handler
             if has_failed and hasattr(handler, "give_up") and not isinstance(sys.exc_info()[1], SignalException):
                 with contextlib.suppress(RendezvousError):
                     handler.give_up()
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        await_end(self._pcontext.pids().values(), self._interval_s)
+        return super()._monitor_workers(worker_group)
 
     def _rendezvous(self, worker_group: Any) -> None:
         check(self.health_check)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,9 @@ from .workers import LEFT_S, Workers
 __all__ = ["Handler", "create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
-_TRIES = 20  # to write that, against other writers
+_TRIES = 20  # to write that a node is lost, against other writers
+_AGAIN_S = 0.5  # then a node that the others do not hear tries again to reach them
+_FORMS_S = 5.0  # within this time, the others have begun a round and published their addresses
 
 
 def create_store(params: Any) -> Any:
@@ -121,10 +124,16 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
 
     def next_rendezvous(self) -> Any:
         if self._executor.world:
+            from .rounds import refresh
+
             self._inner._stop_heartbeats()
+            is_left = self._inner._this_node not in refresh(self._holder).participants
             self._executor.leave(self._inner._get_deadline(self.settings.timeout.join))
             self._hearing.tell()
+            has_heard = self._hearing.has_heard()
             self._hearing.end()
+            if is_left and has_heard:
+                self._await_reach()
         info = self._inner.next_rendezvous()
         self.is_broken = False
         os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
@@ -174,11 +183,40 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         self._backend.close()
         return closed
 
+    def _await_reach(self) -> None:
+        """The others have taken this node for lost. It asks for no round before it reaches the hubs of theirs.
+
+        Otherwise a node that reaches the storage and not the other nodes would end their round again and again. It does not wait for nodes that
+        cannot begin without it, or that publish no addresses.
+        """
+        from .rounds import refresh
+
+        me, number, deadline, has_said = self._inner._this_node, -1, 0.0, False
+        while True:
+            state = refresh(self._holder)
+            others = (state.participants.keys() | state.wait_list) - {me}
+            if state.closed or me in state.participants or (not state.complete and 0 < len(others) < self.settings.min_nodes):
+                return
+            reached = None
+            if state.complete and state.round > self._executor.round:
+                reached = hearing.reaches(state.round, len(state.participants), self._inner._store)
+            if state.round != number or (state.complete and state.round == self._executor.round):  # they are about to leave that one
+                number, deadline = state.round, time.monotonic() + _FORMS_S
+            if reached or (reached is None and time.monotonic() > deadline):
+                return
+            if reached is False and not has_said:
+                _LOGGER.warning("the other nodes go on without this one, which does not reach them: it waits until it does")
+                has_said = True
+            time.sleep(_AGAIN_S)
+
     def _changed(self) -> None:
         self._holder._last_sync_time = -1  # the next look reads the state
 
     def _lost(self, rank: int, why: str) -> None:
-        """Writes into the state that a node has not been heard, unless it has left."""
+        """Removes a node that has not been heard from the round, unless it has left.
+
+        Of two nodes that suspect each other, the first one to write goes on. The other one reads that it is out, and writes nothing.
+        """
         from .rounds import refresh
         from .state import LOST
 
@@ -191,10 +229,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
                         state.closed
                         or state.round != self._executor.round
                         or not state.complete
-                        or node not in state.participants
+                        or not {node, self._inner._this_node} <= state.participants.keys()
                     ):
                         break
                     state.last_heartbeats[node] = LOST
+                    self._holder._sanitize()  # by the same write, so that no heartbeat of that node undoes it
                     self._holder.mark_dirty()
                     if self._holder.sync():
                         _LOGGER.warning("node %s (%s) counts as lost: %s", rank, getattr(node, "addr", "?"), why)

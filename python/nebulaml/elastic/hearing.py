@@ -7,7 +7,8 @@ A node is suspected if its connection has ended and it does not connect again, o
 with the gaps that the connection has shown. Time in which this process itself stood still counts for no node. A node that was never heard in
 this round is never suspected, so a network that lets no connection through costs nothing.
 
-A suspicion is no decision: the handler writes it into the state of the rendezvous (handlers.py).
+The handler writes a suspicion into the state of the rendezvous (handlers.py). In a world of more than two, a node that
+hears no other one any more is probably the one that is cut off. It writes its suspicion QUIET_S later, and the others write theirs first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Hearing", "Peer"]
+__all__ = ["Hearing", "Peer", "reaches"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
 HUBS = 2
@@ -82,13 +83,16 @@ class Hearing:
         self._round: _Round | None = None
 
     def begin(self, rank: int, world: int, number: int, store: Any) -> None:
-        """Hears the nodes of the round of that number.
+        """Hears the nodes of the round of that number. The only node of a round listens, too: a node that was cut off tries to reach it.
 
         store: one written in Python. A thread that is inside torch's C++ when the interpreter ends would crash it.
         """
         self.end()
-        if world > 1:
-            self._round = _Round(rank, world, number, store, self._address, self._on_lost, self._on_changed, self._quiet_s)
+        self._round = _Round(rank, world, number, store, self._address, self._on_lost, self._on_changed, self._quiet_s)
+
+    def has_heard(self) -> bool:
+        """Whether this node has heard another one of this round. If not, perhaps the network lets no connection through."""
+        return self._round is not None and self._round.has_heard
 
     def tell(self) -> None:
         """Tells the others that the state has changed."""
@@ -99,6 +103,24 @@ class Hearing:
         if self._round is not None:
             self._round.end()
             self._round = None
+
+
+def reaches(number: int, world: int, store: Any) -> bool | None:
+    """Whether this node reaches the hubs of a round of that many nodes. None: they have not published their addresses."""
+    for hub in range(min(world, HUBS)):
+        if not store.check([_key(number, hub)]):
+            return None
+        said = json.loads(store.get(_key(number, hub)))
+        try:
+            with socket.create_connection((said["address"], said["port"]), CONNECT_S) as connection:
+                _exactly(connection, NONCE)
+        except OSError:
+            return False
+    return True
+
+
+def _key(number: int, hub: int) -> str:
+    return f"hear/{number}/{hub}"
 
 
 class _Round:
@@ -117,6 +139,7 @@ class _Round:
         self.new: list[tuple[socket.socket, int]] = []
         self.has_changed = False
         self.suspected: set[int] = set()
+        self.has_heard = False
         self.listener, self.key = None, b""
         if rank < HUBS:
             self._listen()
@@ -168,13 +191,17 @@ class _Round:
         with contextlib.suppress(OSError):
             self.waker.send(b"x")
 
-    def suspect(self, rank: int, why: str) -> None:
+    def suspect(self, rank: int, why: str, after_s: float = 0.0) -> None:
         """Tells the handler, once for each node. It writes to storage, which may take long."""
         with self.lock:
             if rank in self.suspected:
                 return
             self.suspected.add(rank)
-        self.start(self.on_lost, "NebulaLost", rank, why)
+        self.start(self._tell_lost, "NebulaLost", rank, why, after_s)
+
+    def _tell_lost(self, rank: int, why: str, after_s: float) -> None:
+        if not self.over.wait(after_s):
+            self.on_lost(rank, why)
 
     # -- connections to the hubs
 
@@ -186,20 +213,18 @@ class _Round:
                 self._add(self._connected(said), hub)
         except Exception as failure:
             if again:
-                self.suspect(hub, f"its connection has ended, and it accepts no other one ({failure})")
+                after_s = 0.0 if isinstance(failure, ConnectionRefusedError) else self.ears.doubt_s()
+                self.suspect(hub, f"its connection has ended, and it accepts no other one ({failure})", after_s)
             else:
                 _LOGGER.info("node %d cannot hear node %d, so only its heartbeats in storage count: %s", self.rank, hub, failure)
 
-    def _key(self, hub: int) -> str:
-        return f"hear/{self.number}/{hub}"
-
     def _published(self, hub: int) -> dict[str, Any] | None:
         deadline, pause = time.monotonic() + PUBLISHED_S, 0.1
-        while not self.store.check([self._key(hub)]):
+        while not self.store.check([_key(self.number, hub)]):
             if time.monotonic() > deadline or self.over.wait(pause):
                 return None
             pause = min(2 * pause, 2.0)
-        found: dict[str, Any] = json.loads(self.store.get(self._key(hub)))
+        found: dict[str, Any] = json.loads(self.store.get(_key(self.number, hub)))
         return found
 
     def _connected(self, said: dict[str, Any]) -> socket.socket:
@@ -227,7 +252,7 @@ class _Round:
         try:
             if self.listener is not None:
                 about = {"address": self.address, "port": self.listener.getsockname()[1], "key": self.key.hex()}
-                self.store.set(self._key(self.rank), json.dumps(about))
+                self.store.set(_key(self.number, self.rank), json.dumps(about))
             while self.ears.turn():
                 pass
         except Exception as failure:
@@ -333,6 +358,7 @@ class _Ears:
             del self.peers[old]
             old.close()
         self.ended.pop(rank, None)
+        self.round.has_heard = True
         self.peers[connection] = Peer(rank, now, self.round.quiet_s, self.round.interval_s)
 
     def _listen_to(self, connection: socket.socket, now: float) -> None:
@@ -372,7 +398,14 @@ class _Ears:
             if peer.is_silent(now):
                 del self.peers[connection]
                 connection.close()
-                self.round.suspect(peer.rank, f"it has said nothing for {now - peer.heard:.1f} s")
+                self.round.suspect(peer.rank, f"it has said nothing for {now - peer.heard:.1f} s", self.doubt_s())
+
+    def doubt_s(self) -> float:
+        """How long this node keeps a suspicion for itself."""
+        if self.round.world == HUBS:
+            return 0.0
+        now, late_s = time.monotonic(), 2 * self.round.interval_s
+        return 0.0 if any(now - peer.heard < late_s for peer in list(self.peers.values())) else self.round.quiet_s
 
 
 def _piece(connection: socket.socket, most: int) -> bytes | None:

@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 
-__all__ = ["LEFT_S", "Workers"]
+__all__ = ["LEFT_S", "Workers", "await_end"]
 
 LEFT_S = 10.0
 LOOK_S = 0.1
@@ -86,6 +87,19 @@ class Workers:
                 is_stopping = self._is_stopping
             if not is_stopping and _stops_after_failure():
                 self.end()
+
+
+def await_end(pids: Iterable[int], seconds: float) -> None:
+    """Waits until one of these children has ended, that long at most. On a kernel without pidfds it waits that long."""
+    held = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, and was waited for
+            held.append(os.pidfd_open(pid))
+    try:
+        _readable(seconds, *held)
+    finally:
+        for each in held:
+            os.close(each)
 
 
 def _stops_after_failure() -> bool:

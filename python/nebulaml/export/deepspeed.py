@@ -22,10 +22,12 @@ from .files import File, Files
 from .sources import Weights, as_tensor, torch_object, weights_in
 from .tensors import Flat, Tensor
 
-__all__ = ["is_in", "read"]
+__all__ = ["is_in", "read", "refuse_parts"]
 
 _MODEL = re.compile(r"(?:.*/)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:.*/)?(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_EXPERT = re.compile(r"(?:.*/)?(?:(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states|expp_rank_\d+_mp_rank_\d+_optim_states)\.pt")
+_LAYER = re.compile(r"(?:.*/)?layer_\d+(?:-\w+)?-model_states\.pt")
 _UNIVERSAL = re.compile(r"(?:.*/)?zero/(.+)/fp32\.pt")
 
 
@@ -38,16 +40,34 @@ def _by_rank(files: Files, pattern: re.Pattern[str]) -> dict[int, str]:
     found = [match for name in files.names if (match := pattern.fullmatch(name))]
     several = sorted({match[2] for match in found})
     if len(several) > 1:
-        raise NebulaConfigError(f"{files} has tensor-parallel ranks of DeepSpeed (mp_rank_{', '.join(several)}): only one can be exported")
+        raise NebulaConfigError(
+            f"{files} has tensor-parallel ranks of DeepSpeed (mp_rank_{', '.join(several)}): give ranks=\"mp_rank_*_model_states.pt\" and a "
+            "mapping of the dimensions along which they divide each tensor, or convert it to the universal layout"
+        )
     return {int(match[1] or 0): match[0] for match in found}
 
 
+def refuse_parts(files: Files, ranks: Sequence[str] = ()) -> None:
+    """Raises NebulaConfigError if the files of model states lack some of the weights. ranks: those that are to be put together."""
+    for name in sorted(files.names):
+        if _EXPERT.fullmatch(name):
+            raise NebulaConfigError(
+                f"{files} has the experts of DeepSpeed-MoE in files of their own ({name}), and a directory without them is no model: save a "
+                "state_dict with all experts from the program, and export that"
+            )
+        if _LAYER.fullmatch(name):
+            raise NebulaConfigError(
+                f"{files} has the layers of a pipeline in files of their own ({name}): convert it to the universal layout first"
+            )
+    divided = [name for name in ranks if (found := _MODEL.fullmatch(name)) and found[1] is not None]
+    if divided:
+        raise NebulaConfigError(f"{divided[0]} of ZeRO stage 3 has placeholders for weights: convert it to the universal layout first")
+
+
 def read(files: Files) -> Weights:
+    refuse_parts(files)
     universal = {match[1]: name for name in files.names if (match := _UNIVERSAL.fullmatch(name))}
     models, optimizers = _by_rank(files, _MODEL), _by_rank(files, _OPTIMIZER)
-    experts = [name for name in files.names if "_expert_" in name and name.endswith("_model_states.pt")]
-    if experts:
-        raise NebulaConfigError(f"{files} has experts in files of their own ({experts[0]}): they cannot be exported yet")
     model = files.file(models[min(models)]) if models else None
     state = torch_object(model) if model is not None else {}
     if not isinstance(state, Mapping):

@@ -172,9 +172,12 @@ def merged(files: Files, names: Sequence[str] | str, mapping: Mapping[str, Mappe
     names: the file of each rank, in order; or a pattern, whose files are taken by the numbers in their names.
     mapping: for each pattern of names the dimension along which ranks divide the tensor, "replicate", or a function of the ranks' tensors.
     """
+    from . import deepspeed
+
     found = sorted(fnmatch.filter(files.names, names), key=_numbers) if isinstance(names, str) else list(names)
     if not found:
         raise NebulaNotFound(f"{files} has no file {names!r}; it has: {', '.join(sorted(files.names))}")
+    deepspeed.refuse_parts(files, found)
     ranks = [_of_file(files.file(name), key) for name in found]
     first = ranks[0].tensors
     for rank, one in enumerate(ranks):

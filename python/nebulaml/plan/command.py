@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step-time", metavar="TIME", help="time of a training step: intervals are also shown in steps")
     add("--measure", action="store_true", help="measure this machine and --path with `nebula doctor --measure`")
     add("--limits", metavar="FILE", help="the output of `nebula doctor --measure --json`, of this machine or another one")
+    add("--goodput", metavar="FILE", help="the output of `nebula goodput --json` of the job: failures, restarts, saves, steps")
     add("--path", metavar="PATH", help="storage path to measure, and for --write")
     add("--copy", metavar="RATE", help="copies into memory (20 GB/s)")
     add("--network", metavar="MBIT", help="network of a node in Mbit/s, for copies on peers (100000)")
@@ -104,16 +105,21 @@ class _Inputs:
             self.measured, self.origin = limits.read(given.limits), f"measured ({given.limits})"
         if given.measure:
             self.measured, self.origin = limits.measure(given.path), "measured (nebula doctor --measure)"
+        self.ledger = limits.read_goodput(given.goodput) if given.goodput is not None else {}
 
     def take(
-        self, option: str, kind: Quantity, assumed: float, why: str = "assumed", key: str = "", scale: float = 1.0
+        self, option: str, kind: Quantity, assumed: float, why: str = "assumed", key: str = "", scale: float = 1.0, spent: str = ""
     ) -> Figure:
+        """key: of the limits of the machine. spent: of the ledger of the job."""
         text = getattr(self.given, option.replace("-", "_"))
         if text is not None:
             return Figure(kind.read("--" + option, text) * scale, "given")
         found = self.measured.get(key) if key else None
         if found is not None:
             return Figure(kind.read(f"{key}, {self.origin},", str(found), is_measured=True), self.origin)
+        if spent in self.ledger:
+            origin = f"measured ({self.given.goodput})"
+            return Figure(kind.read(f"{spent}, {origin},", str(self.ledger[spent]), is_measured=True), origin)
         return Figure(assumed, why)
 
 
@@ -122,13 +128,6 @@ def _price(text: str | None) -> Figure:
     if name in PRICES:
         return Figure(PRICES[name], f"list price of {name}, hot, one region, 2026: without requests and traffic" if PRICES[name] else "given")
     return Figure(quantities.PRICE.read("--storage-price", name), "given")
-
-
-def _mtbf(given: argparse.Namespace) -> tuple[Figure, failures.Failures]:
-    preset = failures.PRESETS[given.failures]
-    if given.mtbf is not None:
-        return Figure(quantities.TIME.read("--mtbf", given.mtbf), "given"), preset
-    return Figure(failures.job_mtbf_s(preset, given.nodes), preset.source), preset
 
 
 def _survives(inputs: _Inputs, preset: failures.Failures) -> tuple[Figure, Figure]:
@@ -171,11 +170,12 @@ def _job(given: argparse.Namespace) -> Job:
     _whole(given)
     described = model.from_count(given.params, given.largest_layer) if given.params is not None else model.from_config(given.config)
     inputs = _Inputs(given)
-    mtbf, preset = _mtbf(given)
+    preset = failures.PRESETS[given.failures]
+    mtbf = inputs.take("mtbf", quantities.TIME, failures.job_mtbf_s(preset, given.nodes), preset.source, spent="mtbf")
     launcher = failures.LAUNCHERS[given.launcher]
     local, copies = _survives(inputs, preset)
     gpu_memory = inputs.take("gpu-memory", quantities.SIZE, 80 * (1 << 30))
-    blocked = inputs.take("blocked", quantities.TIME_OR_NONE, math.nan)
+    blocked = inputs.take("blocked", quantities.TIME_OR_NONE, math.nan, spent="blocked")
     if math.isnan(blocked.value):
         blocked = Figure(ASSUMED_OVERLAP_S, "assumed for overlap=True") if given.overlap else None  # type: ignore[assignment]
     return Job(
@@ -192,8 +192,8 @@ def _job(given: argparse.Namespace) -> Job:
         read_rate=inputs.take("storage-read", quantities.RATE, ASSUMED_READ, key="read_bytes_per_s"),
         storage_rate=inputs.take("storage-total", quantities.RATE, math.inf, "not limited"),
         storage_space=inputs.take("storage-space", quantities.SIZE, math.inf, "not limited"),
-        detect_s=inputs.take("detect", quantities.TIME_OR_NONE, launcher.detect_s, launcher.source),
-        restart_s=inputs.take("restart", quantities.TIME_OR_NONE, launcher.restart_s, launcher.source),
+        detect_s=inputs.take("detect", quantities.TIME_OR_NONE, launcher.detect_s, launcher.source, spent="notice"),
+        restart_s=inputs.take("restart", quantities.TIME_OR_NONE, launcher.restart_s, launcher.source, spent="restart"),
         slowdown=inputs.take("slowdown", quantities.SHARE, 0.02),
         price=_price(given.storage_price),
         mtbf_s=mtbf,
@@ -203,7 +203,7 @@ def _job(given: argparse.Namespace) -> Job:
         replicas=_replicas(given),
         overlap=given.overlap,
         blocked_s=blocked,
-        step_s=quantities.TIME.read("--step-time", given.step_time) if given.step_time is not None else 0.0,
+        step_s=inputs.take("step-time", quantities.TIME, 0.0, spent="step").value,
         stage=given.stage,
     )
 

@@ -1,4 +1,4 @@
-"""Reads the limits of a machine: from `nebula doctor --measure`, or from its saved output."""
+"""Reads what was measured: the limits of a machine by `nebula doctor --measure`, and how a job spent its time by `nebula goodput`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .._session import locate
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
-__all__ = ["measure", "read"]
+__all__ = ["measure", "read", "read_goodput", "seconds_of"]
 
 LIMIT_S = 600
 
@@ -33,14 +33,39 @@ def measure(path: str | None) -> dict[str, Any]:
 
 def read(file: str) -> dict[str, Any]:
     """Reads a saved output of `nebula doctor --measure --json`, of this machine or another one."""
+    return _limits(_content(file, "--limits takes the output of `nebula doctor --measure --json`"), file)
+
+
+def read_goodput(file: str) -> dict[str, Any]:
+    """Reads a saved output of `nebula goodput --json`, for seconds_of()."""
+    content = _content(file, "--goodput takes the output of `nebula goodput --json`")
+    try:
+        return seconds_of(json.loads(content))
+    except (ValueError, KeyError, TypeError) as failure:
+        raise NebulaConfigError(f"{file} holds no ledger ({failure!r}); `nebula goodput --json` writes one") from failure
+
+
+def seconds_of(ledger: dict[str, Any]) -> dict[str, float]:
+    """Returns seconds from the answer of `nebula goodput`: mtbf, notice, restart, blocked, step. What is not known is missing."""
+    restarts, saves, spent = ledger["restarts"], ledger["saves"], ledger["spent"]
+    seconds = {
+        "notice": ledger["notice_seconds"],
+        "restart": ledger["restart_seconds"] if restarts else None,
+        "mtbf": (ledger["wall_seconds"] - spent["paused"]) / restarts if restarts else None,
+        "blocked": spent["blocked"] / saves if saves else None,
+        "step": ledger["step_seconds"] or None,
+    }
+    return {name: value for name, value in seconds.items() if value is not None}
+
+
+def _content(file: str, takes: str) -> str:
     try:
         with open(file, encoding="utf-8") as opened:
-            content = opened.read()
+            return opened.read()
     except FileNotFoundError:
-        raise NebulaNotFound(f"{file} does not exist: --limits takes the output of `nebula doctor --measure --json`") from None
+        raise NebulaNotFound(f"{file} does not exist: {takes}") from None
     except (OSError, ValueError) as failure:
         raise NebulaConfigError(f"{file} cannot be read: {failure}") from failure
-    return _limits(content, file)
 
 
 def _limits(content: str, name: str) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._session import config
-from ..plan import interval
+from ..plan import interval, limits
+from ..plan.show import seconds_text as duration
 
 __all__ = ["Watch", "build"]
 
 SHOWN_VERSIONS = 5000
 VERDICTS = ("fine", "at risk", "broken")
 ADVICE_MTBF_S = 12 * 3600.0
+FEW = 3  # failures: fewer say little about the time between them
 LOADABLE = ("committed", "replicated", "durable")
 PATIENCE_S = 30.0  # ranks commit within that time of each other, or one of them does not come
 RESTART_FACTOR = 5.0  # if the time per step between two saves is this many times the usual one, the job did not train in between
@@ -193,19 +195,22 @@ def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}
 
 
-def _advice(rows: list[dict[str, Any]], settings: list[dict[str, Any]]) -> list[str]:
+def _advice(rows: list[dict[str, Any]], settings: list[dict[str, Any]], told: dict[str, Any] | None) -> list[str]:
+    """told: the answer of `nebula goodput`. With FEW failures or more, the intervals are for those of this job."""
     durable = [one for one in rows if one["durable"] and one["committed"] and one["blocked_ms"] is not None][-20:]
     advice = []
     if len(durable) >= 3:
         blocked_s = statistics.median(one["blocked_ms"] for one in durable) / 1e3
         lag_s = statistics.median(one["persist_seconds"] or 0 for one in durable)
         captured_s = statistics.median(max(0.0, (one["captured"] or 0) - (one["begun"] or 0)) for one in durable)
-        costs = interval.Costs(ADVICE_MTBF_S, 0.23, max(blocked_s, 1e-4), captured_s, max(0.02 * lag_s, 1e-3), lag_s, 360.0, 400.0)
+        measured = limits.seconds_of(told) if told and told.get("restarts", 0) >= FEW else {}
+        mtbf_s = measured.get("mtbf", ADVICE_MTBF_S)
+        costs = interval.Costs(mtbf_s, 0.23, max(blocked_s, 1e-4), captured_s, max(0.02 * lag_s, 1e-3), lag_s, 360.0, 400.0)
         memory_s, storage_s = interval.intervals(costs)
         advice.append(
-            f"With a failure every {ADVICE_MTBF_S / 3600:.0f} h, these saves (blocked {blocked_s * 1e3:.1f} ms, written in {lag_s:.2f} s) lose "
-            f"least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. "
-            "The command nebula plan computes it for your failures."
+            f"With a failure every {duration(mtbf_s)}{', as so far' if measured else ''}, these saves (blocked {blocked_s * 1e3:.1f} ms, "
+            f"written in {lag_s:.2f} s) lose least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. "
+            f"The command nebula plan {'--goodput ' if measured else ''}computes it for your {'machines' if measured else 'failures'}."
         )
         for job in settings:
             now = job["settings"]["persistent_time_interval"]
@@ -329,6 +334,6 @@ def build(
             "here": {"sessions": sessions, "jobs": jobs, "oldest": min(oldest) if oldest else None, "waiting": len(queue)},
             "others": nodes,
         },
-        "config": {"values": _config(status, path, settings), "advice": _advice(rows, settings)},
+        "config": {"values": _config(status, path, settings), "advice": _advice(rows, settings, told)},
         "rows": by_key,
     }

@@ -29,7 +29,7 @@ WORK_S = 3600.0  # for commands that read every byte
 HISTORY = "checkpointHistories.csv"
 SETTINGS = ".nebula/settings-"
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
-ADDED = ("stopped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
+ADDED = ("stopped", "stepped", "read", "read_step", "written_bytes", "read_tier")  # columns that the header of an older file may lack
 _GUARDED = re.compile("'[' ]*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 
 

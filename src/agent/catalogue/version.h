@@ -55,6 +55,7 @@ struct version {
         struct line line;         /* its line of history, from its commit on (lineage.h) */
         struct lineage_base base; /* the version that its ranks had loaded */
         double stopped;           /* when the trainers of the run before had ended, as its ranks began to save it; 0: not known */
+        double stepped;           /* when they had made their last step; 0: not known */
         int64_t step, file_goal;  /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
         int64_t next_goal;        /* file_goal of a request that begins this complete tag again; 0: there is none */
         uint32_t world;

@@ -13,7 +13,7 @@
 #define LINE_BYTES 2048
 
 static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
-                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error,stopped,read,read_step,written_bytes,read_tier\n";
+                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error,stopped,stepped,read,read_step,written_bytes,read_tier\n";
 
 struct capture_sums {
         int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: those of the slowest rank */
@@ -72,12 +72,12 @@ json_t *history_json(const struct version *version)
                                 (json_int_t)version_size(version), "result", result ? result : nebula_state_name(version->life.state),
                                 "blocked_ms", (double)sums.blocked_ns / 1e6, "copy_ms", (double)sums.copy_ns / 1e6,
                                 "capture_cpu_ms", (double)sums.cpu_ns / 1e6, "faults", (json_int_t)sums.fault_count);
-        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:I, s:I, s:s}", "begun",
+        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:f, s:I, s:I, s:s}", "begun",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
                                   lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
                                   lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version_progress(version).seconds,
-                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message, "stopped", version->stopped, "read", read_time(version),
+                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message, "stopped", version->stopped, "stepped", version->stepped, "read", read_time(version),
                                   "read_step", (json_int_t)read_step(version), "written_bytes", (json_int_t)version_progress(version).written_bytes, "read_tier",
                                   read_tier(version));
 
@@ -118,12 +118,12 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                 quote(version->error.message, error, sizeof error);
         snprintf(line, LINE_BYTES,
                  "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
-                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s,%.6f,%.6f,%" PRId64 ",%" PRIu64 ",%s\n",
+                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s,%.6f,%.6f,%.6f,%" PRId64 ",%" PRIu64 ",%s\n",
                  tag, version->step, version->generation, version->world, version->file_count, version_size(version),
                  version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
-                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version_progress(version).seconds, mib_per_s(version), error, version->stopped,
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version_progress(version).seconds, mib_per_s(version), error, version->stopped, version->stepped,
                  read_time(version), read_step(version), version_progress(version).written_bytes, read_tier(version));
 }
 

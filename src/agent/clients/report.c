@@ -392,15 +392,15 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         size_t count;
 
         catalogue_lock(catalogue);
-        if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path))) {
+        if (session && session->role != IPC_ROLE_TOOL && (!*path || !strcmp(path, session->job->persist_path))) {
                 own = session->job;
                 own->pins++;
                 catalogue_unlock(catalogue);
                 takes_copies = storage_policy(catalogue, own) != TRUST_REQUIRE;
-                if (takes_copies) {
-                        replica_learn(catalogue, own); /* so that the versions that ranks can agree on include copies at peers */
+                if (takes_copies)
+                        replica_learn(catalogue, own, session->role == IPC_ROLE_READER); /* ranks can agree on copies at peers, too */
+                if (takes_copies && session->role == IPC_ROLE_TRAINER)
                         replica_kept(catalogue, own, &kept);
-                }
                 catalogue_lock(catalogue);
         }
         if (*path && (!session || session->role == IPC_ROLE_TRAINER))

@@ -7,6 +7,7 @@
 #include "agent/commit/commit_end.h"
 #include "agent/commit/commit_rule.h"
 #include "agent/commit/slots_private.h"
+#include "agent/pulse/pulse.h"
 #include "os/os.h"
 
 void commit_session_began(const struct session *session)
@@ -146,6 +147,12 @@ static void want_newest(struct job *job)
                 newest->wanted = true;
 }
 
+/* Converts a time of the machine's monotonic clock to seconds since 1970. */
+static double wall_at(int64_t at_ns)
+{
+        return catalogue_now() - (double)(os->now_ns() - at_ns) / 1e9;
+}
+
 void commit_session_ended(struct catalogue *catalogue, struct session *session)
 {
         struct version *next;
@@ -162,7 +169,10 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                         next = version->next; /* the completion of this version may have freed the next one in the list */
         }
         if (!catalogue_session_count(catalogue, session->job)) {
-                session->job->runs->stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
+                int64_t stepped_ns = pulse_end_run(session->job);
+
+                session->job->runs->stopped = wall_at(session->left_ns);
+                session->job->runs->stepped = stepped_ns ? wall_at(stepped_ns) : 0;
                 job_deserted(catalogue, session->job);
         }
         want_newest(session->job);

@@ -33,6 +33,7 @@ void lineage_save(struct version *version, const struct session *session)
         struct lineage_base before = version->base;
 
         version->stopped = session->job->runs->stopped;
+        version->stepped = session->job->runs->stepped;
         if (session->loaded.read_at > version->base.read_at) {
                 version->base = session->loaded;
                 join_sources(&version->base, &before);

@@ -30,6 +30,7 @@ struct job_runs {
         uint64_t begun_sequence; /* the sequence at which the present run began */
         int64_t begun_ns;
         double stopped;          /* when the last of its trainers here ended, seconds since 1970; 0: none has */
+        double stepped;          /* when they had made their last step; 0: not known */
         struct ancestor *ancestors;
         size_t ancestor_count;
         uint64_t unseen_after;    /* storage could not be read when a trainer took the version of this sequence as the newest; 0: it could */

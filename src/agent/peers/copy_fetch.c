@@ -44,7 +44,8 @@ static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t 
 static enum nebula_status fetch_from(struct replica *replica, struct job *job, const struct member *member, uint64_t copy,
                                      uint32_t file, char *data, uint64_t size, struct nebula_error *error)
 {
-        struct peer_hello *hello = replica_hello(replica, job);
+        bool only_reads = replica_only_reads(replica, job);
+        struct peer_hello *hello = replica_hello(replica, job, only_reads);
         struct peer *peer = NULL;
         struct store *store;
         struct tls_key key;
@@ -53,7 +54,7 @@ static enum nebula_status fetch_from(struct replica *replica, struct job *job, c
                                             error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
 
         if (!status)
-                status = secret_take(store, &key, error);
+                status = secret_take(store, !only_reads, &key, error);
 
         if (!status)
                 status = peer_open(member, &key, hello, &peer, error);

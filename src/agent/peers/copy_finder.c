@@ -6,6 +6,7 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/peers/copy_finder.h"
+#include "agent/peers/joint_read.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/slots_private.h"
 #include "base/error.h"
@@ -27,6 +28,7 @@ static void peer_copies_clear(struct peer_copies *peers)
 
 void replica_forget(struct replica *replica, const struct job *job)
 {
+        joint_forget(replica, job);
         lock_take(&replica->peer_copies_lock);
         for (struct peer_copies **link = &replica->peer_copies, *peers; (peers = *link);) {
                 if (job && peers->job != job) {
@@ -101,7 +103,7 @@ static void *ask_one(void *argument)
         if (!question->status)
                 question->status = ask_listing(&found->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
                                                &found->listing, &question->error);
-        if (question->status == NEBULA_UNAVAILABLE)
+        if (question->status == NEBULA_UNAVAILABLE && !question->hello->is_reader)
                 member_remove_gone(question->store, question->name, question->replica->node);
         return NULL;
 }
@@ -136,7 +138,8 @@ static void peer_copies_add(struct peer_copies *peers, const struct question *qu
 static enum nebula_status peer_copies_fill(struct replica *replica, struct peer_copies *peers, struct nebula_error *error)
 {
         struct job *job = peers->job;
-        struct peer_hello *hello = replica_hello(replica, job);
+        bool only_reads = replica_only_reads(replica, job);
+        struct peer_hello *hello = replica_hello(replica, job, only_reads);
         struct question *questions = calloc(ASKED_AT_ONCE, sizeof *questions);
         struct member_list members = { 0 };
         size_t *order = NULL, count = 0, at = 0;
@@ -148,7 +151,9 @@ static enum nebula_status peer_copies_fill(struct replica *replica, struct peer_
 
         peer_copies_clear(peers);
         if (!status)
-                status = secret_take(store, &key, error);
+                status = secret_take(store, !only_reads, &key, error);
+        if (status && only_reads) /* this user may read the storage, and may not ask the agents of the job */
+                status = NEBULA_NOT_FOUND;
         if (!status)
                 status = replica_members(replica, store, &members, &order, &count, error);
         if (!status) {
@@ -224,6 +229,8 @@ bool replica_serves(const struct session *session, const struct version *version
 
         if (!version->is_remote || !session)
                 return version->is_remote;
+        if (session->role == IPC_ROLE_READER)
+                return version->copies->world_heard > 0;
         share = share_of(session, version->job);
         if (version->world <= share.count)
                 return true;
@@ -254,6 +261,35 @@ static bool copies_serve(const struct peer_copies *peers, const struct peer_copy
         return false;
 }
 
+/* Whether the copies of all members have the shares of all ranks: a reader loads the whole version, or not at all. */
+static bool copies_are_whole(const struct peer_copies *peers, const struct peer_copy *one)
+{
+        uint8_t *has = calloc(one->world / 8 + 1, 1);
+        uint32_t count = 0;
+
+        for (size_t i = 0; has && i < peers->count; i++)
+                for (size_t j = 0; j < peers->members[i].listing.count; j++) {
+                        const struct peer_copy *copy = &peers->members[i].listing.copies[j];
+
+                        for (size_t k = 0; copy_is_of(copy, one->tag, one->sequence) && k < copy->rank_count; k++) {
+                                uint32_t rank = copy->ranks[k];
+
+                                if (rank >= one->world || has[rank / 8] & 1u << rank % 8)
+                                        continue;
+                                has[rank / 8] |= (uint8_t)(1u << rank % 8);
+                                count++;
+                        }
+                }
+        free(has);
+        return count == one->world;
+}
+
+/* share NULL: a reader asks. */
+static bool serves(const struct peer_copies *peers, const struct peer_copy *one, const struct share *share)
+{
+        return share ? copies_serve(peers, one, share) : copies_are_whole(peers, one);
+}
+
 static const struct peer_copy *newest_copy(const struct peer_copies *peers, const struct ipc_find *wanted, const struct share *share)
 {
         const char *tag = wanted->tag;
@@ -269,7 +305,7 @@ static const struct peer_copy *newest_copy(const struct peer_copies *peers, cons
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
-                        if (!copies_serve(peers, copy, share))
+                        if (!serves(peers, copy, share))
                                 continue;
                         best = copy;
                         order_add(&newest, &entry, copy);
@@ -377,11 +413,11 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         struct peer_copies *peers;
         struct version *version;
         struct share share;
-        bool asked;
+        bool asked, is_reader = session->role == IPC_ROLE_READER;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        asked = replica && job->settings.replica_count;
+        asked = replica && (job->settings.replica_count || is_reader);
         share = share_of(session, job);
         catalogue_unlock(catalogue);
         if (!asked)
@@ -389,7 +425,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         lock_take(&replica->peer_copies_lock);
         status = peer_copies_get(replica, job, PEER_LISTING_NS, &peers, error);
         if (!status) {
-                best = newest_copy(peers, wanted, &share);
+                best = newest_copy(peers, wanted, is_reader ? NULL : &share);
                 if (!best)
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy of a checkpoint of this job");
         }
@@ -406,28 +442,41 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         return status;
 }
 
-void replica_learn(struct catalogue *catalogue, struct job *job)
+/* Lock held. The versions that peers do not hold any more serve no reader. */
+static void forget_gone(struct job *job, const struct peer_copies *peers)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->is_remote && !any_copy(peers, version->tag, version->sequence))
+                        version->copies->world_heard = 0;
+}
+
+void replica_learn(struct catalogue *catalogue, struct job *job, bool is_reader)
 {
         struct replica *replica = catalogue->replica;
         struct nebula_error error = { 0 };
         struct peer_copies *peers;
+        enum nebula_status status;
         bool asked;
 
         catalogue_lock(catalogue);
-        asked = replica && job->settings.replica_count;
-        for (const struct version *version = job->versions; version && asked; version = version->next)
+        asked = replica && (job->settings.replica_count || is_reader);
+        for (const struct version *version = job->versions; version && asked && !is_reader; version = version->next)
                 asked = !version_whole_in_memory(version);
         catalogue_unlock(catalogue);
         if (!asked)
                 return;
         lock_take(&replica->peer_copies_lock);
-        if (peer_copies_get(replica, job, PEER_LISTING_NS, &peers, &error)) {
+        status = peer_copies_get(replica, job, PEER_LISTING_NS, &peers, &error);
+        if (status && status != NEBULA_NOT_FOUND) {
                 log_event(LOG_LEVEL_WARN, "the agent could not ask peers for copies: %s", error.message);
-        } else {
+        } else if (!status) {
                 catalogue_lock(catalogue);
+                if (is_reader)
+                        forget_gone(job, peers);
                 for (size_t i = 0; i < peers->count; i++)
                         for (size_t j = 0; j < peers->members[i].listing.count; j++)
-                                remote_version(catalogue, job, peers, &peers->members[i].listing.copies[j], NULL);
+                                if (!is_reader || copies_are_whole(peers, &peers->members[i].listing.copies[j]))
+                                        remote_version(catalogue, job, peers, &peers->members[i].listing.copies[j], NULL);
                 catalogue_unlock(catalogue);
         }
         lock_give(&replica->peer_copies_lock);

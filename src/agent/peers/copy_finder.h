@@ -8,15 +8,16 @@
 #include "agent/peers/peer_frame.h"
 
 /* Call without the lock. Finds the newest version of the job, or of one tag, that peers hold. *ret_version_id: a version of the job's list that is marked as
- * remote. NEBULA_NOT_FOUND: no member has one that serves this session, or the job asks for no replicas. */
+ * remote. NEBULA_NOT_FOUND: no member has one that serves this session, or the job of a trainer asks for no replicas. A version serves a reader if peers
+ * hold all shares of it, of any job of the path. */
 enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
                                 uint64_t *ret_version_id, struct nebula_error *error);
 /* Whether peers hold this version and it serves the session: of several nodes' shares, that of the session's node must be there.
  * session NULL: any. Lock held. */
 bool replica_serves(const struct session *session, const struct version *version);
 /* Puts every version that peers hold into the job's list, marked as remote. It does nothing if memory has one, or if the job asks for
- * no replicas. */
-void replica_learn(struct catalogue *catalogue, struct job *job);
+ * no replicas. For a reader: the versions of which peers hold all shares, in any case. */
+void replica_learn(struct catalogue *catalogue, struct job *job, bool is_reader);
 /* The copies that this node keeps for the job's other nodes; none if that is not possible. The caller frees them with peer_listing_done. The
  * job is pinned. Called without the lock. */
 void replica_kept(struct catalogue *catalogue, const struct job *job, struct peer_listing *ret_listing);

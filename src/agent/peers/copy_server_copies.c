@@ -130,7 +130,8 @@ static bool make_room(struct copy_server *server, uint64_t capacity, struct copy
 
 bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer)
 {
-        return !strcmp(copy->identity, peer->key.identity) && !strcmp(copy->job, peer->hello.job) && !strcmp(copy->path, peer->hello.path);
+        return !strcmp(copy->identity, peer->key.identity) && (peer->hello.is_reader || !strcmp(copy->job, peer->hello.job)) &&
+               !strcmp(copy->path, peer->hello.path);
 }
 
 static bool is_of_job(const struct copy *copy, const struct job *job)

@@ -13,7 +13,7 @@
 
 static bool is_for(const struct job *job, const struct peer *peer)
 {
-        return *job->copies->identity && !strcmp(job->copies->identity, peer->key.identity) && !strcmp(job->name, peer->hello.job) &&
+        return *job->copies->identity && !strcmp(job->copies->identity, peer->key.identity) && (peer->hello.is_reader || !strcmp(job->name, peer->hello.job)) &&
                (!strcmp(job->spelling, peer->hello.path) || !strcmp(job->persist_path, peer->hello.path));
 }
 
@@ -22,19 +22,27 @@ static bool is_shown(const struct version *version)
         return version->in_memory && !version->is_remote && (lifecycle_complete(version->life.state) || version->failed_by_storage);
 }
 
-enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_listing *listing, size_t room, struct nebula_error *error)
+struct job *copy_server_own_job(struct visitor *visitor)
 {
         struct catalogue *catalogue = visitor->server->catalogue;
-        enum nebula_status status = NEBULA_OK;
-        const struct job *job;
+        struct job *job;
 
-        if (visitor->peer->hello.nonce == catalogue->agent_nonce)
-                return NEBULA_OK; /* it is this agent that asks */
         catalogue_lock(catalogue);
-        for (job = catalogue->jobs; job && !is_for(job, visitor->peer);)
+        job = catalogue->jobs;
+        while (job && !is_for(job, visitor->peer))
                 job = job->next;
-        for (const struct version *version = job ? job->versions : NULL; version && !status && listing->count < room;
-             version = version->next) {
+        if (job)
+                job->pins++;
+        catalogue_unlock(catalogue);
+        return job;
+}
+
+/* Lock held. */
+static enum nebula_status list_job(struct visitor *visitor, const struct job *job, struct peer_listing *listing, size_t room, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (const struct version *version = job->versions; version && !status && listing->count < room; version = version->next) {
                 struct peer_copy *to = &listing->copies[listing->count];
 
                 if (!is_shown(version))
@@ -43,6 +51,20 @@ enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_lis
                 status = share_describe(version, to, error);
                 strcpy(to->owner, visitor->server->node);
         }
+        return status;
+}
+
+enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_listing *listing, size_t room, struct nebula_error *error)
+{
+        struct catalogue *catalogue = visitor->server->catalogue;
+        enum nebula_status status = NEBULA_OK;
+
+        if (visitor->peer->hello.nonce == catalogue->agent_nonce)
+                return NEBULA_OK; /* it is this agent that asks */
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job && !status; job = job->next)
+                if (is_for(job, visitor->peer))
+                        status = list_job(visitor, job, listing, room, error);
         catalogue_unlock(catalogue);
         return status;
 }

@@ -105,6 +105,8 @@ enum nebula_status copy_server_own_list(struct visitor *visitor, struct peer_lis
 bool copy_server_own_piece(struct visitor *visitor, const struct peer_fetch *fetch, struct piece *ret_piece);
 void copy_server_own_close(struct visitor *visitor);
 
+/* The job of this node that the visitor asks about, pinned; NULL: there is none. */
+struct job *copy_server_own_job(struct visitor *visitor);
 /* Answers one request; a failure ends the connection. */
 enum nebula_status copy_server_serve(struct visitor *visitor, struct nebula_error *error);
 

@@ -6,6 +6,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
+#include "agent/restore/restore.h"
 #include "base/error.h"
 
 static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_error *error)
@@ -228,18 +229,47 @@ static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_err
         return status;
 }
 
+static enum nebula_status serve_part(struct visitor *visitor, struct nebula_error *error)
+{
+        struct catalogue *catalogue = visitor->server->catalogue;
+        struct peer *peer = visitor->peer;
+        struct nebula_error refusal = { 0 };
+        struct restore_part part;
+        struct peer_part wanted;
+        struct job *job;
+        enum nebula_status status = peer_part_parse(peer->body, peer->header.size, &wanted, error);
+
+        if (status)
+                return status;
+        job = copy_server_own_job(visitor);
+        if (!job)
+                return peer_send_answer(peer, NEBULA_NOT_FOUND, "no rank of that job is here", error);
+        status = restore_part(catalogue, job, &wanted, &part, &refusal);
+        if (status) {
+                status = peer_send_answer(peer, status, refusal.message, error);
+        } else {
+                status = peer_send_data(peer, &(struct peer_data){ .offset = part.offset, .crc64 = part.crc64 }, part.bytes, part.size, error);
+                restore_part_done(catalogue, &part);
+        }
+        catalogue_lock(catalogue);
+        job->pins--;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
 typedef enum nebula_status serve_run(struct visitor *visitor, struct nebula_error *error);
 
 static serve_run *const serves[] = {
         [PEER_OFFER] = serve_offer, [PEER_DATA] = serve_data, [PEER_SEAL] = serve_seal, [PEER_KEEP] = serve_keep,
-        [PEER_LIST] = serve_list,   [PEER_FETCH] = serve_fetch, [PEER_ANSWER] = NULL,
+        [PEER_LIST] = serve_list,   [PEER_FETCH] = serve_fetch, [PEER_ANSWER] = NULL, [PEER_PART] = serve_part,
 };
 
 enum nebula_status copy_server_serve(struct visitor *visitor, struct nebula_error *error)
 {
         unsigned type = visitor->peer->header.type;
 
-        if (type >= sizeof serves / sizeof serves[0] || !serves[type])
+        if (type >= sizeof serves / sizeof serves[0] || !serves[type] || (visitor->peer->hello.is_reader && type != PEER_LIST && type != PEER_FETCH))
                 return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is not a request", type);
         return serves[type](visitor, error);
 }

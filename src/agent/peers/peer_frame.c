@@ -50,7 +50,7 @@ enum nebula_status peer_header_read(const uint8_t bytes[PEER_HEADER_BYTES], uint
         if (number != expected_number)
                 return error_set(error, NEBULA_CORRUPT, 0, "a frame has number %" PRIu64 " where %" PRIu64
                                  " is due: it was sent again, or one is missing", number, expected_number);
-        if (type < PEER_HELLO || type > PEER_ANSWER)
+        if (type < PEER_HELLO || type > PEER_PART)
                 return error_set(error, NEBULA_CORRUPT, 0, "there is no frame of type %u", (unsigned)type);
         if (type == PEER_DATA ? size < PEER_HEAD_BYTES || size > PEER_HEAD_BYTES + PEER_PIECE_BYTES : size > PEER_TEXT_MAX)
                 return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u cannot have %u bytes", (unsigned)type, (unsigned)size);
@@ -98,8 +98,8 @@ static enum nebula_status format(json_t *members, char **ret_text, size_t *ret_s
 
 enum nebula_status peer_hello_format(const struct peer_hello *hello, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        return format(json_pack("{s:s, s:s, s:s, s:o}", "node", hello->node, "job", hello->job, "path", hello->path, "nonce",
-                                document_hex(hello->nonce)), ret_text, ret_size, error);
+        return format(json_pack("{s:s, s:s, s:s, s:o, s:b}", "node", hello->node, "job", hello->job, "path", hello->path, "nonce",
+                                document_hex(hello->nonce), "reader", hello->is_reader), ret_text, ret_size, error);
 }
 
 enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_hello *ret_hello, struct nebula_error *error)
@@ -115,6 +115,7 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
         document_text(&reader, body, "job", 1, ret_hello->job, sizeof ret_hello->job);
         document_text(&reader, body, "path", 1, ret_hello->path, sizeof ret_hello->path);
         ret_hello->nonce = document_crc64(&reader, json_object_get(body, "nonce"), "nonce");
+        ret_hello->is_reader = json_is_true(json_object_get(body, "reader"));
         json_decref(body);
         return reader.status;
 }
@@ -391,6 +392,32 @@ enum nebula_status peer_fetch_parse(const char *text, size_t size, struct peer_f
         json_decref(body);
         if (!reader.status)
                 *ret_fetch = fetch;
+        return reader.status;
+}
+
+enum nebula_status peer_part_format(const struct peer_part *part, char **ret_text, size_t *ret_size, struct nebula_error *error)
+{
+        return format(json_pack("{s:s, s:s, s:I, s:I, s:I}", "tag", part->tag, "name", part->name, "sequence", (json_int_t)part->sequence,
+                                "generation", (json_int_t)part->generation, "chunk", (json_int_t)part->chunk), ret_text, ret_size, error);
+}
+
+enum nebula_status peer_part_parse(const char *text, size_t size, struct peer_part *ret_part, struct nebula_error *error)
+{
+        struct document_reader reader = { .kind = KIND, .error = error };
+        struct peer_part part = { 0 };
+        json_t *body;
+        enum nebula_status status = document_parse(text, size, KIND, &body, error);
+
+        if (status)
+                return status;
+        document_text(&reader, body, "tag", 0, part.tag, sizeof part.tag);
+        document_text(&reader, body, "name", 0, part.name, sizeof part.name);
+        part.sequence = document_sequence(&reader, body);
+        part.generation = document_generation(&reader, body, UINT64_MAX);
+        part.chunk = (uint32_t)document_u64(&reader, body, "chunk", UINT32_MAX);
+        json_decref(body);
+        if (!reader.status)
+                *ret_part = part;
         return reader.status;
 }
 

@@ -19,6 +19,7 @@
  *      KEEP    the versions that the sender still has   -> ANSWER  the others were dropped
  *      LIST    (empty)                                  -> LISTED  the copies of this job, and the server's own versions of it
  *      FETCH   a piece of a file of a copy              -> DATA, or ANSWER with the reason
+ *      PART    a chunk of a file in storage             -> DATA, or ANSWER with the reason
  *
  * Received bytes are hostile until they were checked. Threads: no shared state.
  */
@@ -41,7 +42,7 @@
 #define PEER_FILE_MAX 65536u         /* of one copy */
 #define PEER_COPY_MAX 1024u          /* in one listing */
 
-enum peer_type { PEER_HELLO = 1, PEER_OFFER, PEER_DATA, PEER_SEAL, PEER_KEEP, PEER_LIST, PEER_LISTED, PEER_FETCH, PEER_ANSWER };
+enum peer_type { PEER_HELLO = 1, PEER_OFFER, PEER_DATA, PEER_SEAL, PEER_KEEP, PEER_LIST, PEER_LISTED, PEER_FETCH, PEER_ANSWER, PEER_PART };
 
 struct peer_header {
         enum peer_type type;
@@ -64,6 +65,7 @@ void peer_data_read(const uint8_t bytes[PEER_HEAD_BYTES], struct peer_data *ret_
 struct peer_hello {
         char node[IPC_NAME_MAX], job[IPC_NAME_MAX], path[IPC_PATH_MAX];
         uint64_t nonce;
+        bool is_reader; /* of all jobs of the path; it sends LIST and FETCH alone */
 };
 struct peer_file {
         char name[IPC_NAME_MAX];
@@ -94,6 +96,12 @@ struct peer_fetch {
         uint64_t copy, offset;
         uint32_t file;
 };
+/* A chunk of a stored file, which the other end reads from storage if it has not done so. */
+struct peer_part {
+        char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
+        uint64_t sequence, generation; /* of the version, and of the file's writing */
+        uint32_t chunk;
+};
 struct peer_answer {
         enum nebula_status status;
         char message[IPC_TEXT_MAX];
@@ -117,6 +125,8 @@ enum nebula_status peer_keep_parse(const char *text, size_t size, struct peer_ke
 void peer_keep_done(struct peer_keep *keep);
 enum nebula_status peer_fetch_format(const struct peer_fetch *fetch, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status peer_fetch_parse(const char *text, size_t size, struct peer_fetch *ret_fetch, struct nebula_error *error);
+enum nebula_status peer_part_format(const struct peer_part *part, char **ret_text, size_t *ret_size, struct nebula_error *error);
+enum nebula_status peer_part_parse(const char *text, size_t size, struct peer_part *ret_part, struct nebula_error *error);
 enum nebula_status peer_answer_format(const struct peer_answer *answer, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status peer_answer_parse(const char *text, size_t size, struct peer_answer *ret_answer, struct nebula_error *error);
 

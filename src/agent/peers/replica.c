@@ -5,6 +5,7 @@
 
 #include "agent/catalogue/memory_policy.h"
 #include "agent/log.h"
+#include "agent/peers/joint_read.h"
 #include "agent/peers/placement.h"
 #include "agent/peers/replica_private.h"
 #include "agent/peers/slots_private.h"
@@ -18,7 +19,17 @@
 #define KEPT_NS (30 * SECOND_NS)      /* while this node keeps copies of a job that nobody needs here: whether it still does */
 #define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
 
-struct peer_hello *replica_hello(const struct replica *replica, const struct job *job)
+bool replica_only_reads(struct replica *replica, const struct job *job)
+{
+        bool reads;
+
+        catalogue_lock(replica->catalogue);
+        reads = !job->settings.replica_count;
+        catalogue_unlock(replica->catalogue);
+        return reads;
+}
+
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job, bool is_reader)
 {
         struct peer_hello *hello = calloc(1, sizeof *hello);
 
@@ -28,6 +39,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         snprintf(hello->job, sizeof hello->job, "%s", job->name);
         snprintf(hello->path, sizeof hello->path, "%s", job->spelling);
         hello->nonce = replica->catalogue->agent_nonce;
+        hello->is_reader = is_reader;
         return hello;
 }
 
@@ -80,7 +92,7 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
         catalogue_unlock(replica->catalogue);
         status = replica_store(replica, fan->job, &store, error);
         if (!status)
-                status = secret_take(store, &fan->key, error);
+                status = secret_take(store, true, &fan->key, error);
         if (!status)
                 status = copy_server_add_key(replica->server, &fan->key, error);
         if (!status)
@@ -133,7 +145,7 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
  * continues there: nodes that are gone for good leave records, perhaps many. */
 static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
 {
-        struct peer_hello *hello = replica_hello(replica, channel->job);
+        struct peer_hello *hello = replica_hello(replica, channel->job, false);
         struct member_list members = { 0 };
         struct nebula_error first = { 0 }, failure;
         size_t *order = NULL, count = 0, i;
@@ -398,9 +410,13 @@ static void *replica_main(void *argument)
 
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
-                int64_t due = INT64_MAX, now;
                 uint64_t changes = catalogue->change_count;
+                int64_t due, now;
                 bool worked = false;
+
+                catalogue_unlock(catalogue);
+                due = joint_expire(replica);
+                catalogue_lock(catalogue);
 
                 for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
                         int64_t at = INT64_MAX;

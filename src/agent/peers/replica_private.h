@@ -43,6 +43,7 @@ struct replica {
         char node[IPC_NAME_MAX];
         struct lock own_lock; /* guards own, which the replica thread alone writes */
         struct member own;
+        struct joint *joints; /* connections for reading together that no thread uses; own_lock guards them */
         pthread_t thread;
         bool ended; /* the thread has, or is about to; catalogue_lock guards it */
         struct fan *fans;
@@ -52,7 +53,9 @@ struct replica {
 };
 
 /* This agent's greeting for a connection about `job`, which the caller frees; NULL: the allocation failed. */
-struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job, bool is_reader);
+/* Whether only readers of this node ask peers about the job: it makes and removes nothing in storage. Call without the catalogue's lock. */
+bool replica_only_reads(struct replica *replica, const struct job *job);
 /* Opens the job's storage; NULL: it has none. */
 enum nebula_status replica_store(struct replica *replica, struct job *job, struct store **ret_store, struct nebula_error *error);
 /* All other members, best first. `store` may be NULL. */

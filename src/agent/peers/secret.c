@@ -143,7 +143,7 @@ static enum nebula_status read_secret(const char *path, const char *root, int fd
         return status;
 }
 
-enum nebula_status secret_take(struct store *store, struct tls_key *ret_key, struct nebula_error *error)
+enum nebula_status secret_take(struct store *store, bool makes, struct tls_key *ret_key, struct nebula_error *error)
 {
         const char *file = conf_env("NEBULA_SECRET_FILE");
         char path[PATH_SIZE];
@@ -156,7 +156,7 @@ enum nebula_status secret_take(struct store *store, struct tls_key *ret_key, str
                                  store ? "an object store" : "memory alone");
         snprintf(path, sizeof path, "%s/" SECRET_KEY, store->root);
         fd = os->open_below(store->root, SECRET_KEY, OS_READ);
-        if (fd == -ENOENT) {
+        if (fd == -ENOENT && makes) {
                 result = os_make_dirs(store->root, 0777); /* it may not be there yet */
                 if (result >= 0)
                         result = os_make_dirs_below(store->root, PRIVATE, 0755);

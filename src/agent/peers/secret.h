@@ -12,8 +12,8 @@
 #include "agent/peers/tls.h"
 #include "store/store.h"
 
-/* Returns the job's secret. `store` NULL: the job has no storage. NEBULA_INVALID: there is no secret, or others could read it. Call
- * without the catalogue's lock. */
-enum nebula_status secret_take(struct store *store, struct tls_key *ret_key, struct nebula_error *error);
+/* Returns the job's secret. `store` NULL: the job has no storage. `makes`: if storage has none, it is made; else that is NEBULA_NOT_FOUND.
+ * NEBULA_INVALID: there is no secret, or others could read it. Call without the catalogue's lock. */
+enum nebula_status secret_take(struct store *store, bool makes, struct tls_key *ret_key, struct nebula_error *error);
 
 #endif

@@ -19,10 +19,10 @@ struct lease {
         bool is_written;
 };
 
-/* Whether readers hold the version, and another agent may remove it. */
+/* Whether readers hold the version, and another agent may remove it. One in the memory of peers may become durable any time. */
 static bool is_leased(const struct job *job, const struct version *version)
 {
-        return version->leases && version->stored && !version->is_gone && !job->is_remover && !job->storage->refuses_leases;
+        return version->leases && (version->stored || version->is_remote) && !version->is_gone && !job->is_remover && !job->storage->refuses_leases;
 }
 
 static bool is_wanted(const struct job *job, const char *tag)

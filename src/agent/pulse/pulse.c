@@ -90,12 +90,22 @@ static int64_t every_ns(const struct catalogue *catalogue)
         return part < EVERY_MOST_NS ? part : EVERY_MOST_NS;
 }
 
+/* Reads the page, also of a trainer that has ended. */
+static bool read_page(struct job_pulse *mine, const struct pulse *pulse, struct ipc_pulse *ret_seen)
+{
+        if (os_read_at(pulse->fd, ret_seen, sizeof *ret_seen, 0))
+                return false;
+        if (ret_seen->at_ns > mine->stepped_ns)
+                mine->stepped_ns = ret_seen->at_ns;
+        return true;
+}
+
 /* The trainer may write at this moment: then the next look sees it. */
-static void sample(struct pulse *pulse, int64_t now, int64_t every)
+static void sample(struct job_pulse *mine, struct pulse *pulse, int64_t now, int64_t every)
 {
         struct ipc_pulse seen;
 
-        if (os_read_at(pulse->fd, &seen, sizeof seen, 0) || seen.phase_changes % 2) {
+        if (!read_page(mine, pulse, &seen) || seen.phase_changes % 2) {
                 pulse->pace.looked_ns = now;
                 return;
         }
@@ -264,11 +274,11 @@ static void look_at(struct catalogue *catalogue, struct job *job, int64_t now)
         for (struct pulse **link = &mine->first; *link;) {
                 struct session *session = catalogue_session(catalogue, (*link)->nonce);
 
+                sample(mine, *link, now, every_ns(catalogue));
                 if (!session || session->job != job || !session->connection_count) {
                         drop(link);
                         continue;
                 }
-                sample(*link, now, every_ns(catalogue));
                 if ((*link)->pace.beats) {
                         any = true;
                         all = all && pace_hangs(&(*link)->pace, now, least_ns(catalogue));
@@ -327,6 +337,18 @@ json_t *pulse_json(const struct catalogue *catalogue, const struct job *job)
                        json_pack("{s:I, s:s, s:f, s:f, s:I}", "step", (json_int_t)last->last.step, "phase", last->last.phase, "seconds",
                                  (double)(os->now_ns() - last->pace.since_ns) / 1e9, "limit",
                                  (double)pace_limit_ns(&last->pace, least_ns(catalogue)) / 1e9, "hangs", (json_int_t)job->pulse->hang.count);
+}
+
+int64_t pulse_end_run(struct job *job)
+{
+        struct ipc_pulse seen;
+        int64_t stepped_ns;
+
+        for (struct pulse *pulse = job->pulse->first; pulse; pulse = pulse->next)
+                read_page(job->pulse, pulse, &seen);
+        stepped_ns = job->pulse->stepped_ns;
+        job->pulse->stepped_ns = 0;
+        return stepped_ns;
 }
 
 void pulse_forget(struct job *job)

@@ -27,6 +27,8 @@ int pulse_open(const struct ipc_hello *hello, uint32_t seen_pid);
 void pulse_take(struct catalogue *catalogue, struct session *session, int fd);
 /* Looks at all trainers. Returns when to look again. */
 int64_t pulse_look(struct catalogue *catalogue, int64_t now_ns);
+/* All trainers of the job on this node have ended. Returns the time of their last step, by the machine's monotonic clock; 0: they counted none. */
+int64_t pulse_end_run(struct job *job);
 /* Closes the pages of a job that ends. */
 void pulse_forget(struct job *job);
 const struct pulse_hang *pulse_hang(const struct job *job);

@@ -16,6 +16,7 @@ struct job_pulse {
         struct pulse *first;
         struct pulse_hang hang;
         int64_t look_at_ns;
+        int64_t stepped_ns; /* the last step of these trainers, also of those that have ended; 0: none is known */
         bool is_writing; /* a thread writes the stacks */
 };
 

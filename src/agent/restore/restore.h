@@ -20,6 +20,7 @@
 #define NB_AGENT_RESTORE_RESTORE_H
 
 #include "agent/catalogue/catalogue.h"
+#include "agent/peers/peer_frame.h"
 #include "store/scan.h"
 
 /* Checks that every file of a stored version is in its place and has its size. NEBULA_BUSY: the version was removed meanwhile; search
@@ -29,6 +30,18 @@ enum nebula_status restore_check_files(struct store *store, const struct manifes
 enum nebula_status restore_scan(struct catalogue *catalogue, struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error);
+/* A chunk of a stored file, for another node. */
+struct restore_part {
+        struct version *version; /* pinned */
+        struct image *image;     /* held */
+        const char *bytes;
+        uint64_t offset, crc64;
+        size_t size;
+};
+/* Reads the chunk from storage, unless this node has done so. NEBULA_BUSY: this node waits for another one that reads it. The job is pinned. */
+enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, const struct peer_part *wanted, struct restore_part *ret_part,
+                                struct nebula_error *error);
+void restore_part_done(struct catalogue *catalogue, struct restore_part *part);
 /* session: that of the reader; NULL: the agent. The caller frees *ret_opened and closes *ret_fd, which is read-only. */
 enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
                                 struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error);

@@ -6,7 +6,9 @@
  * chunks that it has. When it has all chunks, it is an image like those that were read as a whole.
  *
  * A chunk goes from ABSENT to READING, and then to HERE; if the reading failed, back to ABSENT. Only the thread that set READING writes
- * to the chunk. `state` changes under the lock.
+ * to the chunk. `state` changes under the lock. If the nodes of the job read together (joint_read.h), a thread first reads the chunks that this
+ * node owns. Then it asks for the others, which are ASKED instead of READING. An agent never lets another node wait for a chunk that is ASKED,
+ * so no two nodes wait for each other.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,16 +16,18 @@
 #include <string.h>
 
 #include "agent/memory/memory.h"
+#include "agent/peers/joint_read.h"
 #include "agent/persist/storage.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
+#include "store/manifest_load.h"
 #include "store/manifest_read.h"
 #include "store/record.h"
 #include "store/signature.h"
 
 #define RANGES_MAX 64 /* of one request to the store */
 
-enum chunk_state { CHUNK_ABSENT, CHUNK_READING, CHUNK_HERE };
+enum chunk_state { CHUNK_ABSENT, CHUNK_READING, CHUNK_ASKED, CHUNK_HERE };
 
 struct image_chunks {
         struct wanted wanted;
@@ -116,8 +120,7 @@ static enum nebula_status answer(struct catalogue *catalogue, struct image *imag
         return status;
 }
 
-enum nebula_status chunks_open(struct catalogue *catalogue, struct version *version, const char *name, struct ipc_opened **ret_opened,
-                               int *ret_fd, struct nebula_error *error)
+enum nebula_status chunks_prepare(struct catalogue *catalogue, struct version *version, const char *name, struct nebula_error *error)
 {
         struct agent_file *file = version_file(version, name);
         struct image *image = NULL;
@@ -146,11 +149,31 @@ enum nebula_status chunks_open(struct catalogue *catalogue, struct version *vers
                 memory_hold(image);
                 file->sparse = image;
         }
-        return answer(catalogue, file->sparse, ret_opened, ret_fd, error);
+        return NEBULA_OK;
 }
 
-/* Takes absent chunks of the runs for this thread: they are READING now. *ret_waits: another thread reads some of the others. */
-static size_t take_absent(struct image_chunks *chunks, const struct ipc_run *runs, size_t count, struct store_range ranges[RANGES_MAX], bool *ret_waits)
+enum nebula_status chunks_open(struct catalogue *catalogue, struct version *version, const char *name, struct ipc_opened **ret_opened,
+                               int *ret_fd, struct nebula_error *error)
+{
+        enum nebula_status status = chunks_prepare(catalogue, version, name, error);
+
+        return status ? status : answer(catalogue, version_file(version, name)->sparse, ret_opened, ret_fd, error);
+}
+
+/* Which chunks a thread takes: of a joint reading, those that this node owns, or the others. joint NULL: all. */
+struct taking {
+        struct joint *joint;
+        bool is_own;
+};
+
+static bool is_taken(const struct taking *taking, uint32_t chunk)
+{
+        return !taking->joint || joint_is_own(taking->joint, chunk) == taking->is_own;
+}
+
+/* Takes absent chunks of the runs for this thread: they are READING or ASKED now. *ret_waits: another thread reads some of the others. */
+static size_t take_absent(struct image_chunks *chunks, const struct taking *taking, const struct ipc_run *runs, size_t count,
+                          struct store_range ranges[RANGES_MAX], bool *ret_waits)
 {
         size_t used = 0;
 
@@ -161,7 +184,9 @@ static size_t take_absent(struct image_chunks *chunks, const struct ipc_run *run
                         uint64_t left = chunks->size - offset, size = left < chunks->chunk_bytes ? left : chunks->chunk_bytes;
                         bool joins = used && ranges[used - 1].offset + ranges[used - 1].size == offset;
 
-                        *ret_waits |= chunks->state[chunk] == CHUNK_READING;
+                        if (!is_taken(taking, chunk))
+                                continue;
+                        *ret_waits |= chunks->state[chunk] == CHUNK_READING || chunks->state[chunk] == CHUNK_ASKED;
                         if (chunks->state[chunk] != CHUNK_ABSENT)
                                 continue;
                         if (!joins && used == RANGES_MAX)
@@ -169,7 +194,7 @@ static size_t take_absent(struct image_chunks *chunks, const struct ipc_run *run
                         if (!joins)
                                 ranges[used++] = (struct store_range){ offset, 0 };
                         ranges[used - 1].size += size;
-                        chunks->state[chunk] = CHUNK_READING;
+                        chunks->state[chunk] = taking->joint && !taking->is_own ? CHUNK_ASKED : CHUNK_READING;
                 }
         return used;
 }
@@ -183,13 +208,47 @@ static void set_states(struct image_chunks *chunks, const struct store_range *ra
                 }
 }
 
-/* No lock held; the chunks are this thread's. */
-static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct store_range *ranges,
-                                      size_t count, struct nebula_error *error)
+static enum nebula_status read_stored(struct store *store, struct image *image, const struct store_range *ranges, size_t count, struct nebula_error *error)
 {
         struct image_chunks *chunks = image->chunks;
         const struct record_file file = { .size = chunks->size, .chunk_bytes = chunks->chunk_bytes, .chunks = chunks->crc64,
                                           .chunk_count = chunks->chunk_count };
+
+        return manifest_read_chunks(store, chunks->key, &file, image->data, ranges, count, error);
+}
+
+/* Asks the owners, and reads from storage what does not come. */
+static enum nebula_status read_joint(struct store *store, struct image *image, struct joint *joint, const struct store_range *ranges, size_t count,
+                                     struct nebula_error *error)
+{
+        struct image_chunks *chunks = image->chunks;
+        struct joint_file file = { .part = { .sequence = chunks->wanted.sequence, .generation = chunks->wanted.generation }, .size = chunks->size,
+                                   .chunk_bytes = chunks->chunk_bytes, .crc64 = chunks->crc64, .data = image->data };
+        bool *here = calloc(chunks->chunk_count, sizeof *here);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!here)
+                return read_stored(store, image, ranges, count, error);
+        snprintf(file.part.tag, sizeof file.part.tag, "%s", chunks->wanted.tag);
+        snprintf(file.part.name, sizeof file.part.name, "%s", chunks->wanted.name);
+        joint_fetch(joint, &file, ranges, count, here);
+        for (size_t i = 0; i < count; i++)
+                for (uint64_t done = 0; !status && done < ranges[i].size; done += chunks->chunk_bytes) {
+                        uint64_t offset = ranges[i].offset + done, left = ranges[i].size - done;
+                        struct store_range lacking = { offset, left < chunks->chunk_bytes ? left : chunks->chunk_bytes };
+
+                        if (!here[offset / chunks->chunk_bytes])
+                                status = read_stored(store, image, &lacking, 1, error);
+                }
+        free(here);
+        return status;
+}
+
+/* No lock held; the chunks are this thread's. */
+static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct taking *taking,
+                                      const struct store_range *ranges, size_t count, struct nebula_error *error)
+{
+        struct image_chunks *chunks = image->chunks;
         struct manifest manifest = { 0 };
         struct store *store;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
@@ -197,7 +256,8 @@ static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *j
         for (size_t i = 0; i < count && !status; i++)
                 status = memory_make(image, ranges[i].offset, ranges[i].size, error);
         if (!status)
-                status = manifest_read_chunks(store, chunks->key, &file, image->data, ranges, count, error);
+                status = taking->joint && !taking->is_own ? read_joint(store, image, taking->joint, ranges, count, error) :
+                                                            read_stored(store, image, ranges, count, error);
         if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) {
                 if (restore_manifest(store, &chunks->wanted, &manifest, NULL) == NEBULA_NOT_FOUND)
                         status = restore_gone(chunks->wanted.tag, error);
@@ -209,8 +269,8 @@ static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *j
 }
 
 /* The same with the room for them. Lock held on entry and return. */
-static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct store_range *ranges,
-                                      size_t count, struct nebula_error *error)
+static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *job, struct image *image, const struct taking *taking,
+                                      const struct store_range *ranges, size_t count, struct nebula_error *error)
 {
         uint64_t size = 0;
         bool has_room;
@@ -225,7 +285,7 @@ static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *j
         if (has_room) {
                 image->taken += size;
                 catalogue_unlock(catalogue);
-                status = read_ranges(catalogue, job, image, ranges, count, error);
+                status = read_ranges(catalogue, job, image, taking, ranges, count, error);
                 catalogue_lock(catalogue);
         }
         if (status && has_room) {
@@ -250,24 +310,58 @@ static void promote(struct version *version, struct image *image)
         file->size = image->chunks->size;
 }
 
-/* Returns when all chunks of the runs are there. Lock held on entry and return. */
-static enum nebula_status fill(struct catalogue *catalogue, struct version *version, struct image *image, const struct ipc_run *runs,
-                               size_t count, struct nebula_error *error)
+/* Returns when all chunks of the runs that this thread takes are there. Lock held on entry and return. */
+static enum nebula_status fill_taken(struct catalogue *catalogue, struct version *version, struct image *image, const struct taking *taking,
+                                     const struct ipc_run *runs, size_t count, struct nebula_error *error)
 {
         struct store_range ranges[RANGES_MAX];
         bool waits = true;
         enum nebula_status status = NEBULA_OK;
 
-        memory_hold(image);
-        version->pins++;
         while (!status && waits) {
-                size_t used = take_absent(image->chunks, runs, count, ranges, &waits);
+                size_t used = take_absent(image->chunks, taking, runs, count, ranges, &waits);
 
                 waits |= used > 0; /* there may be more */
                 if (used)
-                        status = fill_ranges(catalogue, version->job, image, ranges, used, error);
+                        status = fill_ranges(catalogue, version->job, image, taking, ranges, used, error);
                 else if (waits)
                         catalogue_wait(catalogue, &catalogue->moved, -1);
+        }
+        return status;
+}
+
+static bool lacks_any(const struct image_chunks *chunks, const struct ipc_run *runs, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                for (uint32_t k = 0; k < runs[i].count; k++)
+                        if (chunks->state[runs[i].first + k] == CHUNK_ABSENT)
+                                return chunks->chunk_bytes <= PEER_PIECE_BYTES && chunks->wanted.sequence;
+        return false;
+}
+
+/* Returns when all chunks of the runs are there. for_other: another node asks for them. Lock held on entry and return. */
+static enum nebula_status fill(struct catalogue *catalogue, struct version *version, struct image *image, const struct ipc_run *runs,
+                               size_t count, bool for_other, struct nebula_error *error)
+{
+        struct taking taking = { NULL, true };
+        enum nebula_status status;
+
+        memory_hold(image);
+        version->pins++;
+        if (!for_other && joint_wanted(catalogue, version->job) && lacks_any(image->chunks, runs, count)) {
+                catalogue_unlock(catalogue);
+                taking.joint = joint_open(catalogue, version->job, image->chunks->wanted.name);
+                catalogue_lock(catalogue);
+        }
+        status = fill_taken(catalogue, version, image, &taking, runs, count, error);
+        if (!status && taking.joint) {
+                taking.is_own = false;
+                status = fill_taken(catalogue, version, image, &taking, runs, count, error);
+        }
+        if (taking.joint) {
+                catalogue_unlock(catalogue);
+                joint_close(catalogue, taking.joint);
+                catalogue_lock(catalogue);
         }
         if (!status && image->chunks->here_count == image->chunks->chunk_count)
                 promote(version, image);
@@ -295,7 +389,7 @@ enum nebula_status restore_fetch(struct catalogue *catalogue, const struct ipc_f
                         status = error_set(error, NEBULA_INVALID, 0, "chunks %" PRIu32 " to %" PRIu64 " lie outside of \"%.150s\"", request->runs[i].first,
                                            (uint64_t)request->runs[i].first + request->runs[i].count, image->chunks->wanted.name);
         if (!status)
-                status = fill(catalogue, version, image, request->runs, request->run_count, error);
+                status = fill(catalogue, version, image, request->runs, request->run_count, false, error);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         return status;
@@ -309,11 +403,93 @@ enum nebula_status chunks_complete(struct catalogue *catalogue, struct version *
 
         if (!image || file->image)
                 return NEBULA_OK;
-        status = fill(catalogue, version, image, &(struct ipc_run){ 0, image->chunks->chunk_count }, 1, error);
+        status = fill(catalogue, version, image, &(struct ipc_run){ 0, image->chunks->chunk_count }, 1, false, error);
         file = version_file(version, name);
         if (status && file->sparse == image) {
                 file->sparse = NULL;
                 memory_drop(catalogue->memory, image);
         }
         return status;
+}
+
+/* The version that another node means, pinned. NULL: this node does not know it, or storage has another one. Lock held on entry and return, released
+ * while storage is asked. */
+static struct version *find_stored(struct catalogue *catalogue, struct job *job, const struct peer_part *wanted)
+{
+        struct version *version = job->versions;
+        struct manifest manifest = { 0 };
+        struct store *store;
+        enum nebula_status status;
+
+        while (version && !(version->stored && !version->is_remote && version->sequence == wanted->sequence && !strcmp(version->tag, wanted->tag)))
+                version = version->next;
+        if (!version) {
+                catalogue_unlock(catalogue);
+                status = storage_open(catalogue, job, &store, NULL);
+                if (!status)
+                        status = manifest_load(store, wanted->tag, &manifest, NULL);
+                catalogue_lock(catalogue);
+                if (!status && manifest.sequence == wanted->sequence && !strcmp(manifest.job, job->name))
+                        version = catalogue_stored(catalogue, job, &manifest);
+                manifest_done(&manifest);
+        }
+        if (version)
+                version->pins++;
+        return version;
+}
+
+enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, const struct peer_part *wanted, struct restore_part *ret_part,
+                                struct nebula_error *error)
+{
+        struct version *version;
+        struct agent_file *file;
+        struct image *image = NULL;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        version = find_stored(catalogue, job, wanted);
+        file = version ? version_file(version, wanted->name) : NULL;
+        status = file && file->generation == wanted->generation ? NEBULA_OK : error_set(error, NEBULA_NOT_FOUND, 0, "there is no such file here");
+        if (!status && !file->image)
+                status = chunks_prepare(catalogue, version, wanted->name, error);
+        if (status != NEBULA_NOT_FOUND) {
+                file = version_file(version, wanted->name);
+                image = file->sparse ? file->sparse : file->image && file->image->chunks ? file->image : NULL;
+                status = image && wanted->chunk < image->chunks->chunk_count ? NEBULA_OK :
+                                                                              error_set(error, NEBULA_NOT_FOUND, 0, "there is no such chunk here");
+        }
+        if (!status && image->chunks->state[wanted->chunk] == CHUNK_ASKED)
+                status = error_set(error, NEBULA_BUSY, 0, "this node waits for another one that reads the chunk");
+        if (!status) {
+                memory_hold(image);
+                status = fill(catalogue, version, image, &(struct ipc_run){ wanted->chunk, 1 }, 1, true, error);
+                if (!status && !image->data) /* it is whole, and not mapped any more */
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "the chunk is not mapped here");
+                if (status)
+                        memory_drop(catalogue->memory, image);
+                else
+                        image->readers++; /* it stays mapped */
+        }
+        if (!status) {
+                const struct image_chunks *chunks = image->chunks;
+                uint64_t offset = (uint64_t)wanted->chunk * chunks->chunk_bytes, left = chunks->size - offset;
+
+                *ret_part = (struct restore_part){ .version = version, .image = image, .bytes = (const char *)image->data + offset, .offset = offset,
+                                                   .crc64 = chunks->crc64[wanted->chunk], .size = left < chunks->chunk_bytes ? left : chunks->chunk_bytes };
+        } else if (version) {
+                version->pins--;
+                catalogue_signal(catalogue);
+        }
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+void restore_part_done(struct catalogue *catalogue, struct restore_part *part)
+{
+        catalogue_lock(catalogue);
+        part->image->readers--;
+        memory_drop(catalogue->memory, part->image);
+        part->version->pins--;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
 }

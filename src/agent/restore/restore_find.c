@@ -190,6 +190,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         if (version) {
                 fill_found(version, found);
                 *ret_entry = order_entry(version->tag, version->sequence, &version->line);
+                policy_tidy(catalogue, job); /* a reader that follows finds many */
         }
         catalogue_unlock(catalogue);
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;

@@ -10,6 +10,7 @@
 #include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
 #include "agent/peers/copy_finder.h"
+#include "agent/peers/joint_read.h"
 #include "agent/peers/replica.h"
 #include "agent/persist/persist_seal.h"
 #include "agent/persist/storage.h"
@@ -526,6 +527,10 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 chunks_open(catalogue, source, request->name, &opened, ret_fd, NULL);
         if (opened)
                 goto done;
+        file = version_file(source, request->name);
+        if (!file->image && !file->sparse && source->stored && !source->is_remote && policy == TRUST_OFF && joint_wanted(catalogue, source->job) &&
+            session && session->role == IPC_ROLE_TRAINER)
+                chunks_prepare(catalogue, source, request->name, NULL);
         file = version_file(source, request->name);
         if (!file->image && file->sparse) {
                 chunks_complete(catalogue, source, request->name, NULL);

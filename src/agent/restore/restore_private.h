@@ -59,10 +59,11 @@ enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image
  * Lock held on entry and return, released meanwhile; the version is pinned.
  *
  * chunks_open: hands out the file's sparse image, and makes it if there is none. NEBULA_UNAVAILABLE: this file is read as a whole.
- * chunks_complete: fills the sparse image, if there is one: it becomes the file's image. After a failure it is gone.
+ * chunks_prepare: makes the sparse image alone. chunks_complete: fills the sparse image, if there is one: it becomes the file's image. After a failure it is gone.
  */
 enum nebula_status chunks_open(struct catalogue *catalogue, struct version *version, const char *name, struct ipc_opened **ret_opened,
                                int *ret_fd, struct nebula_error *error);
+enum nebula_status chunks_prepare(struct catalogue *catalogue, struct version *version, const char *name, struct nebula_error *error);
 enum nebula_status chunks_complete(struct catalogue *catalogue, struct version *version, const char *name, struct nebula_error *error);
 
 #endif

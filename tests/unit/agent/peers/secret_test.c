@@ -47,7 +47,7 @@ static void end(void)
 static enum nebula_status take(void)
 {
         memset(&error, 0, sizeof error);
-        return secret_take(store, &key, &error);
+        return secret_take(store, true, &key, &error);
 }
 
 static uint32_t report_uid(void)
@@ -166,7 +166,7 @@ static void an_object_store_keeps_no_secret(void)
         store_mem_allow();
         REQUIRE(!store_open("mem://secret", &store, &error));
         CHECK(take() == NEBULA_INVALID && strstr(error.message, "NEBULA_SECRET_FILE"));
-        CHECK(secret_take(NULL, &key, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_SECRET_FILE"));
+        CHECK(secret_take(NULL, true, &key, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_SECRET_FILE"));
         CHECK(shell("(umask 077 && echo 0123456789abcdef >named)"));
         snprintf(file, sizeof file, "%s/named", storage);
         setenv("NEBULA_SECRET_FILE", file, 1);
