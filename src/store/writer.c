@@ -12,12 +12,14 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/document.h"
 #include "store/index.h"
 #include "store/lanes.h"
 #include "store/manifest_private.h"
 #include "store/writer_private.h"
 
+#define CHECK_LATE_NS (300 * INT64_C(1000000000)) /* a sweep ends the work of an entry that is 15 minutes old (NEBULA_SWEEP_AGE) */
 #define PUT_WIDTH 8u
 
 typedef enum nebula_status step(struct writer *writer, struct nebula_error *error);
@@ -397,8 +399,10 @@ static enum nebula_status create_entry(struct writer *writer, struct nebula_erro
 /* This makes the version durable. */
 static enum nebula_status enter(struct writer *writer, struct nebula_error *error)
 {
-        enum nebula_status status = create_entry(writer, error);
+        enum nebula_status status;
 
+        writer->entered_ns = os->now_ns();
+        status = create_entry(writer, error);
         if (status != NEBULA_BUSY)
                 return status;
         status = look_again(writer, error);
@@ -425,13 +429,15 @@ static enum nebula_status take_back(struct writer *writer, const struct nebula_e
                          manifest->tag, why->message);
 }
 
-/* Checks that all objects that the manifest names exist. If a sweep is running, it may remove some of them. */
+/* Checks that all objects that the manifest names exist. If a sweep is running, it may remove some of them. If the check comes late, a sweep
+ * has perhaps ended this writer's work, and has removed the version before. */
 static enum nebula_status check(struct writer *writer, bool is_own, struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
         enum nebula_status status = manifest_check_all(writer->store, &writer->manifest, &failure);
+        bool is_late = os->now_ns() - writer->entered_ns > CHECK_LATE_NS;
 
-        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT || (status == NEBULA_BUSY && is_own))
+        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT || (status == NEBULA_BUSY && is_own && !is_late))
                 return take_back(writer, &failure, error);
         if (status == NEBULA_BUSY)
                 return error_set(error, NEBULA_STORAGE, 0, "the agent checks \"%.150s\" again later: %.250s", writer->manifest.tag, failure.message);

@@ -80,6 +80,7 @@ struct writer {
         const struct writer_goal *goal; /* of WRITER_GATHER */
         bool is_overtaken;         /* another program has changed the tag meanwhile: a new writer may succeed. A source's `publish` sets it
                                     * if a name is taken */
+        int64_t entered_ns;        /* when it asked for its entry */
         bool is_taken_back;        /* the entry was made, but some objects that it names were missing */
         bool keeps_index;          /* the store has refused to remove the entry of the version before from the index */
         bool is_followed;          /* the version was written, and another program has made the next entry since */

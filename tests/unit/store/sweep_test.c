@@ -144,15 +144,40 @@ ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
 }
 
 /* The writer of the newest entry may still take it back. */
-ON_EACH_STORE(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them)
+ON_EACH_STORE(the_versions_before_the_newest_entry_stay_while_its_writer_may_live)
 {
         struct author writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
 
         write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
         author_run_to(&writer, AT_CHECK);
         have("t/.nebula/committed-w0123456789abcdef-1.json", "{}");
-        CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !tag_log_take_back(store, "t", 2, &error));
+        CHECK(sweep(HOUR_NS) == 0 && holds("t", "b") && !tag_log_take_back(store, "t", 2, &error));
         CHECK(holds("t", "a") && shows("t", "y", "a"));
+        author_done(&writer);
+}
+
+static int64_t late_ns(void)
+{
+        return os_linux.now_ns() + HOUR_NS;
+}
+
+ON_EACH_STORE(a_sweep_ends_the_work_of_a_writer_that_died_after_its_entry)
+{
+        struct author writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
+        const struct os_table *before = os;
+        struct os_table late = *os;
+        char record[MANIFEST_KEY_MAX];
+
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "z" } });
+        author_run_to(&writer, AT_CHECK);
+        CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !has("t/z") && !has(key_of_record("a", 0, record)) && shows("t", "x", "b"));
+        CHECK(sweep(ANY_AGE) == 0);
+        have("t/.nebula/sweep-0123456789abcdef.json", "{}");
+        late.now_ns = late_ns;
+        os = &late;
+        author_run(&writer); /* it lives after all, and finds a sweep at work */
+        os = before;
+        CHECK(holds("t", "b") && shows("t", "x", "b"));
         author_done(&writer);
 }
 
@@ -366,7 +391,8 @@ static void a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them(void)
 TAP_MAIN(TEST(a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them), TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
          TEST(what_the_version_names_stays_whichever_writing_it_is_of), TEST(a_file_in_place_that_is_not_known_to_be_debris_stays),
          TEST(nothing_goes_beside_what_is_young_or_another_users), TEST(a_tag_whose_log_cannot_be_read_is_left_alone),
-         TEST(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them),
+         TEST(the_versions_before_the_newest_entry_stay_while_its_writer_may_live),
+         TEST(a_sweep_ends_the_work_of_a_writer_that_died_after_its_entry),
          TEST(the_versions_before_a_removal_do_not_stay_behind_a_later_one), TEST(a_removal_that_was_interrupted_is_ended),
          TEST(of_a_removal_that_ended_but_for_its_entry_that_goes_too), TEST(debris_beside_a_removal_goes_with_it), TEST(one_tag_is_swept_without_the_others),
          TEST(a_sweep_that_finds_a_new_entry_removes_nothing), TEST(a_writer_that_finds_a_sweep_at_work_writes_again),
