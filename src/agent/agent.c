@@ -80,21 +80,6 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
-/* NEBULA_PUBLISH: whether a published file may be a hard link of the stored one. */
-static bool publish_setting(void)
-{
-        const char *text = conf_env("NEBULA_PUBLISH");
-        struct nebula_error error;
-
-        if (!text || !strcmp(text, "copy"))
-                return false;
-        if (!strcmp(text, "link"))
-                return true;
-        error_set(&error, NEBULA_INVALID, 0, "NEBULA_PUBLISH is \"%.60s\": it must be copy or link", text);
-        refuse_setting(&error);
-        return false;
-}
-
 /* NEBULA_CHECK_VALUES: how much of the values the agent looks at. */
 static enum catalogue_values values_setting(void)
 {
@@ -208,7 +193,6 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.check_values = values_setting();
         agent->catalogue.runtime_dir = agent->place.directory;
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
-        agent->catalogue.publish_links = publish_setting();
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])

@@ -24,7 +24,7 @@ static struct promise promises[16];
 static size_t promise_count;
 
 /* How a file gets to its path. */
-static enum way { COPY, SHARE, LINK, WAY_COUNT } way;
+static enum way { COPY, SHARE, WAY_COUNT } way;
 static struct os_table copying;
 
 static int share_nothing(int fd, int from)
@@ -62,7 +62,6 @@ static void begin(struct bench *bench)
         if (os->mkdir(tree, 0755) || os_crash_begin(tree))
                 abort();
         bench_init(bench, NULL, storage);
-        bench->catalogue.publish_links = way == LINK;
         if (way == COPY) {
                 copying = *os;
                 copying.clone = share_nothing;

@@ -119,7 +119,6 @@ struct catalogue {
         uint64_t hang_s; /* the least time without a step after which a job counts as hung; 0: never */
         uint64_t hang_count;
         const char *runtime_dir; /* of the files with stacks; not NULL if hang_s is not 0 */
-        bool publish_links; /* published files are hard links of the stored ones */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: there is no process to end */
 };
 

@@ -10,7 +10,7 @@
  *
  * * A publish happens when its version is in storage, and always by one rename.
  * * The file shares blocks with the stored one if the file system can do that;
- *   otherwise it is a verified copy. It is a hard link only with NEBULA_PUBLISH=link.
+ *   otherwise it is a verified copy.
  * * A publish that fails is tried again, and does not hold up other paths.
  * * A removal happens after all earlier publishes in the list. So if a framework
  *   saves the new file and then removes the old one, one of the two is always there.

@@ -516,27 +516,6 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         end();
 }
 
-static void a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links(void)
-{
-        struct version *version;
-        struct os_stat here, there;
-        char elsewhere[256], path[300];
-
-        NEEDS_FILES("an object has no second name");
-        begin();
-        bench.catalogue.publish_links = true;
-        test_dir_make(elsewhere);
-        snprintf(path, sizeof path, "%s/x", elsewhere);
-        version = bench_version(&bench, "a", 1, 2);
-        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
-                !bench_persist(&bench, version) && work(&bench, 9));
-        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && debris_in(elsewhere) == 0);
-        CHECK(!os->stat(at("x"), false, &here) && here.link_count == 2);
-        CHECK(!os->stat(path, false, &there) && (there.device == here.device || there.link_count == 1));
-        test_dir_remove(elsewhere);
-        end();
-}
-
 static int cloned;
 
 /* Simulates a file system that can share blocks. */
@@ -729,7 +708,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first),
          TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
          TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
-         TEST(a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links), TEST(blocks_are_shared_where_the_file_system_can),
+         TEST(blocks_are_shared_where_the_file_system_can),
          TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_large_file_is_copied_from_storage_in_pieces),
          TEST(a_damaged_stored_file_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),
