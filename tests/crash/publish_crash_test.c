@@ -2,6 +2,10 @@
  * The power fails at every moment of publishing. A file and a directory appear and are replaced, complete or not at
  * all. From then on they stay and are never absent in between.
  */
+/*
+ * fault (Storage): Power loss while publishing.
+ * result: A published path holds the old or the new file, whole. After the end of `flush` it holds the new one.
+ */
 #include <errno.h>
 
 #include "agent/agent_publish.h"

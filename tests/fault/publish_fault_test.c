@@ -3,6 +3,11 @@
  * ends. The file at the path is complete, staged files are not lost, and the next attempt succeeds and leaves no
  * temporary file.
  */
+/*
+ * fault (Storage): Any system call of publishing fails, or the agent dies there.
+ * result: A published path holds the old or the new file, whole. Staged files are not lost. The next try or agent
+ * finishes and leaves no debris.
+ */
 #include <errno.h>
 
 #include "agent/publish/publish_list.h"

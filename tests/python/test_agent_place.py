@@ -45,6 +45,8 @@ def shell(place, monkeypatch):
     command("stop", "--now", "--yes")
 
 
+# fault (The machine and other users): `XDG_RUNTIME_DIR` is stale, or differs from shell to shell.
+# result: It has no effect: one user has one agent on a node.
 @pytest.mark.parametrize("stale", ["/proc/none", "/nowhere/1000", "relative", ""])
 def test_a_stale_xdg_runtime_dir_costs_no_checkpoint(stale, place, shell):
     shell.setenv("XDG_RUNTIME_DIR", stale)
@@ -55,6 +57,7 @@ def test_a_stale_xdg_runtime_dir_costs_no_checkpoint(stale, place, shell):
     checkpoint.wait("durable", 60)
 
 
+# fault: as test_a_stale_xdg_runtime_dir_costs_no_checkpoint
 def test_shells_that_differ_in_xdg_runtime_dir_have_one_agent(place, shell):
     first, second = place.root / "first", place.root / "second"
     for path in (first, second):
@@ -87,6 +90,9 @@ def test_an_agent_where_an_older_version_had_it_is_found_by_programs_and_by_stop
     assert (place.storage / "global_step2/.nebula/manifest-1.json").exists()
 
 
+# fault (The machine and other users): One user has two agents nevertheless (`NEBULA_RUNTIME_DIR` differs).
+# result: Neither finds a version that only the other's memory has. The program's log says so, and names the other
+# agent.
 def test_the_program_s_log_says_that_another_agent_has_the_newest_in_memory(place, monkeypatch, caplog):
     saving = place.trainer(SAVES, place.storage, stdin=True)
     assert saving.stdout.readline() == "saved\n"

@@ -39,6 +39,8 @@ def test_a_file_appears_when_durable(nm, place, out):
     assert sorted(os.listdir(out / "a")) == ["epoch=0.ckpt"]
 
 
+# fault (Storage): A program later writes to a published file in place, as `torch.save` does.
+# result: The stored file is another file and stays whole.
 def test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_version_whole(nm, place, out):
     checkpoint = save(nm, "global_step1", 1)
     checkpoint.publish("checkpoint", out / "1.ckpt")

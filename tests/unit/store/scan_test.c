@@ -138,6 +138,10 @@ ON_EACH_STORE(links_beside_the_tags_are_counted_and_not_followed)
         manifest_scan_done(&scan);
 }
 
+/*
+ * fault (Storage): The path is a mount point with root's `lost+found`.
+ * result: That directory is no checkpoint, also for a user who may not enter it.
+ */
 static void lost_and_found_of_another_user_is_no_checkpoint(void)
 {
         char name[] = "lost+found", tag[256];

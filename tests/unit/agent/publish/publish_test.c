@@ -429,6 +429,11 @@ static struct version *found_at(const char *path, char ret_name[IPC_NAME_MAX])
         return version;
 }
 
+/*
+ * fault (Storage): A tag whose file was published is committed again, or retention removes it from storage.
+ * result: The published path can still be loaded: from the writing that carried the file over, else from the file at
+ * that path.
+ */
 /* As Lightning's save_last does: the tag is committed once more, with one more file. */
 static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced(void)
 {
@@ -456,6 +461,11 @@ static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those
         end();
 }
 
+/*
+ * fault (Storage): Storage refuses for a while, and a later writing of a tag is durable before the one whose file is to
+ * be published.
+ * result: The file is published if the later writing has carried it over.
+ */
 /* Storage had failed, and the second was tried first. */
 static void a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first(void)
 {
@@ -475,6 +485,7 @@ static void a_file_appears_although_a_later_writing_that_has_carried_it_over_was
         end();
 }
 
+/* fault: as a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced */
 static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
 {
         struct version *version;
@@ -492,6 +503,7 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         end();
 }
 
+/* fault: as test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_version_whole */
 static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole(void)
 {
         struct version *version;
