@@ -373,7 +373,7 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
 
 /* The agent outlives the process that started it, and may serve others. So a trainer that starts it lends it no keys: each trainer brings its
  * own with its first request. */
-static void settle_variables(bool is_of_trainer)
+static void choose_variables(bool is_of_trainer)
 {
         char text[160];
 
@@ -411,7 +411,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 return result < 0 || ready_fd < 0;
         }
         log_open(log_path);
-        settle_variables(ready_fd >= 0);
+        choose_variables(ready_fd >= 0);
         if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
                 log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "

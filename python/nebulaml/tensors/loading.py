@@ -63,13 +63,13 @@ def load_tensors(mapped: _nebula.Map, name: str) -> Any:
             raise failure from None
 
 
-def torch_is_told(variable: str) -> bool:
+def torch_switch(variable: str) -> bool:
     """Returns True if a switch of torch.load is set; torch reads it in the same way."""
     return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
 
 
 def _is_weights_only(asked: bool | None) -> bool:
-    return torch_is_told("TORCH_FORCE_WEIGHTS_ONLY_LOAD") or bool(asked)
+    return torch_switch("TORCH_FORCE_WEIGHTS_ONLY_LOAD") or bool(asked)
 
 
 def _is_zip(mapped: _nebula.Map) -> bool:

@@ -45,7 +45,7 @@ struct publish {
         uint64_t id; /* part of the names of its temporary files */
         enum publish_kind kind;
         enum publish_state state;
-        bool cancelled, told;
+        bool cancelled, is_reported;
         bool replaces; /* this directory replaces one that was to be removed */
         bool taken;    /* of a removal: the path is gone, and only the version is left to remove */
         uint64_t version_id, generation; /* of a removal: those of the last directory that was to appear at its path */

@@ -410,7 +410,7 @@ static void take_reported(void *argument, const struct manifest_scan *newest, si
 
 static void a_scan_that_takes_long_tells_the_newest_versions_first(void)
 {
-        static const struct manifest_scan_options options = { .tell = take_reported };
+        static const struct manifest_scan_options options = { .report = take_reported };
         struct manifest_scan scan = { 0 };
         struct store_ops ops;
 
