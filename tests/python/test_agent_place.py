@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import uuid
+from pathlib import Path
 
 import nebulaml
 import pytest
@@ -109,3 +111,15 @@ def test_the_program_s_log_says_that_another_agent_has_the_newest_in_memory(plac
         command("stop", "--now", "--yes")
         saving.kill()
         saving.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("choice", [None, "off"])
+def test_an_agent_gives_up_system_calls_unless_it_is_set_to_keep_them(place, monkeypatch, choice):
+    if choice:
+        monkeypatch.setenv("NEBULA_BOX", choice)
+    nebulaml.init(str(place.storage))
+    (agent,) = place.agents()
+    (mode,) = re.findall(r"^Seccomp:\s+(\d)", Path(f"/proc/{agent}/status").read_text(), re.M)
+    if not choice and mode == "0" and "has no seccomp" in (place.runtime / "agent.log").read_text():
+        pytest.skip("this machine forbids seccomp, and the log says so")
+    assert mode == ("0" if choice else "2")

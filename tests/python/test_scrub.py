@@ -110,3 +110,16 @@ def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
     save_values(place, 3, good=good, bad=bad)
     until(lambda: told("infinite value"), 60, "the event")
     assert ["'global_step2'" in line and '"bad"' in line for line in told("infinite value")] == [True]
+
+
+@pytest.mark.parametrize(("choice", "at", "is_found"), [("all", 100_000, True), ("sample", 100_000, False), ("off", 7, False)])
+def test_the_agent_looks_at_as_many_values_as_it_is_set_to(place, monkeypatch, told, choice, at, is_found):
+    monkeypatch.setenv("NEBULA_CHECK_VALUES", choice)
+    nm.init(str(place.storage), 0, 2)
+    values = torch.ones(200_000)
+    values[at] = float("nan")  # 100,000: beyond the first 4 KiB of its MiB
+    save_values(place, 1, w=values)
+    save_values(place, 2, w=torch.ones(8))  # events come in order, so that of step 1 has come, if any, when this version is durable
+    if is_found:
+        until(lambda: told("infinite value"), 60, "the event")
+    assert bool(told("infinite value")) == is_found

@@ -12,6 +12,9 @@ from nebulaml.studio import snapshot
 ROOT = Path(__file__).resolve().parents[2]
 
 
+MOST = 25  # settings that a user meets; CONTRIBUTING.md lists those for tests and debugging
+
+
 def names(pattern: str, *files: Path) -> set[str]:
     return {name for file in files for name in re.findall(pattern, file.read_text())}
 
@@ -33,6 +36,9 @@ def test_the_documents_list_the_variables_that_are_read():
     assert not read - listed - for_tests, "read, but in no document"
     tests_own = names(r"[\"'](NEBULA_TEST_[A-Z_]+)[\"']", *(ROOT / "tests").rglob("*.py"))
     assert not (listed | for_tests) - read - tests_own, "in a document, and nothing reads it"
+    assert len(listed - tests_own) <= MOST, sorted(listed - tests_own)
+    used = names(r"\b(NEBULA_[A-Z0-9_]+)\b", *(path for path in (ROOT / "tests").rglob("*") if path.suffix in (".py", ".c", ".h") and path.stem != Path(__file__).stem))
+    assert not (read & listed) - used, "a setting that no test sets"
 
 
 def test_the_documents_list_the_variables_of_clouds_and_launchers_that_are_read():
