@@ -313,6 +313,8 @@ def recipe_nodes(node, monkeypatch):
     return make
 
 
+# fault (Elastic jobs): SIGTERM comes to one of two `torchrun`s: a drain of Kubernetes, `scancel`, an eviction.
+# result: The manager saves, the newest version is made safe, and no step is computed twice.
 def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(recipe_nodes):
     """Only the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
     nodes = recipe_nodes("leaving", "--steps", "60", "--save-every", "1000")
@@ -351,6 +353,8 @@ def test_a_spare_takes_the_place_of_a_node_that_is_told_to_leave_and_no_step_is_
     assert [line["step"] for line in steps] == list(range(1, 61)) and {line["values"]["world"] for line in steps} == {2}
 
 
+# fault (Elastic jobs): The cloud announces that it takes the machine of one of two nodes.
+# result: The node saves, leaves, and does not join again.
 def test_a_node_that_its_cloud_takes_leaves_and_does_not_join_again(recipe_nodes, monkeypatch):
     """The machine stays for minutes after the notice: torchrun must not start the workers there again and again."""
     nodes = recipe_nodes("evicted", "--steps", "60", "--save-every", "1000", "--evictions", "azure")
