@@ -270,9 +270,9 @@ NEBULA_API enum nebula_status nebula_session_unpin(nebula_session *session, cons
  * another job's. NEBULA_NOT_FOUND: storage has none. */
 NEBULA_API enum nebula_status nebula_session_remove(nebula_session *session, const char *tag, struct nebula_error *ret_error);
 
-/* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins a new generation. The agent
- * is told with the first save or commit. One case is told at once: NEBULA_FILES_OPEN with several ranks, because
- * their commits wait for this rank's. */
+/* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins a new generation. The
+ * library reports that to the agent with the first save or commit. Exception: NEBULA_FILES_OPEN with several ranks is
+ * reported at once, because their commits wait for this rank's. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
         int64_t file_count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 /* Saves a file that torch.load reads as a dict of tensors. */
@@ -321,8 +321,8 @@ NEBULA_API enum nebula_status nebula_checkpoint_save_bytes(nebula_checkpoint *ch
 NEBULA_API enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_range *ranges, size_t count, const struct nebula_keep *keep, struct nebula_error *ret_error);
 /* Closes this rank's part. Never waits for another rank. While files of this handle are still being copied, it
- * returns at once, and the agent is told after the last copy. A failure after that is reported to that file's
- * `release`. */
+ * returns at once, and the library reports it to the agent after the last copy. A failure after that is reported to
+ * that file's `release`. */
 NEBULA_API enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error);
 /* Gives this checkpoint up; earlier complete versions stay. `reason` is for people. NEBULA_INVALID: it is complete already. */
 NEBULA_API enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,

@@ -1,4 +1,4 @@
-"""Makes the pages of the documentation: README.md, the guides of docs/, and a reference from the docstrings.
+"""Makes the pages of the documentation: README.md, the guides of docs/, a reference from the docstrings, and the faults of faults.py.
 
     scripts/docs.sh        writes out/docs; fails for a link or an anchor that leads nowhere, and for a public name without a docstring
 """
@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import faults
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python/nebulaml"
@@ -103,6 +105,8 @@ def linked(text: str, folder: Path, where: str) -> str:
         if not file.exists():
             raise SystemExit(f"docs: {where} links to {target}, which is not there")
         name = file.relative_to(ROOT)
+        if name == Path("scripts/faults.py"):
+            return f"[{label}](faults.md)"
         if name == Path("README.md"):
             return f"[{label}](index.md{anchor})"
         if file.suffix == ".md" and file.parent == ROOT / "docs":
@@ -168,6 +172,7 @@ def main() -> int:
             shutil.copy(path, PAGES)
     (PAGES / "index.md").write_text(spaced(linked((ROOT / "README.md").read_text(), ROOT, "README.md")).replace("docs/", ""))
     (PAGES / "reference.md").write_text(reference())
+    (PAGES / "faults.md").write_text(spaced(faults.page()))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]  # --quiet would count no warnings
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ruff breaks long signatures into lines
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PATH": path, "PYTHONPATH": str(ROOT / "scripts")}  # for docstrings.py

@@ -107,6 +107,9 @@ class Promises:
     def test_no_state_is_none(self, backend):
         assert backend.get_state() is None
 
+    # fault (Elastic jobs): The stored state of a rendezvous is damaged.
+    # result: `torchrun` ends on all nodes, and `RendezvousStateError` names the state. Another `--rdzv-id` begins
+    # anew, and resumes from the newest version.
     @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"state":{},"incarnation":"a","closed_until":null}'])
     def test_a_corrupt_state_is_an_error_of_its_own(self, backend, text):
         backend.documents.cells.put(backend.cell, text)
@@ -209,6 +212,7 @@ class Promises:
         for backend in backends:
             backend.close()
 
+    # fault: as test_a_table_that_is_busy_or_loses_answers_keeps_each_write_once
     @pytest.mark.parametrize(
         "faults", [("answer lost",), ("refused",), ("refused", "answer lost"), ("answer lost", "refused")]
     )

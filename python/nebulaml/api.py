@@ -84,7 +84,7 @@ def init(
         and weeks (UTC) that have one, all that were committed within that time before the latest ("14d"), and the best by a metric.
     keep_items: {pattern: count}, for example {"optim*": 2}: only the newest count versions keep the files of that name in storage. Loads
         of other files of older versions work as before. {}: all versions keep all files.
-    job: a name that tells apart two jobs that share a path.
+    job: a name that distinguishes two jobs that share a path.
     world: 1 if only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``). Then
         Nebula waits for no other rank, neither to complete a checkpoint nor to agree on one. 0: all ranks again.
     signatures: "require": only versions that a trusted key has signed are loaded; "prefer": a signed version must be as it was signed;

@@ -308,7 +308,7 @@ class Checkpoint(version.Version):
         handle.commit()
         if not self._newest and handle.state() == "failed":  # no rank has saved anything, or the version had failed before
             raise NebulaError(self._report().get("error") or f"checkpoint {self._tag!r} has failed")
-        self._engine.tell_memory_only()
+        self._engine.log_memory_only()
         self._engine.record_imports()
         worker.tell(_nebula.step_of(self._tag))
         if self._count != _nebula.FILES_OPEN:

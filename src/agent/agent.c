@@ -80,21 +80,6 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
-/* NEBULA_PUBLISH: whether a published file may be a hard link of the stored one. */
-static bool publish_setting(void)
-{
-        const char *text = conf_env("NEBULA_PUBLISH");
-        struct nebula_error error;
-
-        if (!text || !strcmp(text, "copy"))
-                return false;
-        if (!strcmp(text, "link"))
-                return true;
-        error_set(&error, NEBULA_INVALID, 0, "NEBULA_PUBLISH is \"%.60s\": it must be copy or link", text);
-        refuse_setting(&error);
-        return false;
-}
-
 /* NEBULA_CHECK_VALUES: how much of the values the agent looks at. */
 static enum catalogue_values values_setting(void)
 {
@@ -208,7 +193,6 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.check_values = values_setting();
         agent->catalogue.runtime_dir = agent->place.directory;
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
-        agent->catalogue.publish_links = publish_setting();
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
@@ -389,7 +373,7 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
 
 /* The agent outlives the process that started it, and may serve others. So a trainer that starts it lends it no keys: each trainer brings its
  * own with its first request. */
-static void settle_variables(bool is_of_trainer)
+static void choose_variables(bool is_of_trainer)
 {
         char text[160];
 
@@ -427,7 +411,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 return result < 0 || ready_fd < 0;
         }
         log_open(log_path);
-        settle_variables(ready_fd >= 0);
+        choose_variables(ready_fd >= 0);
         if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
                 log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
                                           "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "

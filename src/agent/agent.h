@@ -32,7 +32,7 @@ int agent_main(int argc, char **argv);
 /* Its parts. in_process: its end does not end this process, for tests that run several agents. */
 struct agent;
 enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error);
-/* Persists all committed versions, unless the agent is told to end at once meanwhile. A failing version is tried
+/* Persists all committed versions, unless a request to end at once comes meanwhile. A failing version is tried
  * once. False if some failed. */
 bool agent_drain(struct agent *agent);
 /* Ends all threads and frees the agent. forget: also drops the memory tier; otherwise the next agent adopts it. */

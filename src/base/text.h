@@ -21,7 +21,7 @@ void text_make_printable(char *text);
 bool text_find_hidden(const char *text, size_t size, size_t *ret_at, size_t *ret_length, uint32_t *ret_character);
 /*
  * Whether a table of text needs one more apostrophe before this cell. A spreadsheet takes a cell for a formula if its first character is
- * one of = + - @ or of their full-width forms. Spaces and apostrophes before that character do not count. So a reader can tell an apostrophe
+ * one of = + - @ or of their full-width forms. Spaces and apostrophes before that character do not count. So a reader can distinguish an apostrophe
  * of the cell from an added one: text_cell_content().
  */
 bool text_is_formula(const char *cell);

@@ -31,7 +31,7 @@ bool vars_is_of_cloud(const char *name);
 enum nebula_status vars_collect(char *const *environment, struct vars **ret_vars, struct nebula_error *error);
 /* "NAME=VALUE" of each, each with a NUL. `vars` NULL: *ret_size is 0. */
 const char *vars_text(const struct vars *vars, size_t *ret_size);
-/* `origin` tells people where they came from. NULL: no memory. */
+/* `origin` says where they came from. NULL: no memory. */
 struct vars *vars_new(const char *text, size_t size, const char *origin);
 struct vars *vars_hold(struct vars *vars); /* NULL is fine, also below */
 void vars_drop(struct vars *vars);

@@ -89,7 +89,7 @@ static bool asks(const struct cow_fault *fault)
 }
 
 /* Notes a write that waits for a chunk. Workers then continue after that chunk, because the program usually writes
- * there next. A write to memory between the parts (the program's heap) is not noted, because it does not tell which
+ * there next. A write to memory between the parts (the program's heap) is not noted, because it does not show which
  * part changes next. */
 static void fault_note(struct cow_engine *engine, struct cow_capture *capture, struct cow_chunk *chunk,
                        const struct cow_fault *fault)
@@ -143,7 +143,7 @@ static void copy_and_sum(void *argument, void *to, const void *from, size_t size
         sum->size = (uint32_t)size;
 }
 
-/* If the source vanishes, the copy ends and the program goes on. The kernel's copy then tells the address. */
+/* If the source vanishes, the copy ends and the program goes on. The kernel's copy then gives the address. */
 uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct image_sum *sum)
 {
         if (end - from >= GUARDED_MIN && os->copy_guarded(sum ? copy_and_sum : copy_plain, sum, to, from, end - from) == 0)

@@ -294,7 +294,7 @@ static void chunks_order(struct cow_capture *capture, const struct cow_part **by
         for (size_t k = 0; k < capture->chunk_count; k++) /* chunks of pages between parts */
                 if (capture->chunks[k].image_offset == UINT64_MAX)
                         chunk_queue(capture, k, &turn);
-        while (turn-- > 1) { /* so that the first unfinished chunk tells how far the image is final */
+        while (turn-- > 1) { /* so that the first unfinished chunk shows how far the image is final */
                 struct cow_chunk *chunk = &capture->chunks[capture->order[turn - 1]];
                 uint64_t later = capture->chunks[capture->order[turn]].image_offset;
 

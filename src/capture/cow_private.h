@@ -215,7 +215,7 @@ void cow_stack_touch(void);
 /* cow_maps.c */
 struct cow_maps {
         int fd;
-        int pagemap_fd; /* < 0: huge pages cannot be told from small ones */
+        int pagemap_fd; /* < 0: huge pages cannot be distinguished from small ones */
         uint64_t asked_block; /* the last block that cow_maps_is_huge was asked about, and its answer */
         bool asked_is_huge;
         struct os_mapping found; /* the last result of cow_maps_find */

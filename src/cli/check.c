@@ -128,7 +128,7 @@ static void name_records(const struct zipcheck *zip, json_t *damage)
         json_decref(records);
 }
 
-/* Checks the zip's own checksums. They tell which records are damaged, and find an image that was never sealed. */
+/* Checks the zip's own checksums. They show which records are damaged, and find an image that was never sealed. */
 static void judge_zip(struct file_check *check)
 {
         json_t *damages = json_object_get(check->file, "damage");

@@ -43,11 +43,11 @@ static void on_progress(void *argument, uint64_t bytes)
 {
         struct copy *copy = argument;
         uint64_t done = atomic_fetch_add(&copy->done, bytes) + bytes;
-        int64_t now = os->now_ns(), told = atomic_load(&copy->reported_ns);
+        int64_t now = os->now_ns(), before = atomic_load(&copy->reported_ns);
         double seconds = (double)(now - copy->begun_ns) / 1e9;
 
         progress_add(bytes);
-        if (!copy->json || now - told < LINE_NS || !atomic_compare_exchange_strong(&copy->reported_ns, &told, now))
+        if (!copy->json || now - before < LINE_NS || !atomic_compare_exchange_strong(&copy->reported_ns, &before, now))
                 return;
         cli_print_json_line(json_pack("{s:s, s:I, s:I, s:f, s:f}", "event", "progress", "done", (json_int_t)done, "total", (json_int_t)copy->total,
                                       "bytes_per_s", (double)done / seconds, "seconds_left",

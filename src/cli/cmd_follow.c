@@ -148,7 +148,7 @@ static int run(struct follow *follow)
         struct nebula_error error;
         struct nebula_event event;
         nebula_watch *watch = NULL;
-        char told[sizeof error.message] = "";
+        char reported[sizeof error.message] = "";
         int code = CLI_OK;
 
         for (;;) {
@@ -160,9 +160,9 @@ static int run(struct follow *follow)
                                 return nebula_watch_close(watch), code;
                         continue;
                 }
-                if (error.status && strcmp(told, error.message)) {
+                if (error.status && strcmp(reported, error.message)) {
                         cli_complain(error.status == NEBULA_NOT_FOUND ? "%s yet: waiting for the first one" : "%s", error.message);
-                        snprintf(told, sizeof told, "%s", error.message);
+                        snprintf(reported, sizeof reported, "%s", error.message);
                 }
                 if (nebula_watch_next(watch, POLL_MS, &event, &error) == NEBULA_UNAVAILABLE) { /* the next look starts another agent */
                         nebula_watch_close(watch);

@@ -15,21 +15,21 @@
 #include "os/os.h"
 #include "store/manifest_load.h"
 
-static int show(const struct cli_common *common, json_t *told, void (*print)(const json_t *told), int code)
+static int show(const struct cli_common *common, json_t *answer, void (*print)(const json_t *answer), int code)
 {
         if (common->json)
-                return cli_print_json(told, code);
-        print(told);
-        json_decref(told);
+                return cli_print_json(answer, code);
+        print(answer);
+        json_decref(answer);
         return code;
 }
 
 static int list_jobs(const struct cli_common *common)
 {
         struct nebula_error error;
-        json_t *told;
+        json_t *answer;
 
-        return jobs_load(common->path, &told, &error) ? cli_fail(common->json, &error) : show(common, told, jobs_print, CLI_OK);
+        return jobs_load(common->path, &answer, &error) ? cli_fail(common->json, &error) : show(common, answer, jobs_print, CLI_OK);
 }
 
 /* `list --stats` and `list --find`. */
@@ -37,17 +37,17 @@ static int list_contents(const struct cli_common *common, const char *pattern)
 {
         struct nebula_error error;
         struct store *store;
-        json_t *told;
+        json_t *answer;
         int code;
 
         if (target_open(common->path, &store, &error))
                 return cli_fail(common->json, &error);
-        if (pattern ? find_load(store, pattern, &told, &error) : stats_load(store, &told, &error))
+        if (pattern ? find_load(store, pattern, &answer, &error) : stats_load(store, &answer, &error))
                 code = cli_fail(common->json, &error);
         else if (pattern)
-                code = show(common, told, find_print, json_array_size(json_object_get(told, "matches")) ? CLI_OK : CLI_NOT_FOUND);
+                code = show(common, answer, find_print, json_array_size(json_object_get(answer, "matches")) ? CLI_OK : CLI_NOT_FOUND);
         else
-                code = show(common, told, stats_print, CLI_OK);
+                code = show(common, answer, stats_print, CLI_OK);
         store_close(store);
         return code;
 }

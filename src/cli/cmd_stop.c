@@ -124,7 +124,7 @@ static bool wait_for_end(uint32_t seen_pid)
 static int await_other_version(bool json, uint32_t pid)
 {
         if (!json)
-                printf("the agent (pid %u) is of another version of Nebula: it was told to finish and end\n", pid);
+                printf("the agent (pid %u) is of another version of Nebula: it was asked to finish and end\n", pid);
         fflush(stdout);
         while (!wait_for_end(pid))
                 ;
@@ -187,7 +187,7 @@ int command_stop(int argc, char **argv)
         if (status && status != NEBULA_UNAVAILABLE)
                 return cli_fail(common.json, &error);
         if (!wait_for_end(seen_pid)) {
-                error_set(&error, NEBULA_TIMEOUT, 0, "the agent (pid %u) was told to stop and is still running", pid);
+                error_set(&error, NEBULA_TIMEOUT, 0, "the agent (pid %u) was asked to stop and is still running", pid);
                 return cli_fail(common.json, &error);
         }
         if (common.json)

@@ -92,12 +92,12 @@ static void shape_cell(struct table *table, const json_t *row)
         table_cell(table, STYLE_PLAIN, "%s", text);
 }
 
-void find_print(const json_t *told)
+void find_print(const json_t *answer)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "FILE", TABLE_LEFT, true }, { "TENSOR", TABLE_LEFT, true }, { "SIZE", TABLE_LEFT, false },
         };
-        const json_t *found = json_object_get(told, "matches");
+        const json_t *found = json_object_get(answer, "matches");
         struct table *table = table_new(columns, CLI_COUNT(columns));
 
         for (size_t i = 0; i < json_array_size(found); i++) {
@@ -111,8 +111,8 @@ void find_print(const json_t *told)
         if (json_array_size(found))
                 table_print(table, stdout, term_columns(), term_has_colour());
         else
-                term_print(STYLE_PLAIN, "no file and no tensor \"%s\" in %s\n", text_of(told, "pattern"), text_of(told, "path"));
+                term_print(STYLE_PLAIN, "no file and no tensor \"%s\" in %s\n", text_of(answer, "pattern"), text_of(answer, "path"));
         table_free(table);
-        if (number_of(told, "unreadable_count") > 0)
-                cli_complain("the tensors of %.0f files cannot be listed: they are damaged, or hold objects that only torch can build", number_of(told, "unreadable_count"));
+        if (number_of(answer, "unreadable_count") > 0)
+                cli_complain("the tensors of %.0f files cannot be listed: they are damaged, or hold objects that only torch can build", number_of(answer, "unreadable_count"));
 }

@@ -173,14 +173,14 @@ enum nebula_status jobs_load(const char *given_path, json_t **ret_jobs, struct n
         return NEBULA_OK;
 }
 
-void jobs_print(const json_t *told)
+void jobs_print(const json_t *answer)
 {
         static const struct table_column columns[] = {
                 { "JOB", TABLE_LEFT, true }, { "VERDICT", TABLE_LEFT, true }, { "NEWEST", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
         };
         static const enum style styles[] = { STYLE_PLAIN, STYLE_GOOD, STYLE_WARN, STYLE_BAD };
-        const json_t *jobs = json_object_get(told, "jobs");
+        const json_t *jobs = json_object_get(answer, "jobs");
         struct table *table = table_new(columns, CLI_COUNT(columns));
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX];
@@ -208,6 +208,6 @@ void jobs_print(const json_t *told)
         if (json_array_size(jobs))
                 table_print(table, stdout, term_columns(), term_has_colour());
         else
-                term_print(STYLE_PLAIN, "no jobs in %s\n", text_of(told, "path"));
+                term_print(STYLE_PLAIN, "no jobs in %s\n", text_of(answer, "path"));
         table_free(table);
 }

@@ -13,6 +13,6 @@
  * the worst first.
  * The caller owns *ret_jobs. */
 enum nebula_status jobs_load(const char *given_path, json_t **ret_jobs, struct nebula_error *error);
-void jobs_print(const json_t *told);
+void jobs_print(const json_t *answer);
 
 #endif

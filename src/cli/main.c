@@ -175,7 +175,19 @@ const struct cli_command cli_commands[] = {
           command_agent },
         { "store", "nebula store [--path DIR]", "reads and writes small objects for a program that asks on stdin",
           "One JSON request per line of stdin, one JSON answer per line of stdout. The\n"
-          "rendezvous of elastic jobs uses it; docs/cli.md lists the requests.\n\n"
+          "rendezvous of elastic jobs uses it. Values are UTF-8 texts of at most 16 MiB.\n\n"
+          "  {\"do\":\"features\"}                  {\"puts_if_same\":true,\"lists_fresh\":true}\n"
+          "  {\"do\":\"get\",\"key\":K}             {\"value\":V,\"stamp\":S}\n"
+          "  {\"do\":\"put\",\"key\":K,\"value\":V}   {\"stamp\":S}; on a condition with \"if\":\"absent\",\n"
+          "                                     or with \"if\":\"same\",\"stamp\":S\n"
+          "  {\"do\":\"list\",\"prefix\":P}         {\"entries\":[{\"key\":K,\"time_ns\":T},...]}\n"
+          "  {\"do\":\"remove\",\"keys\":[K,...]}   {}\n"
+          "  {\"do\":\"clock\"}                     {\"time_ns\":T}, the time of the store\n"
+          "  {\"do\":\"upload\",\"key\":K,\"file\":PATH}  {\"size\":N}; a file becomes the object\n"
+          "  {\"do\":\"sum\",\"key\":K}             {\"size\":N,\"crc64\":S}\n\n"
+          "A request that failed has {\"error\":{\"status\":...,\"message\":...,\"again\":...}}.\n"
+          "Status busy: the condition does not hold; not_found: there is no such object.\n"
+          "\"again\": the same request may succeed later.\n\n"
           "  nebula store --path /scratch/run7 <<< '{\"do\":\"list\", \"prefix\":\"\"}'\n",
           command_store },
         { "version", "nebula version [--json]", "shows the versions of Nebula and of its parts",

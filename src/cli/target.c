@@ -46,7 +46,7 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
                 int result = os->readlink("/proc/self/cwd", here, sizeof here - 1);
 
                 if (result < 0)
-                        return error_set(error, NEBULA_STORAGE, -result, "cannot tell the current directory");
+                        return error_set(error, NEBULA_STORAGE, -result, "the current directory cannot be found");
                 here[result] = '\0';
         }
         length = snprintf(ret_path, TARGET_PATH_MAX, "%s%s%s", here, *here ? "/" : "", path);
@@ -56,7 +56,7 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", ret_path);
         if (is_url) {
                 place_keep(ret_path); /* store_open finds the signature; nothing prints it */
-                place_settle(ret_path);
+                place_normalize(ret_path);
         } else {
                 normalise(ret_path);
         }

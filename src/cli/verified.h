@@ -6,7 +6,7 @@
  *      verified_note(notes, tag, sequence, &one);             // `notes` begins as json_object()
  *      verified_store(store, notes, known, &error);           // adds the notes to what is stored
  *
- * The sequence names one writing of a tag: an entry about an earlier one tells nothing. The document is a hint for people. If two commands
+ * The sequence names one writing of a tag: an entry about an earlier one does not count. The document is a hint for people. If two commands
  * store it at the same moment, the entries of one may be lost, and these versions are verified once more.
  *
  * Threads: no shared state.

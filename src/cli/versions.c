@@ -132,27 +132,27 @@ static enum nebula_status merge(const struct manifest_scan *scan, const json_t *
         return mark_abandoned(versions, error);
 }
 
-struct telling {
+struct reporting {
         const struct versions_progress *progress;
         const struct versions *versions; /* with the path, and without a list */
         const json_t *report;
 };
 
-static void tell(void *argument, const struct manifest_scan *newest, size_t read, size_t count)
+static void report_scan(void *argument, const struct manifest_scan *newest, size_t read, size_t count)
 {
-        const struct telling *telling = argument;
-        struct versions versions = *telling->versions;
+        const struct reporting *reporting = argument;
+        struct versions versions = *reporting->versions;
 
-        if (!merge(newest, telling->report, &versions, NULL))
-                telling->progress->tell(telling->progress->argument, &versions, read, count);
+        if (!merge(newest, reporting->report, &versions, NULL))
+                reporting->progress->report(reporting->progress->argument, &versions, read, count);
         free(versions.list);
 }
 
-static enum nebula_status scan_path(const char *path, const struct telling *telling, struct manifest_scan *seen, struct pins *ret_pins,
+static enum nebula_status scan_path(const char *path, const struct reporting *reporting, struct manifest_scan *seen, struct pins *ret_pins,
                                     json_t **ret_verified, struct nebula_error *error)
 {
-        const struct manifest_scan_options options = { .by_index = true, .tell = telling->progress ? tell : NULL,
-                                                       .argument = (void *)(uintptr_t)telling };
+        const struct manifest_scan_options options = { .by_index = true, .report = reporting->progress ? report_scan : NULL,
+                                                       .argument = (void *)(uintptr_t)reporting };
         struct store *store;
         enum nebula_status status = store_open(path, &store, error);
 
@@ -202,7 +202,7 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                 cli_agent_close(agent);
         }
         if (*versions.path) {
-                status = scan_path(versions.path, &(struct telling){ progress, &versions, report }, seen, &versions.pins, &verified, error);
+                status = scan_path(versions.path, &(struct reporting){ progress, &versions, report }, seen, &versions.pins, &verified, error);
                 /* Nothing has been persisted yet: the first file makes the directory. */
                 if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions"))) {
                         status = NEBULA_OK;

@@ -44,7 +44,7 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
 /* Called about once a second while storage is read. `newest`: some thousand of the newest versions that are known so far, without pins.
  * `read` of `count` tags in storage were looked at. */
 struct versions_progress {
-        void (*tell)(void *argument, const struct versions *newest, size_t read, size_t count);
+        void (*report)(void *argument, const struct versions *newest, size_t read, size_t count);
         void *argument;
 };
 /* The same for a program that asks again and again: `seen` begins zeroed, is the caller's (manifest_scan_done), and spares reading the

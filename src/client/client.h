@@ -89,10 +89,10 @@ struct client_wire {
 struct client_copy {
         struct client_copy *next;
         struct nebula_checkpoint *checkpoint; /* the copy holds a reference */
-        struct cow_capture *capture;          /* NULL: the copy is complete, and the agent has not been told */
+        struct cow_capture *capture;          /* NULL: the copy is complete, and not reported to the agent */
         const void *image;                    /* stays mapped while the copy is in the list */
         uint64_t image_id, size, agent_nonce; /* agent_nonce: of the agent that lent the image */
-        uint64_t copied_size;                 /* the progress that the agent was told */
+        uint64_t copied_size;                 /* the progress that was reported to the agent */
         /* is_reported: the agent knows that the file is complete. brings_commit: also that it was the last. Guarded by copies_lock. */
         bool is_reported, brings_commit;
         bool is_replaced;                     /* the file is saved again; guarded by copies_lock */
@@ -163,7 +163,7 @@ struct nebula_session {
         struct nebula_error failure;      /* the failure of the last attempt to connect */
         int64_t retry_at_ns, retry_pause_ms; /* until then, calls return `failure` at once instead of waiting for another attempt */
         bool was_locked;                  /* request_lock was taken by before_fork */
-        /* A file that is complete in its image and of which the agent has not been told: that goes with its commit
+        /* A file that is complete in its image and not reported to the agent: that goes with its commit
          * or before the next request, whichever comes first. NULL: none. Read without the lock only to see whether
          * there is one. */
         struct client_copy *_Atomic unsent;
@@ -189,7 +189,7 @@ struct nebula_checkpoint {
         atomic_bool is_found;            /* a search found it; this session did not begin it */
         atomic_bool is_given_up;         /* nebula_checkpoint_fail was called since the last save */
         bool commit_is_due;              /* the last copy in progress sends the commit; guarded by copies_lock */
-        /* Open-ended and of several ranks, whose commits wait for all ranks that have begun: the agent is told at once. */
+        /* Open-ended and of several ranks, whose commits wait for all ranks that have begun: the client reports them to the agent at once. */
         bool is_open_ended;
         _Atomic uint32_t user_count;     /* the caller, and each copy in progress */
         char persist_path[IPC_PATH_MAX]; /* the storage path where it was found; "": the session's */
@@ -254,7 +254,7 @@ int64_t client_patience_ms(int64_t timeout_ms);
 /* Sends a request on the session's wire. The caller holds request_lock, and finds the answer in session->wire.frame. */
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);
-/* Takes over `copy`, which was allocated by malloc and is complete. The agent is told later. Holds the checkpoint.
+/* Takes over `copy`, which was allocated by malloc and is complete. The client reports it to the agent later. Holds the checkpoint.
  * The caller holds request_lock here and in the next two; no other copy may be unsent. */
 void session_report_later(struct nebula_session *session, struct client_copy *copy);
 /* Tells the agent of the unsent copy, if there is one. `commits`: also that it was the last of its checkpoint.
@@ -324,9 +324,9 @@ void copies_fork(struct nebula_session *session); /* call it in the child of a f
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which was allocated by malloc. Holds its checkpoint. */
 void copies_add(struct nebula_session *session, struct client_copy *copy);
-/* Whether there is a copy of `checkpoint` of which the agent has not been told. */
+/* Whether there is a copy of `checkpoint` that was not reported to the agent. */
 bool copies_are_under_way(struct nebula_session *session, const struct nebula_checkpoint *checkpoint);
-/* True: the last copy of `checkpoint` in progress will tell the agent that this rank's part is closed. */
+/* True: the last copy of `checkpoint` in progress will report to the agent that this rank's part is closed. */
 bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint);
 /* Takes request_lock when no commit of this tag is left to a copy, so that the next request comes after that commit.
  * Until then other threads may send requests, including a `release`. */

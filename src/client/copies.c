@@ -1,6 +1,6 @@
 /*
  * Captures that go on after their save returned. One thread of the session waits for each capture, the oldest first, and
- * tells the agent. It has a connection of its own, because a save may hold the session's connection while memory is full,
+ * reports to the agent. It has a connection of its own, because a save may hold the session's connection while memory is full,
  * and only the end of a copy lets memory be freed. A second thread calls `release`, which may wait for a lock of the
  * program such as Python's: a thread that crashed with that lock waits in its signal handler for the copies (os/ending.h).
  *
@@ -20,9 +20,9 @@
  * that is not copied yet does not wait for this pause. */
 #define COPY_AFTER_NS 2000000
 
-/* A large file is written to storage while it is still being copied: the agent is told after each so many bytes. */
+/* A large file is written to storage while it is still being copied: the client reports each so many bytes to the agent. */
 #define COPIED_BYTES (32u << 20)
-#define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* smallest file of which the agent is told early */
+#define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* smallest file that is reported to the agent early */
 #define COPIED_EVERY_MS 5
 /* Pause after a write that had to wait: a program that overwrites everything may write for long without waiting again. */
 #define COPIED_QUIET_NS 500000000
@@ -41,7 +41,7 @@ void copies_fork(struct nebula_session *session)
         copies_init(session);
 }
 
-static enum nebula_status tell(struct nebula_session *session, struct client_wire *wire, enum ipc_type type,
+static enum nebula_status report(struct nebula_session *session, struct client_wire *wire, enum ipc_type type,
                                void *request, size_t size, struct nebula_error *error)
 {
         struct client_call call = { .type = type, .request = request, .size = size, .timeout_ms = CLIENT_ANSWER_MS };
@@ -55,7 +55,7 @@ static enum nebula_status report_abandoned(struct nebula_session *session, struc
         struct ipc_abandon request = { .image_id = copy->captured.image_id };
 
         memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
-        return tell(session, wire, IPC_ABANDON, &request, sizeof request, NULL);
+        return report(session, wire, IPC_ABANDON, &request, sizeof request, NULL);
 }
 
 /* Copies the file from the old image into a new one. The answer in wire->frame has the new image and its fd. */
@@ -109,13 +109,13 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         if (status == NEBULA_OK)
                 status = fill_again(wire, copy, error);
         if (status == NEBULA_OK)
-                status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
+                status = report(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         else
                 report_abandoned(session, wire, copy, error->message);
         return status;
 }
 
-/* Whether `copy` is the last one that the agent has not been told of, so that its checkpoint's commit goes with it. */
+/* Whether `copy` is the last one that was not reported to the agent, so that its checkpoint's commit goes with it. */
 static bool takes_commit(struct nebula_session *session, struct client_copy *copy)
 {
         struct nebula_checkpoint *checkpoint = copy->checkpoint;
@@ -148,7 +148,7 @@ static bool was_replaced(struct nebula_session *session, const struct client_cop
         return result;
 }
 
-/* `copy` failed; `status` is the agent's answer about it. Only the agent that lent the image is told to fail the
+/* `copy` failed; `status` is the agent's answer about it. Only the agent that lent the image is asked to fail the
  * version: a new agent might have a complete version of the same tag without this file. A version with a file count
  * lacks a file then, so it never becomes complete. */
 static void lose(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy, enum nebula_status status,
@@ -185,7 +185,7 @@ static enum nebula_status report_captured(struct nebula_session *session, struct
         lock_take(&session->copies.copies_lock);
         copy->captured.commits = takes_commit(session, copy);
         lock_give(&session->copies.copies_lock);
-        status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
+        status = report(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         if (status == NEBULA_NOT_FOUND && was_replaced(session, copy, wire->agent_nonce))
                 status = NEBULA_OK;
         else if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
@@ -208,7 +208,7 @@ static enum nebula_status report_captured(struct nebula_session *session, struct
 }
 
 /* Tells the agent how far the copy is. False: the agent does not want to know. While the program waits for copies,
- * the agent is not told, because its work would take processors and memory bandwidth from them. */
+ * nothing is reported to the agent, because its work would take processors and memory bandwidth from them. */
 static bool report_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
 {
         struct ipc_copied request = { .image_id = copy->captured.image_id, .size = cow_copied(copy->capture) };
@@ -222,10 +222,10 @@ static bool report_copied(struct nebula_session *session, struct client_wire *wi
         lock_take(&session->copies.copies_lock);
         request.commits = copy->checkpoint->commit_is_due;
         lock_give(&session->copies.copies_lock);
-        return tell(session, wire, IPC_COPIED, &request, sizeof request, NULL) == NEBULA_OK;
+        return report(session, wire, IPC_COPIED, &request, sizeof request, NULL) == NEBULA_OK;
 }
 
-/* Waits for the copy and tells the agent its progress. */
+/* Waits for the copy and reports its progress to the agent. */
 static enum nebula_status await_capture(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
 {

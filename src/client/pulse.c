@@ -15,7 +15,7 @@ struct nebula_pulse {
         int fd;
 };
 
-/* Tells the agent. If it cannot be told now, the next greeting does. */
+/* Reports to the agent. If that is impossible now, the next greeting does. */
 static void greet(nebula_session *session, int fd)
 {
         struct client_call call = { .type = IPC_CONFIGURE, .timeout_ms = CLIENT_ANSWER_MS };

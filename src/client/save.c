@@ -276,7 +276,7 @@ static struct client_copy *new_copy(const struct plan *plan, const struct lent *
         return copy;
 }
 
-/* Takes `capture` over. When the file is complete, the agent is told and the caller's memory is released.
+/* Takes `capture` over. When the file is complete, the client reports that to the agent, and the caller's memory is released.
  * `is_filling`: call `filled` then. */
 static enum nebula_status copy_later(const struct plan *plan, const struct lent *lent, struct cow_capture *capture,
                                      bool is_filling, const struct ipc_captured *captured, struct nebula_error *error)
@@ -305,7 +305,7 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
         return NEBULA_OK;
 }
 
-/* Every byte is in the image: tells the agent. For NEBULA_FILES_ALL_RANKS this can wait for the commit, because
+/* Every byte is in the image: reports that to the agent. For NEBULA_FILES_ALL_RANKS this can wait for the commit, because
  * without the commit the version is never complete. */
 static enum nebula_status report_captured(const struct plan *plan, const struct lent *lent, struct ipc_captured *captured,
                                         struct nebula_error *error)
@@ -316,7 +316,7 @@ static enum nebula_status report_captured(const struct plan *plan, const struct 
         };
         bool commit_follows = checkpoint->file_count == NEBULA_FILES_ALL_RANKS &&
                               !copies_are_under_way(checkpoint->session, checkpoint) &&
-                              !atomic_load(&checkpoint->session->unsent); /* else an earlier one could not be told */
+                              !atomic_load(&checkpoint->session->unsent); /* else an earlier one could not be reported */
         struct client_copy *copy = commit_follows ? new_copy(plan, lent, captured) : NULL;
         enum nebula_status status;
 

@@ -49,7 +49,7 @@ static void after_fork_in_child(void)
                         capture_pool_free(session->pool);
                 }
                 session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
-                session->unsent = NULL; /* the parent tells the agent */
+                session->unsent = NULL; /* the parent reports it to the agent */
                 session->pool = NULL;
                 copies_fork(session);
                 spares_init(session);

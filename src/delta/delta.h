@@ -2,11 +2,25 @@
  * delta.h - the difference between two states of the same tensors.
  *
  * A publisher of weights calls delta_sums for a state that it publishes whole, then delta_make for each later one. A follower calls delta_sums
- * for its copy of the whole state, then delta_apply for each delta, in their order. docs/formats.md describes the bytes of a delta.
+ * for its copy of the whole state, then delta_apply for each delta, in their order.
  *
  * The tensors are parts of one block of memory, such as a safetensors file. The bytes between the parts are not compared: the caller makes
  * sure that they are equal. The state's sum is one number for the values of all parts. A delta names the sum of the state that it
  * starts from, and the sum of each part of its result, so applying it to another state is an error.
+ *
+ * The bytes of a delta, all numbers little-endian and of 64 bits:
+ *     0       "NBDELTA1"
+ *     8       CRC-64 of all bytes from 16 on
+ *     16, 24  sum of the state before and after
+ *     32, 40  bytes of the state; count of its parts
+ *     48      for each part: offset, bytes, width of an element, sum after the delta, bytes of the encoding
+ *     then    the encodings: one block for each 16,384 elements. A block begins with a byte:
+ *         0, equal
+ *         1, sparse: 16 bits: count of changes; 16 bits: bytes of gaps; the gaps; the XOR of each changed element. A gap counts the elements
+ *            since the last change; 255 means 255 and more follows.
+ *         2, planes: a bit per element; then for each byte of an element the XORs of the changed elements: mode 0, all are zero; 1, a byte each;
+ *            2, a bit per byte and the bytes that are not zero
+ *         3, raw: the new values
  *
  * Threads: all functions are pure.
  */

@@ -39,7 +39,7 @@ struct sealing {
         bool is_given_up; /* the awaited bytes will not come: nothing more is read */
 };
 
-static void tell(const struct sealing *sealing, uint64_t offset, uint64_t crc64)
+static void report(const struct sealing *sealing, uint64_t offset, uint64_t crc64)
 {
         if (sealing->flow->ready)
                 sealing->flow->ready(sealing->flow->argument, offset, crc64);
@@ -116,7 +116,7 @@ static void add_bytes_until(struct sealing *sealing, uint64_t end)
                         return;
                 sum_range(sealing, start, stop, NULL, &crc64);
                 if (advance(sealing, stop, crc64))
-                        tell(sealing, start / sealing->chunk_bytes * sealing->chunk_bytes, crc64);
+                        report(sealing, start / sealing->chunk_bytes * sealing->chunk_bytes, crc64);
         }
 }
 
@@ -127,7 +127,7 @@ static void add_piece(struct sealing *sealing, const struct piece *piece)
         add_bytes_until(sealing, piece->offset);
         crc64 = sum_crc64_combine(sealing->crc64, piece->crc64, piece->size);
         if (advance(sealing, piece->offset + piece->size, crc64) && piece->size < sealing->chunk_bytes)
-                tell(sealing, piece->offset / sealing->chunk_bytes * sealing->chunk_bytes, crc64); /* whole chunks were reported before */
+                report(sealing, piece->offset / sealing->chunk_bytes * sealing->chunk_bytes, crc64); /* whole chunks were reported before */
 }
 
 /* Sums one payload, writes its CRC-32 into both headers, and continues the chunks to its end. */
@@ -148,7 +148,7 @@ static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
                 } else {
                         sum_range(sealing, offset, offset + piece.size, &crc32, &piece.crc64);
                         if (piece.size == sealing->chunk_bytes)
-                                tell(sealing, offset, piece.crc64);
+                                report(sealing, offset, piece.crc64);
                         sealing->pieces[piece_count++] = piece;
                 }
                 offset += piece.size;

@@ -45,19 +45,19 @@ enum bulk_engine bulk_engine_used(void);
 int bulk_engine_force(enum bulk_engine engine);
 
 /*
- * Tells a write which bytes are final while another thread still produces them. That thread tells each piece of
+ * Shows a write which bytes are final while another thread still produces them. That thread reports each piece of
  * BULK_REQUEST_BYTES once, in any order. It ends the feed after the last piece, or when no more will come. A write takes a
- * request when all pieces of it were told. bulk_write may be called several times with one feed, also after the feed
+ * request when all pieces of it were reported. bulk_write may be called several times with one feed, also after the feed
  * ended. The caller that made the feed frees it when producer and writers are done.
  */
 struct bulk_feed {
         struct lock lock; /* guards the members below */
         pthread_cond_t changed;
         uint64_t chunk_bytes; /* size of one request */
-        uint8_t *missing;  /* per chunk: pieces not told yet */
+        uint8_t *missing;  /* per chunk: pieces not reported yet */
         uint8_t *differs;  /* per chunk: 1 if a piece of it is not the same in another file */
         uint64_t *sums;    /* per piece: its CRC-64 */
-        uint8_t *has_sum;  /* per piece: 1 if bulk_feed_report_summed told it */
+        uint8_t *has_sum;  /* per piece: 1 if bulk_feed_report_summed reported it */
         uint64_t *offsets; /* the final chunks, in the order in which they became final */
         size_t count, wanted;
         size_t taken;    /* how many offsets the running bulk_write has taken */
@@ -78,19 +78,19 @@ void bulk_feed_report_all(struct bulk_feed *feed);
 void bulk_feed_end(struct bulk_feed *feed);
 /* True if more than `ahead` bytes are final that the running bulk_write has not taken. Waits up to PACE_MS for it to catch up first. */
 bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead);
-/* Waits until all pieces were told, then returns true. Returns false if the feed ended before. */
+/* Waits until all pieces were reported, then returns true. Returns false if the feed ended before. */
 bool bulk_feed_wait(struct bulk_feed *feed);
 /*
  * For a writer other than bulk_write, one at a time: begin, take chunks in any of its threads, finish. A chunk has chunk_bytes, the last
  * one fewer. take returns 0; -EAGAIN if no chunk became final within timeout_ms; -ENODATA if all were taken; -ECANCELED if the feed
- * ended before all pieces were told. in_order: take gives the lowest chunk first, and bulk_feed_pace holds nobody back: the first chunk of a
+ * ended before all pieces were reported. in_order: take gives the lowest chunk first, and bulk_feed_pace holds nobody back: the first chunk of a
  * checkpoint is often the last that becomes final.
  */
 void bulk_feed_begin(struct bulk_feed *feed, bool in_order);
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset);
-/* Whether bulk_feed_report_same told all pieces of a taken chunk. */
+/* Whether bulk_feed_report_same reported all pieces of a taken chunk. */
 bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset);
-/* The CRC-64 of a piece of a taken chunk. False: its producer told none. */
+/* The CRC-64 of a piece of a taken chunk. False: its producer reported none. */
 bool bulk_feed_sum(struct bulk_feed *feed, uint64_t offset, uint64_t *ret_crc64);
 void bulk_feed_finish(struct bulk_feed *feed);
 /* Tells that so many bytes are written. bulk_write calls it by itself. feed may be NULL. */
@@ -127,7 +127,7 @@ void bulk_unpin(const void *data); /* does nothing for memory that is not pinned
 /*
  * Writes `size` bytes at the start of the file and sets the file's size. Does not sync. `feed` says which bytes
  * are final; NULL: all are. Returns 0 or a negative errno; -ECANCELED if the feed ended before all pieces were
- * told.
+ * reported.
  */
 int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed);
 

@@ -2,7 +2,7 @@
  * line.h - lines of history: a job that goes back to an older step and saves on.
  *
  * The steps of a job's versions ascend until the job goes back to an older step. Its next save begins a new line, whose
- * past is the earlier line up to that step. Each version lists all lines that lead to it. So its manifest alone tells
+ * past is the earlier line up to that step. Each version lists all lines that lead to it. So its manifest alone shows
  * which versions are its past and which are abandoned, even after others were removed.
  *
  * Threads: no shared state.

@@ -76,7 +76,7 @@ enum order_why {
  * Sets stay[i] for those that a rule names, and for those that do not count. Without rules all stay. These stay, too:
  * * the newest version, and the latest commit;
  * * an abandoned version, until `last` versions that are not abandoned were committed after it;
- * * all, if no version has the metric of a rule with `best`: then the rule cannot tell which is the best.
+ * * all, if no version has the metric of a rule with `best`: then the rule does not know which is the best.
  * An abandoned version takes no other one's place among the newest. Of the rules for steps, hours, days and weeks, none names it. Call order_mark
  * before. `why`: of each entry, a sum of enum order_why; NULL: not asked.
  */

@@ -76,8 +76,8 @@ static void add_host(struct buf *buf, const char *url, size_t size, bool is_buck
         }
 }
 
-/* The settled spelling; NULL: the text stays as it is. */
-static char *settled(const char *url)
+/* The normal spelling; NULL: the text stays as it is. */
+static char *normalized(const char *url)
 {
         static const char *const schemes[] = { "az", "abfs", "abfss", "https", "http", "s3", "gs" };
         bool is_known = false, is_bucket = has_scheme(url, "s3") || has_scheme(url, "gs");
@@ -101,9 +101,9 @@ static char *settled(const char *url)
         return buf_take(&buf, &size);
 }
 
-void place_settle(char *url)
+void place_normalize(char *url)
 {
-        char *text = settled(url);
+        char *text = normalized(url);
 
         if (text && strlen(text) <= strlen(url))
                 strcpy(url, text);
@@ -123,7 +123,7 @@ static size_t find(const char *place)
 void place_keep(const char *url)
 {
         const char *query = strchr(url, '?');
-        struct kept new = { settled(url), query ? strdup(query + 1) : NULL }, old = { 0 };
+        struct kept new = { normalized(url), query ? strdup(query + 1) : NULL }, old = { 0 };
         size_t at;
 
         if (!new.place || !new.query || !*new.query) {
@@ -146,7 +146,7 @@ void place_keep(const char *url)
 
 char *place_query(const char *url)
 {
-        char *place = settled(url), *query = NULL;
+        char *place = normalized(url), *query = NULL;
         size_t at;
 
         if (!place)

@@ -1,7 +1,7 @@
 /*
  * place.h - one place in an object store is one path, however its URL is spelled, and the path holds no secret.
  *
- *      place_settle(path);                "HTTPS" stays as it is, but "https://Account.blob.core.windows.net:443//c/a%62/?SIGNATURE" becomes
+ *      place_normalize(path);                "HTTPS" stays as it is, but "https://Account.blob.core.windows.net:443//c/a%62/?SIGNATURE" becomes
  *                                         "https://account.blob.core.windows.net/c/ab"
  *      place_keep(url);                   the newest signature of that place, for this process
  *      url = place_signed(path);          the path with that signature: store_open takes either
@@ -16,7 +16,7 @@
 
 /* Writes the URL of an object store in one spelling, without its query. The result is never longer. Paths of directories, and texts that
  * no driver takes, stay as they are. */
-void place_settle(char *url);
+void place_normalize(char *url);
 /* Remembers the query of a URL. A URL without one changes nothing. */
 void place_keep(const char *url);
 /* The query that was kept for this place, in whatever spelling; NULL: none, or no memory. The caller passes it to place_forget. */

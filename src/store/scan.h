@@ -46,7 +46,7 @@ struct manifest_scan_options {
         bool by_index; /* as manifest_scan_index */
         /* NULL, or called on the caller's thread about once a second while manifests are read. `newest`: those read so far of the largest
          * steps, at most MANIFEST_TOLD_MAX, in the order of a scan. `read` of `count` tags were looked at. */
-        void (*tell)(void *argument, const struct manifest_scan *newest, size_t read, size_t count);
+        void (*report)(void *argument, const struct manifest_scan *newest, size_t read, size_t count);
         void *argument;
 };
 #define MANIFEST_TOLD_MAX 5000

@@ -146,7 +146,7 @@ static void *load_some(void *argument)
         return NULL;
 }
 
-static void tell(struct loading *loading)
+static void report(struct loading *loading)
 {
         struct manifest_scan newest = { .manifests = calloc(MANIFEST_TOLD_MAX, sizeof *newest.manifests) };
 
@@ -157,28 +157,28 @@ static void tell(struct loading *loading)
                 qsort(newest.manifests, newest.count, sizeof *newest.manifests, scan_compare);
         manifest_scan_mark(&newest);
         if (newest.manifests)
-                loading->options->tell(loading->options->argument, &newest, atomic_load(&loading->done), loading->list->count);
+                loading->options->report(loading->options->argument, &newest, atomic_load(&loading->done), loading->list->count);
         free(newest.manifests); /* the lists in them are those of `loading` */
 }
 
-/* Runs `work` on several threads, and on the caller's. If the caller is told of the progress, its thread does no work. */
-static void run(struct loading *loading, void *(*work)(void *), size_t step_count, bool tells)
+/* Runs `work` on several threads, and on the caller's. If the caller gets reports of the progress, its thread does no work. */
+static void run(struct loading *loading, void *(*work)(void *), size_t step_count, bool reports)
 {
         size_t most = !loading->store->ops->reach ? 1 : LOADS_AT_ONCE, count = 0;
         pthread_t threads[LOADS_AT_ONCE];
         int64_t reported_ns = os->now_ns();
 
         atomic_store(&loading->next, 0);
-        while (count + !tells < most && count + !tells < step_count && !os_thread_start(&threads[count], work, loading, false))
+        while (count + !reports < most && count + !reports < step_count && !os_thread_start(&threads[count], work, loading, false))
                 count++;
-        while (tells && count && atomic_load(&loading->done) < step_count && !atomic_load(&loading->stops)) {
+        while (reports && count && atomic_load(&loading->done) < step_count && !atomic_load(&loading->stops)) {
                 os->sleep_ms(POLL_MS);
                 if (os->now_ns() - reported_ns < TELL_MS * INT64_C(1000000))
                         continue;
-                tell(loading);
+                report(loading);
                 reported_ns = os->now_ns();
         }
-        if (!tells || !count)
+        if (!reports || !count)
                 work(loading);
         for (size_t i = 0; i < count; i++)
                 pthread_join(threads[i], NULL);
@@ -186,11 +186,11 @@ static void run(struct loading *loading, void *(*work)(void *), size_t step_coun
 
 void loading_run(struct loading *loading)
 {
-        bool tells = loading->options && loading->options->tell;
+        bool reports = loading->options && loading->options->report;
 
         if (loading->store->ops->list_after && loading->list->count > 1)
                 run(loading, look_at_some, (loading->list->count + LOOK_TAGS - 1) / LOOK_TAGS, false);
-        run(loading, load_some, loading->list->count, tells);
+        run(loading, load_some, loading->list->count, reports);
         for (size_t i = 0; i < loading->known_count; i++)
                 if (loading->taken[i])
                         *loading->known[i] = (struct manifest){ 0 };

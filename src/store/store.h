@@ -2,7 +2,7 @@
  * store.h - storage behind one table of operations.
  *
  * A store is opened from a path or URL (store_open). Objects have keys: texts with '/' between components that are encoded already
- * (name_encode). No component is empty, "." or "..", so no key leads out of the store. Feature bits tell which further promises a
+ * (name_encode). No component is empty, "." or "..", so no key leads out of the store. Feature bits say which further promises a
  * driver keeps.
  *
  *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
@@ -15,10 +15,10 @@
  *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) final bytes are sent while others are still
  *                being made. On return the objects are durable, and no operation sees them. An object store holds small ones in memory
  *                until they are published.
- *                An object with a source (STORE_REFERS): the feed tells which bytes are the same in the source (bulk_feed_report_same). The
+ *                An object with a source (STORE_REFERS): the feed says which bytes are the same in the source (bulk_feed_report_same). The
  *                driver takes these bytes from the source while the source has the expected mark. If that fails, it sends them. The
  *                result is a whole object of its own in both cases.
- *                An object with `resume`: the driver tells the caller a text by which a later upload of the same key, also in another
+ *                An object with `resume`: the driver gives the caller a text by which a later upload of the same key, also in another
  *                process, finds the parts that arrived (`began`). That upload sends only the other parts: a part counts as arrived if its
  *                size and its checksum are those of the bytes. If this upload fails or is aborted, its parts stay. The caller then starts
  *                a later upload with the text, or calls `forget`. A text is of no use once the object was published.
@@ -40,7 +40,7 @@
  *                set. If nothing matches, the page is empty and the call succeeds, even if the root does not exist. A container or bucket
  *                that does not exist is a failure. An object that appears or goes during a listing may be in it or not.
  *      list_after gives the first page of a deep list of all objects, but begins behind `key`. `next` leads to the page after it, in a list of
- *                the prefix "". The page may lack an object whose key begins with `key` and has one more character. NULL, or a failure: the
+ *                the prefix "". If the key of an object is `key` and one more character, the page may lack it. NULL, or a failure: the
  *                store cannot begin a list there.
  *      stat      gives the entry of one object. A key that only others begin with is NEBULA_NOT_FOUND.
  *      remove    removes objects, durably. If a victim has a stamp, an object with another stamp stays, and this is no failure. An absent
@@ -164,7 +164,7 @@ struct store_source {
 /* How an interrupted upload of one object goes on later. */
 #define STORE_RESUME_MAX 512 /* bytes of the text, its NUL included */
 struct store_resume {
-        const char *former; /* the text that an earlier upload of this key told; NULL: there was none */
+        const char *former; /* the text that an earlier upload of this key gave; NULL: there was none */
         /* If the parts make a temporary object (store_is_temporary), the text begins with its key and a blank, and a sweep knows the upload by
          * that key. Called for each object that can go on later, before its first part is sent, on the thread that called `upload`. `is_last`: no
          * other object of this upload follows. */

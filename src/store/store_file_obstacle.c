@@ -1,4 +1,4 @@
-/* Finds the file or directory that blocks an object, and tells the user how to remove it: errno alone does not. */
+/* Finds the file or directory that blocks an object, and says how to remove it: errno alone does not. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

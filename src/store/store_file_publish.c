@@ -24,7 +24,7 @@ static int place_all(struct store *store, struct store_upload *upload, enum stor
         return file_place_sync(store, upload->files, upload->count, ret_at);
 }
 
-/* Makes the object that has the key durable: a writer that was told of a failure may put its object again and find it. */
+/* Makes the object that has the key durable: a writer that got a failure may put its object again and find it. */
 static int sync_taken(struct store *store, const struct file_placing *file)
 {
         size_t at;

@@ -298,7 +298,7 @@ static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int6
         return status;
 }
 
-/* Until when an upload was touched that counts as abandoned. */
+/* An upload whose last touch was before these times counts as abandoned. */
 struct upload_limits {
         int64_t before_ns, rested_ns;
         bool (*goes_on)(void *argument, const char *key); /* NULL: of no key */

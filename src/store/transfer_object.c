@@ -31,7 +31,7 @@ struct moving {
 };
 
 /* Tells the feed of a piece once all of its bytes are compared. `crc64`: of these bytes. */
-static void tell(struct moving *moving, uint64_t offset, uint64_t size, uint64_t crc64)
+static void report(struct moving *moving, uint64_t offset, uint64_t size, uint64_t crc64)
 {
         if (moving->file->chunk_bytes == BULK_REQUEST_BYTES) {
                 bulk_feed_report_summed(&moving->feed, offset, crc64, false);
@@ -65,7 +65,7 @@ static enum nebula_status check(void *argument, const void *data, uint64_t offse
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
                                  moving->transfer->from->root, moving->key, offset, offset + size, found, wanted);
-        tell(moving, offset, size, found);
+        report(moving, offset, size, found);
         if (moving->transfer->progress)
                 moving->transfer->progress(moving->transfer->argument, size);
         moving->pulse->beat(moving->pulse->argument);

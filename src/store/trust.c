@@ -152,7 +152,7 @@ static enum nebula_status read_own(struct trust_key *own, struct nebula_error *e
         return status;
 }
 
-/* A user without that file trusts no key. Without a policy, keys only tell who has signed: then a wrong file is no failure. */
+/* A user without that file trusts no key. Without a policy, keys only show which of them has signed: then a wrong file is no failure. */
 static enum nebula_status read_trusted(struct trust *trust, struct nebula_error *error)
 {
         struct nebula_error wrong = { 0 };

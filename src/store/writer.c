@@ -204,7 +204,7 @@ static enum nebula_status put_shares(struct writer *writer, bool is_claim, struc
         return status;
 }
 
-/* The record comes before the files: it tells a sweep which of them are this writer's. */
+/* The record comes before the files: it shows a sweep which of them are this writer's. */
 static enum nebula_status put_records(struct writer *writer, struct nebula_error *error)
 {
         return put_shares(writer, false, error);

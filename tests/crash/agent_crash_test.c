@@ -3,6 +3,10 @@
  * reported as durable load. The rewritten tag is the old or the new version, never a mixture, also after the next agent's
  * start. That start's sweep leaves no file of an unfinished version.
  */
+/*
+ * fault (Storage): Power loss at any point.
+ * result: The newest durable version or the one before it can be loaded.
+ */
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"
@@ -177,6 +181,11 @@ static bool next_start_sweeps(uint64_t at, uint64_t seed)
         return good;
 }
 
+/*
+ * fault (Storage): Power loss, or death of the agent, before a version is complete.
+ * result: The sweep of a later start removes the remains once they are 15 minutes old. It knows them, because every
+ * file in place was in a record first.
+ */
 static void nothing_that_was_not_completed_stays_after_a_sweep(void)
 {
         struct version *version;
@@ -238,6 +247,10 @@ static bool fails_once(uint64_t k, bool writes_again)
         return hit;
 }
 
+/*
+ * fault (Storage): A sync of a directory fails, the next try succeeds, then the power fails.
+ * result: The version that the second try called durable can be loaded.
+ */
 static void a_version_that_a_second_try_calls_durable_loads_after_a_power_loss(void)
 {
         for (int writes_again = 0; writes_again < 2; writes_again++) {

@@ -2,6 +2,10 @@
  * The power fails at every moment of publishing. A file and a directory appear and are replaced, complete or not at
  * all. From then on they stay and are never absent in between.
  */
+/*
+ * fault (Storage): Power loss while publishing.
+ * result: A published path holds the old or the new file, whole. After the end of `flush` it holds the new one.
+ */
 #include <errno.h>
 
 #include "agent/agent_publish.h"
@@ -24,7 +28,7 @@ static struct promise promises[16];
 static size_t promise_count;
 
 /* How a file gets to its path. */
-static enum way { COPY, SHARE, LINK, WAY_COUNT } way;
+static enum way { COPY, SHARE, WAY_COUNT } way;
 static struct os_table copying;
 
 static int share_nothing(int fd, int from)
@@ -62,7 +66,6 @@ static void begin(struct bench *bench)
         if (os->mkdir(tree, 0755) || os_crash_begin(tree))
                 abort();
         bench_init(bench, NULL, storage);
-        bench->catalogue.publish_links = way == LINK;
         if (way == COPY) {
                 copying = *os;
                 copying.clone = share_nothing;

@@ -3,6 +3,7 @@
  * that a store reported as durable are there; every other object is complete or
  * absent.
  */
+/* fault: as crash/agent_crash_test.c */
 #include <errno.h>
 
 #include "os/os.h"
@@ -204,6 +205,7 @@ static void many_that_were_uploaded_survive_from_their_publishing_on(void)
         check_all();
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 /* It shares the blocks of a file that is removed later. */
 static void a_file_that_shares_blocks_survives_from_its_publishing_on(void)
 {

@@ -2,6 +2,10 @@
  * Every system call of saving, persisting, recovering and retaining fails once, in each way that it can. Then
  * earlier durable versions can still be loaded, no version is a mixture, and the next attempt succeeds.
  */
+/*
+ * fault (Storage): Any system call fails.
+ * result: Durable versions can be loaded, no version is a mixture, and the next try succeeds.
+ */
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"

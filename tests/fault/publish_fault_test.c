@@ -3,6 +3,11 @@
  * ends. The file at the path is complete, staged files are not lost, and the next attempt succeeds and leaves no
  * temporary file.
  */
+/*
+ * fault (Storage): Any system call of publishing fails, or the agent dies there.
+ * result: A published path holds the old or the new file, whole. Staged files are not lost. The next try or agent
+ * finishes and leaves no debris.
+ */
 #include <errno.h>
 
 #include "agent/publish/publish_list.h"
@@ -17,7 +22,7 @@ static char root[64], storage[96], memory[96], file[96], directory[96], staging[
 static struct bench bench;
 
 /* The way a file gets to its path. */
-static enum way { COPY, COPY_STORED, SHARE, LINK, WAY_COUNT } way;
+static enum way { COPY, COPY_STORED, SHARE, WAY_COUNT } way;
 
 static int share_blocks(int fd, int from)
 {
@@ -68,7 +73,6 @@ static void fresh(void)
         snprintf(staging, sizeof staging, "%s/.staging", root);
         bench_init(&bench, memory, storage);
         bench.catalogue.sweep_age_s = 900;
-        bench.catalogue.publish_links = way == LINK;
         first = bench_version(&bench, "t1", 1, 2);
         stage(staging, "a");
         if (!first || ask(&bench, first, "a", file, "") || ask(&bench, first, "", directory, staging) || bench_persist(&bench, first) ||
@@ -145,7 +149,6 @@ static bool sweep_kill(uint64_t at)
         bench_done(&bench, false);
         bench_init(&bench, memory, storage);
         bench.catalogue.sweep_age_s = 900;
-        bench.catalogue.publish_links = way == LINK;
         publish_adopt_all(&bench.catalogue);
         CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
         for (struct version *version = bench.job->versions; version; version = version->next)

@@ -1,4 +1,5 @@
 /* Whichever system call fails, a store's promises hold. */
+/* fault: as fault/agent_fault_test.c */
 #include <errno.h>
 
 #include "os/os.h"

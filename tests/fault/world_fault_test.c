@@ -147,6 +147,11 @@ static bool write_once(uint64_t at, bool is_new)
         return was_hit;
 }
 
+/*
+ * fault (Storage): Another agent takes the place of a node's agent in the middle of a run, and storage fails while it
+ * counts how often the run wrote the tag.
+ * result: It announces its version when it has counted. The older version of the tag is not taken for it.
+ */
 static void a_version_of_two_nodes_becomes_durable_whichever_request_fails(void)
 {
         for (int i = 0; i < 4 && !tap_failed_checks; i++) {

@@ -260,6 +260,9 @@ dist.destroy_process_group()
 """
 
 
+# fault (Arguments of the caller): DCP saves with a part of the ranks (`process_group`, `no_dist`), or without
+# collectives.
+# result: The version is complete with the files of those ranks. Each rank loads what it saved.
 @pytest.mark.parametrize("nodes", [False, True])
 def test_a_save_by_some_ranks_is_complete_with_theirs_and_one_without_collectives_has_all_ranks_values(node, nodes):
     node.environment["NEBULA_TAKEOVER_S"] = "2"  # the agent of rank 0 does not know the saves of ranks on other nodes

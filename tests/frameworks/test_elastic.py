@@ -157,6 +157,9 @@ def test_nodes_that_are_lost_in_a_save_a_resume_and_a_rendezvous_change_no_loss(
     close(losses(job), undisturbed("ddp"))
 
 
+# fault (Elastic jobs): Workers alone or Nebula's agent alone are killed, or both nodes.
+# result: `torchrun` starts killed workers again. The death of the agent restarts nothing. The losses are bit for bit
+# those of an undisturbed run with that number of ranks.
 def test_workers_an_agent_and_both_nodes_are_killed_and_with_the_world_kept_no_loss_differs_in_a_bit(cluster, node, tmp_path):
     (tmp_path / "calm").mkdir()
     other = Node(tmp_path / "calm")
@@ -187,6 +190,8 @@ def test_workers_an_agent_and_both_nodes_are_killed_and_with_the_world_kept_no_l
     assert losses(job) == wanted and list(wanted) == list(range(1, 41))
 
 
+# fault (Elastic jobs): `torchrun` alone is killed.
+# result: Its worker ends at once, and the others go on. The memory of its node stays.
 def test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on(cluster, node, undisturbed):
     """With torch's own rendezvous this worker would train on in the old world, and save."""
     job = cluster("--replicas", 1, "--steps", 30)
@@ -249,6 +254,8 @@ time_t time(time_t *ret_now)
 """
 
 
+# fault (Elastic jobs): The clocks of the nodes differ by an hour.
+# result: The job goes on as if they agreed.
 @directory_only("an object store refuses the requests of a node whose clock is an hour wrong")
 def test_nodes_whose_clocks_differ_by_an_hour_lose_nothing(cluster, undisturbed, tmp_path):
     """The first nodes are an hour ahead of each other, and the one that is ahead makes the storage. The one that is left is behind, and the
@@ -306,6 +313,8 @@ def recipe_nodes(node, monkeypatch):
     return make
 
 
+# fault (Elastic jobs): SIGTERM comes to one of two `torchrun`s: a drain of Kubernetes, `scancel`, an eviction.
+# result: The manager saves, the newest version is made safe, and no step is computed twice.
 def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(recipe_nodes):
     """Only the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
     nodes = recipe_nodes("leaving", "--steps", "60", "--save-every", "1000")
@@ -324,6 +333,8 @@ def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(
     assert worlds == sorted(worlds, reverse=True) and set(worlds) == {1, 2}
 
 
+# fault (Elastic jobs): A node is told to leave while a spare waits.
+# result: The spare takes its place, and no step is computed twice.
 def test_a_spare_takes_the_place_of_a_node_that_is_told_to_leave_and_no_step_is_computed_twice(recipe_nodes):
     """The job never trains with fewer nodes: all steps are those of two."""
     nodes = recipe_nodes("spare", "--steps", "60", "--save-every", "1000")
@@ -342,6 +353,8 @@ def test_a_spare_takes_the_place_of_a_node_that_is_told_to_leave_and_no_step_is_
     assert [line["step"] for line in steps] == list(range(1, 61)) and {line["values"]["world"] for line in steps} == {2}
 
 
+# fault (Elastic jobs): The cloud announces that it takes the machine of one of two nodes.
+# result: The node saves, leaves, and does not join again.
 def test_a_node_that_its_cloud_takes_leaves_and_does_not_join_again(recipe_nodes, monkeypatch):
     """The machine stays for minutes after the notice: torchrun must not start the workers there again and again."""
     nodes = recipe_nodes("evicted", "--steps", "60", "--save-every", "1000", "--evictions", "azure")

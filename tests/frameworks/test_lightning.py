@@ -346,6 +346,7 @@ else:
 """)  # fmt: skip
 
 
+# fault: as a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced
 def test_every_existing_file_is_loaded_after_later_saves(node):
     """save_last commits each tag twice, a second run commits the tags once more, and memory holds the newest two."""
     more = ["--save-last", "--then", "every"]

@@ -252,6 +252,7 @@ def test_the_scaling_script_measures_one_and_two_ranks_and_its_exit_code_tells_o
     assert low.returncode == 1 and "an efficiency is below 900.0%" in low.stdout, low.stderr[-3000:]
 
 
+# fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
 @directory_only("trainer and rollout exchange batches in a directory")
 def test_the_reward_rises_although_rollout_and_trainer_are_killed_and_each_rollout_has_weights_of_the_trainer(node):
     script = ROOT / "examples/rl/run.py"

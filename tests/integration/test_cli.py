@@ -175,6 +175,7 @@ def regions(path: pathlib.Path) -> dict[str, int]:
     }
 
 
+# fault: as test_a_flipped_byte_in_any_region_of_a_file_is_found_and_the_older_version_loads
 def test_verify_names_file_and_offset_of_a_flipped_byte_in_every_region(run, make, tmp_path):
     store = make("t", "model.pt=50000", "other.pt=10")
     path = store / "t/model.pt"
@@ -227,6 +228,7 @@ def test_verify_finds_files_of_another_length_and_missing_ones(run, make, change
         assert f"at byte {len(data) - 100}" in result.stdout
 
 
+# fault: as test_a_flipped_byte_in_a_manifest_leaves_the_older_version
 def test_verify_finds_a_flipped_byte_anywhere_in_record_and_manifest(run, make):
     store = make("t", "model.pt=5000")
     for path in sorted((store / "t/.nebula").glob("*.json")):

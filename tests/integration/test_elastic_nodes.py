@@ -164,6 +164,8 @@ def check_requests(storage: Storage, number: int, begun: float, ended: float) ->
     assert len(distinct) <= REQUESTS_MAX * (len(rounds) - 1 + slow) + REQUESTS_AGAIN * written_again(distinct)
 
 
+# fault (Elastic jobs): The first node is killed.
+# result: The others notice it by its connections, and go on in a round of their own.
 def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, storage):
     job = start_job("--nnodes=1:2", "--max-restarts=3")
     one, two = start(job, storage, 2), start(job, storage, 3)
@@ -194,6 +196,8 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
     cells.close()
 
 
+# fault (Elastic jobs): A node stands still, counts as dead, and goes on.
+# result: It joins again, and the others begin a new round with it.
 def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_job, shared):
     storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3")
@@ -211,6 +215,8 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
         assert node.process.wait(60) == 0, node.told()
 
 
+# fault (Elastic jobs): Two jobs use one `--rdzv-id`.
+# result: They are one job. A node beyond the largest number waits, and ends with the job.
 def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, shared):
     storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice", PATIENT)
@@ -237,6 +243,8 @@ def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path
         second.end()
 
 
+# fault (Elastic jobs): The storage of the rendezvous does not answer, for less than 2 minutes.
+# result: Training goes on. No node counts as dead because of it.
 def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")
@@ -264,6 +272,7 @@ def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, m
                 assert node.process.wait(60) == 0, node.told()
 
 
+# fault: as test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on
 def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp_path, nebula, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")
@@ -289,6 +298,8 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
             job.end()
 
 
+# fault (Elastic jobs): Nodes are killed in the middle of a round, or all at once.
+# result: After the keep-alive time, other nodes with the same id begin a new round.
 def test_nodes_killed_in_a_round_and_all_at_once_do_not_keep_the_job_from_its_id(start_job, shared):
     storage = shared
     job = start_job("--nnodes=2:2", "--max-restarts=3")

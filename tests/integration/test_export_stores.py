@@ -63,6 +63,9 @@ def test_a_directory_in_a_store_is_written_verified_and_replaced_only_if_asked(u
     assert names(url) == ["config.json", "model.safetensors"]
 
 
+# fault (Deaths): A program that writes a Hugging Face directory is killed at any step.
+# result: There is no directory, or a whole one: the old or the new one if it was to be replaced. In an object store
+# there is no `config.json`, or all. The next export removes what was left.
 def test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place(url, tmp_path):
     code = """
 import os, signal, sys

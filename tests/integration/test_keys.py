@@ -73,5 +73,8 @@ print("durable")
 """
 
 
+# fault (Storage): The keys of the process that started the agent expire, or it had none.
+# result: Versions wait in memory. When a trainer of the job brings good keys, the agent writes them. No other job gets
+# these keys.
 def test_the_newest_keys_of_a_job_count_and_no_other_job_gets_them(tmp_path):
     assert "durable" in run_beside("s3", tmp_path, CODE)

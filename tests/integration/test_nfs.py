@@ -47,6 +47,7 @@ def clients(nebula, tmp_path):
         client.close()
 
 
+# fault: as test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint
 def test_a_job_on_nfs_is_killed_and_goes_on_also_on_another_node(clients):
     first = clients()
     first.rules(ttl_ms=3000, squash=1, ahead_s=3600)
@@ -58,6 +59,10 @@ def test_a_job_on_nfs_is_killed_and_goes_on_also_on_another_node(clients):
     assert second.command("verify", "--all").returncode == 0
 
 
+# fault (Storage): An NFS server stops and comes back, its clock is ahead, or it assigns files to no user
+# (`root_squash`).
+# result: A hard mount waits and nothing fails. With a soft mount versions wait in memory, and a resume says that
+# storage cannot be read.
 def test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint(clients):
     client = clients()
     assert client.finish(2)[-1] == "durable 2"
@@ -74,6 +79,10 @@ def test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint(clients)
         assert f"durable {2 + down}" in said
 
 
+# fault (Storage): The mount shows an outdated `latest` or listing (an NFS client for some seconds, a mount with a
+# cache for ever).
+# result: The job may go on from an older version. The server decides that the names of the newer versions are taken,
+# so these stay and are complete. The job learns that its versions are not durable, and why.
 def test_a_mount_that_shows_an_old_latest_is_harmless(clients):
     writer, stale = clients(), clients()
     writer.finish(3)

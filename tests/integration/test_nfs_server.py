@@ -1,5 +1,7 @@
 """Jobs on a directory of a real NFS server, nfs-ganesha on this machine. scripts/nfs.sh brings it, and the client."""
 
+# fault: as test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint
+
 import os
 import shutil
 import socket

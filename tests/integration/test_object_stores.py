@@ -178,6 +178,7 @@ def run_beside(name: str, tmp_path: Path, code: str, servers: Servers | None = N
             shutil.rmtree(path, ignore_errors=True)
 
 
+# fault: as an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object
 @pytest.mark.parametrize("name", USUAL)
 def test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was(name, tmp_path):
     said = run_beside(name, tmp_path, JOB)
@@ -227,6 +228,9 @@ MISSING = {
 }
 
 
+# fault (Object stores): There is no container or bucket, or the path names another one by mistake.
+# result: Saves, loads and all commands fail, and the message names it. It does not count as a storage path without
+# checkpoints.
 @pytest.mark.parametrize(("name", "path"), MISSING.items())
 def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path, run, make, serve, tmp_path):
     store = make("global_step1", "model.pt=100")
@@ -283,6 +287,7 @@ print("signed")
 """
 
 
+# fault: as test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one
 def test_a_signed_version_of_an_object_store_is_read_and_copied_with_its_signature(tmp_path):
     assert "signed" in run_beside("s3", tmp_path, "import subprocess\n" + SIGNED)
 
@@ -315,6 +320,7 @@ def test_a_job_whose_endpoint_stands_in_a_profile_saves(tmp_path):
     assert "durable" in run_beside("s3", tmp_path, PROFILE.replace("sys.argv[3]", repr(str(tmp_path / "config"))))
 
 
+# fault: as a_store_that_ignores_the_condition_of_a_write_gets_none
 def test_doctor_names_what_a_gateway_lacks(run, serve, servers):
     told = run("doctor", "--path", servers.new_path("buckets"), **serve("buckets"))
     assert re.search("conditional write +.*yes", told.stdout) and re.search("clock .*agree", told.stdout), told.stdout

@@ -46,6 +46,7 @@ def befall(job: Job, fault: str, chance: random.Random) -> float:
     return time.monotonic() - begun
 
 
+# fault: as test_one_way_loss_and_partitions_never_let_two_worlds_train
 def test_a_cut_network_one_way_loss_and_a_stopped_launcher_never_let_two_worlds_train(networks):
     if networks is None:
         pytest.skip("this machine does not permit network namespaces")
@@ -85,6 +86,9 @@ def test_of_two_nodes_that_cannot_reach_each_other_one_trains_on_and_the_other_w
         job.end()
 
 
+# fault (Elastic jobs): 200 random failures of 13 kinds come: kills, exceptions, hangs, nodes that vanish or stand
+# still, cut networks, agents, nodes that leave.
+# result: No durable step is lost, at no time do two worlds train, and the job goes on.
 @pytest.mark.skipif(not MANY, reason="one of the long ones: make nightly")
 @pytest.mark.timeout(60 + 60 * MANY)
 def test_random_failures_of_all_kinds_lose_no_step_and_stop_no_job(networks):

@@ -130,6 +130,9 @@ print("all said")
 """
 
 
+# fault (Object stores): A SAS ends in the middle of an upload.
+# result: The upload goes on if the file of `AZURE_STORAGE_SAS_TOKEN_FILE` has a new one. Otherwise the message says
+# that it has expired, and the version waits in memory.
 @needs_npm
 def test_an_upload_whose_sas_ends_goes_on_when_the_file_has_a_new_one(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + ENDS)

@@ -87,6 +87,8 @@ def spoil(path):
     path.write_bytes(data)
 
 
+# fault (Storage): A check of all versions is interrupted.
+# result: The next one goes on at that file, and leaves out what was verified a short time ago.
 def test_a_scrub_checks_what_was_not_verified_for_so_long_and_goes_on_where_it_was_stopped(run, four):
     assert sample(run, four, "--every", "7d", "--bytes", "1K")[0] == [("1", ["a.pt"])]
     assert sample(run, four, "--every", "7d")[0] == [("1", ["b.pt"]), *((step, ["a.pt", "b.pt"]) for step in "234")]
@@ -103,6 +105,8 @@ def test_a_scrub_reads_no_faster_than_its_rate(run, four):
     assert told["seconds"] >= told["bytes"] / 200e3 / 2 and told["bytes"] > 50_000  # half: the last pieces of each thread may come at once
 
 
+# fault (Storage): A file has rotted in storage, and memory, a peer or another storage has the bytes.
+# result: `nebula verify --repair` writes them again, after it has compared them with the version's checksums.
 def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage, tmp_path):
     other = tmp_path / "copies"
     assert run("copy", four, each_storage, "--all").returncode == 0

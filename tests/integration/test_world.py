@@ -317,6 +317,9 @@ def test_a_node_whose_ranks_saved_nothing_loads_the_others_files_and_its_next_wr
     load_all(ranks[0], "global_step2", 3, "again")
 
 
+# fault (Storage): A node is lost with its memory, and the newest version is replicated, but not durable.
+# result: Every rank loads every file of it, also on the node that replaces the lost one. Copies come from the nodes
+# that kept them, and files of other nodes from the memory of those nodes.
 def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none(world):
     """The other node's memory has copies of the files that the lost node saved, and its own files."""
     ranks = replace_b(world, "replicated")
@@ -344,6 +347,7 @@ def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):
     ]
 
 
+# fault: as test_a_save_after_going_back_is_the_newest_in_memory_and_in_storage
 def test_a_job_of_two_nodes_that_goes_back_has_one_line_of_history_on_both(world):
     ranks = world.start(TWO, "r1")
     for step in 300, 400:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import uuid
+from pathlib import Path
 
 import nebulaml
 import pytest
@@ -45,6 +47,8 @@ def shell(place, monkeypatch):
     command("stop", "--now", "--yes")
 
 
+# fault (The machine and other users): `XDG_RUNTIME_DIR` is stale, or differs from shell to shell.
+# result: It has no effect: one user has one agent on a node.
 @pytest.mark.parametrize("stale", ["/proc/none", "/nowhere/1000", "relative", ""])
 def test_a_stale_xdg_runtime_dir_costs_no_checkpoint(stale, place, shell):
     shell.setenv("XDG_RUNTIME_DIR", stale)
@@ -55,6 +59,7 @@ def test_a_stale_xdg_runtime_dir_costs_no_checkpoint(stale, place, shell):
     checkpoint.wait("durable", 60)
 
 
+# fault: as test_a_stale_xdg_runtime_dir_costs_no_checkpoint
 def test_shells_that_differ_in_xdg_runtime_dir_have_one_agent(place, shell):
     first, second = place.root / "first", place.root / "second"
     for path in (first, second):
@@ -87,6 +92,9 @@ def test_an_agent_where_an_older_version_had_it_is_found_by_programs_and_by_stop
     assert (place.storage / "global_step2/.nebula/manifest-1.json").exists()
 
 
+# fault (The machine and other users): One user has two agents nevertheless (`NEBULA_RUNTIME_DIR` differs).
+# result: Neither finds a version that only the other's memory has. The program's log says so, and names the other
+# agent.
 def test_the_program_s_log_says_that_another_agent_has_the_newest_in_memory(place, monkeypatch, caplog):
     saving = place.trainer(SAVES, place.storage, stdin=True)
     assert saving.stdout.readline() == "saved\n"
@@ -103,3 +111,15 @@ def test_the_program_s_log_says_that_another_agent_has_the_newest_in_memory(plac
         command("stop", "--now", "--yes")
         saving.kill()
         saving.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("choice", [None, "off"])
+def test_an_agent_gives_up_system_calls_unless_it_is_set_to_keep_them(place, monkeypatch, choice):
+    if choice:
+        monkeypatch.setenv("NEBULA_BOX", choice)
+    nebulaml.init(str(place.storage))
+    (agent,) = place.agents()
+    (mode,) = re.findall(r"^Seccomp:\s+(\d)", Path(f"/proc/{agent}/status").read_text(), re.M)
+    if not choice and mode == "0" and "has no seccomp" in (place.runtime / "agent.log").read_text():
+        pytest.skip("this machine forbids seccomp, and the log says so")
+    assert mode == ("0" if choice else "2")

@@ -173,6 +173,7 @@ class PerThread(set):
         return item in self.local.__dict__.get("items", ())
 
 
+# fault: as test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag
 @pytest.mark.parametrize("count", [1, 64, 65, 1000])
 def test_ranks_agree_on_all_versions_and_send_a_list_that_all_of_them_have_once(monkeypatch, count):
     world = 16
@@ -317,6 +318,8 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     second.end()
 
 
+# fault (Storage): A path has many versions, on one node or on several.
+# result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
 @pytest.mark.parametrize("group", ["none", "gloo"])
 def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, group, monkeypatch):
     place.run(
@@ -335,6 +338,9 @@ def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, g
     both.end()
 
 
+# fault (Storage): On one node of several, nothing is mounted at the path.
+# result: A resume raises `NebulaStorageError` on all ranks, and names two of them. Training does not begin again from
+# nothing.
 @pytest.mark.parametrize("is_mounted_later", [False, True])
 def test_a_node_without_the_mount_makes_no_job_begin_from_nothing(place, monkeypatch, is_mounted_later):
     """Node 1 was replaced: its storage path is an empty directory of its own, because nothing is mounted there."""

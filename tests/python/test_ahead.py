@@ -98,6 +98,10 @@ def test_a_large_file_is_as_it_was_saved_in_memory_and_in_storage(place, monkeyp
     check_files(found.load, 3, 2)
 
 
+# fault (Storage): The trainer, the agent or both are killed while a file is copied and its beginning is in storage
+# already.
+# result: That version does not exist in storage, and the one before can be loaded. The agent removes the written
+# beginning. After the agent's own death the next agent sweeps it.
 @pytest.mark.parametrize("victims", ["trainer", "agent", "both"])
 def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, victims):
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")

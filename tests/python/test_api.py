@@ -41,8 +41,9 @@ def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, m
     monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(place.storage))
     monkeypatch.setenv("NEBULA_PERSISTENT_TIME_INTERVAL", "7")
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "512M")
+    monkeypatch.setenv("NEBULA_JOB", "evals")
     first = engine.settings()  # the program has not called init()
-    assert (first.persist_path, first.persist_interval_s, first.memory_bytes) == (str(place.storage), 7, 512 << 20)
+    assert (first.persist_path, first.persist_interval_s, first.memory_bytes, first.job) == (str(place.storage), 7, 512 << 20, "evals")
     nebulaml.init(None, 0)
     nebulaml.init(num_of_version_in_retention=3)
     assert (engine.settings().persist_interval_s, engine.settings().retention_count) == (0, 3)
@@ -196,6 +197,7 @@ def test_a_working_directory_that_is_gone_costs_no_training_and_no_history(place
         nebulaml.init("here")
 
 
+# fault: as test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoint
 def test_a_second_init_moves_what_follows_to_the_new_path(place):
     nebulaml.init(str(place.root / "a"), 0, 2, on_error="raise")
     save("t1").wait("durable", 30)
@@ -294,6 +296,8 @@ def test_a_changed_rank_is_noticed_in_every_kind_of_environment_mapping(monkeypa
 # -- tags and names
 
 
+# fault (Arguments of the caller): A tag or name is empty, too long, or not UTF-8.
+# result: `NebulaConfigError` at once.
 def test_tags_and_names_that_no_storage_can_hold_are_refused_at_once(nm):
     for tag in ("", "x" * 300, 5, b"x"):
         with pytest.raises(NebulaConfigError):
@@ -307,6 +311,9 @@ def test_tags_and_names_that_no_storage_can_hold_are_refused_at_once(nm):
             nm.Checkpoint("fine", count)
 
 
+# fault (Arguments of the caller): A tag or name has slashes, newlines, Unicode, `.` or `..` (`%2E` and `%2E.` in
+# storage).
+# result: It is kept, and stays inside the storage path.
 @pytest.mark.parametrize("text", ["a/b", "..", ".", "line\nbreak", "Grüße ✓", "latest", ".hidden", "100%", "sp ace"])
 def test_odd_tags_and_names_are_kept_and_stay_inside_the_storage_path(text, nm, place):
     checkpoint = save(text, name=text)
@@ -401,6 +408,8 @@ def test_steps_are_read_from_tags(nm):
 # -- saving and finding
 
 
+# fault (Arguments of the caller): A tag and name are saved again.
+# result: The file is replaced as a whole. Files that were not rewritten carry over.
 def test_saving_a_name_again_replaces_it(nm):
     checkpoint = nm.Checkpoint("again")
     checkpoint.save("m.pt", 1)
@@ -429,6 +438,7 @@ def test_a_second_object_for_a_tag_adds_files(nm):
     assert sorted(found.files) == ["a.pt", "b.pt"] and found.load("a.pt") == "a"
 
 
+# fault: as test_saving_a_name_again_replaces_it
 def test_a_tag_written_again_keeps_the_files_it_did_not_rewrite(nm):
     first = nm.Checkpoint("twice")
     first.save("a.pt", "old a")
@@ -466,6 +476,8 @@ def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, pl
     assert nm.get_latest_checkpoint().tag == "loss0.30"  # of what storage holds
 
 
+# fault (Arguments of the caller): A tag does not exist.
+# result: The search returns `None`.
 def test_nothing_there_gives_none(nm, place):
     assert nm.get_latest_checkpoint() is None
     assert nm.get_checkpoint("absent") is None
@@ -494,6 +506,8 @@ def test_n_files_make_a_checkpoint_complete(nm):
     assert nm.get_latest_checkpoint().tag == "counted"
 
 
+# fault (Arguments of the caller): A name does not exist.
+# result: `NebulaNotFound` lists the names that exist.
 def test_a_missing_name_lists_the_names_there_are(nm):
     checkpoint = save("names")
     with pytest.raises(NebulaNotFound, match=r"'names'.*'other\.pt'.*m\.pt"):
@@ -502,6 +516,8 @@ def test_a_missing_name_lists_the_names_there_are(nm):
         checkpoint.load("other.pt")
 
 
+# fault (Arguments of the caller): Nothing is saved to a checkpoint, and it is committed.
+# result: `commit` returns False, or raises. The checkpoint is `failed` and says why.
 @pytest.mark.parametrize("count", [-2, None])
 def test_a_checkpoint_without_any_file_is_no_success(place, caplog, count):
     nebulaml.init(place.storage, 0)

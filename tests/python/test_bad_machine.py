@@ -45,6 +45,8 @@ def small_memory(place):
     subprocess.run(["umount", "-l", place.memory], check=True)
 
 
+# fault (Memory): The memory directory is too small.
+# result: Images are memfds, which survive the trainers but not the agent.
 def test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds(small_memory, place):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     for step in (1, 2):
@@ -110,6 +112,8 @@ def test_doctor_says_that_a_read_only_memory_directory_is_not_used(is_there, pla
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+# fault (Memory): A file is larger than the memory budget.
+# result: The save is refused, with both numbers and the setting to raise. Other saves go on.
 def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monkeypatch):
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
@@ -147,6 +151,8 @@ BIG_SAVE = """
 BIG = 256 * MIB
 
 
+# fault (Deaths): The agent is killed while a trainer copies.
+# result: The trainer starts a new agent and saves again. Nothing is lost.
 def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
     process = place.trainer(BIG_SAVE, place.storage)
     assert process.stdout.readline() == "ready\n"
@@ -159,6 +165,8 @@ def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 2).all()
 
 
+# fault (Deaths): The agent is killed while it persists.
+# result: Storage has no torn version. The next agent finds the images and finishes.
 def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_one_finishes(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "20")  # 13 seconds in which to kill it
     process = place.trainer(BIG_SAVE, place.storage)
@@ -186,6 +194,8 @@ ENDLESS_COPY = """
 """
 
 
+# fault (Deaths): The trainer is killed while it copies.
+# result: That version fails. The one before can be loaded.
 def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monkeypatch):
     monkeypatch.setenv("NEBULA_CAPTURE", "copy")  # save() returns when all is copied
     process = place.trainer(ENDLESS_COPY + BIG_SAVE.replace("torch.full((64 << 20,), 2.0)", "endless(256 << 20)"), place.storage)
@@ -201,6 +211,8 @@ def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monke
     assert nebulaml.get_checkpoint("global_step2") is None
 
 
+# fault (Deaths): The trainer is killed while the agent persists.
+# result: The agent finishes.
 def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "200")  # a second and more
     process = place.trainer(BIG_SAVE, place.storage)
@@ -214,6 +226,7 @@ def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(
     assert (torch.load(place.storage / "global_step2" / "m.pt", mmap=True) == 2).all()
 
 
+# fault: as test_everything_killed_at_once_resumes_from_the_memory_tier
 def test_all_killed_while_persisting_and_memory_lost_leaves_the_durable_version(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "20")  # 13 seconds in which to kill them
     process = place.trainer(BIG_SAVE, place.storage)
@@ -228,6 +241,8 @@ def test_all_killed_while_persisting_and_memory_lost_leaves_the_durable_version(
     assert found.tag == "global_step1" and (found.load("m.pt") == 1).all()
 
 
+# fault (Arguments of the caller): `init` is called twice.
+# result: Equal settings keep the session and the open checkpoint. New ones apply from then on.
 def test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoint(place):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     session = nebulaml._session.engine.session()
@@ -257,6 +272,8 @@ def as_nobody(code, *arguments):
     )  # fmt: skip
 
 
+# fault (The machine and other users): Another user connects to the socket.
+# result: The mode refuses them. If the mode was loosened, the agent refuses them itself.
 @needs_root
 def test_the_socket_admits_its_own_user_only(place):
     nebulaml.init(str(place.storage), 0, 2)
@@ -286,6 +303,8 @@ except PermissionError:
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
 
 
+# fault (The machine and other users): The runtime directory belongs to another user.
+# result: The agent refuses it.
 @needs_root
 def test_a_runtime_directory_of_another_user_is_refused(place):
     place.runtime.mkdir(mode=0o700)
@@ -310,6 +329,9 @@ while True:  # what every version answers to a greeting that is not its own: una
 """
 
 
+# fault (The machine and other users): An agent of another version of Nebula is still running.
+# result: Saves fail with advice, and training goes on. `nebula stop` ends that agent by a signal, after it has
+# persisted. The next save starts one of this version.
 def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(place):
     place.runtime.mkdir(mode=0o700)
     path = str(place.runtime / "agent.sock")
@@ -330,6 +352,10 @@ def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(p
     until(lambda: nebulaml.Checkpoint("global_step2").save("m.pt", 2))  # after a pause it tries again by itself
 
 
+# fault (The machine and other users): No agent can be started any more, or it is of another version, and the program
+# reads `.state`, `.error` and `.files`.
+# result: Nothing is raised, except with `on_error="raise"`. The state is `failed`, or `durable` if the object had seen
+# that, and `.error` says why. Calls that load raise.
 def test_with_no_agent_to_be_had_looking_at_a_checkpoint_raises_nothing_and_says_why(place, monkeypatch, caplog):
     program = place.root / "nebula-copy"
     shutil.copy(os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), program)
@@ -358,6 +384,9 @@ def test_with_no_agent_to_be_had_looking_at_a_checkpoint_raises_nothing_and_says
             look()
 
 
+# fault (The machine and other users): The memory directory belongs to another user, or files of another user are in
+# ours.
+# result: The agent neither uses nor touches them.
 @needs_root
 def test_a_memory_directory_of_another_user_is_never_touched(place):
     left = place.memory / f"{1:016x}.img"
@@ -370,6 +399,7 @@ def test_a_memory_directory_of_another_user_is_never_touched(place):
     assert os.listdir(place.memory) == [left.name] and left.read_bytes() == bytes(2 * MIB)
 
 
+# fault: as test_a_memory_directory_of_another_user_is_never_touched
 @needs_root
 def test_files_of_another_user_in_the_memory_directory_are_left_alone(place):
     foreign = [place.memory / f"{2:016x}.img", place.memory / f"{2:016x}.version", place.memory / "something"]
@@ -381,6 +411,8 @@ def test_files_of_another_user_in_the_memory_directory_are_left_alone(place):
     assert all(path.exists() and path.stat().st_uid == NOBODY for path in foreign)
 
 
+# fault (The machine and other users): Another user's files are in storage.
+# result: Nebula never touches them, nor debris of their writes.
 @needs_root
 def test_files_of_another_user_in_storage_are_never_touched(place, monkeypatch):
     monkeypatch.setenv("NEBULA_SWEEP_AGE", "0")
@@ -416,6 +448,10 @@ def test_times_of_the_agent_have_units_and_nonsense_is_said(place, monkeypatch):
     assert 'NEBULA_SWEEP_AGE is "soon", not a time' in (place.runtime / "agent.log").read_text()
 
 
+# fault (The machine and other users): The trainer has closed its standard input, output and error output, and prints
+# nevertheless.
+# result: The prints fail as without Nebula. They reach no socket and no image of Nebula, whose descriptors are all
+# above 2.
 def test_a_trainer_without_standard_output_prints_into_no_socket_and_no_image(place):
     place.run(
         """

@@ -57,6 +57,9 @@ def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
 
 
+# fault (Storage): Storage fills up in the middle of a version.
+# result: The agent writes no manifest, so that version does not exist in storage. The one before can be loaded. Memory
+# still has the new one.
 def test_a_disk_that_fills_in_the_middle_of_a_version_costs_only_that_version(disk, place):
     nebulaml.init(str(disk), 0, 2)
     save(1, 3).wait("durable", 30)
@@ -78,6 +81,8 @@ def test_a_wait_for_a_version_that_a_full_disk_has_failed_raises_an_error_of_sto
     assert failure.value.errno == errno.ENOSPC and isinstance(failure.value, OSError)
 
 
+# fault (Storage): Storage has room again.
+# result: The version that waited becomes durable.
 def test_when_there_is_room_again_the_version_that_waited_becomes_durable(disk, place):
     nebulaml.init(str(disk), 0, 2)
     (disk / "ballast").write_bytes(bytes(10 * MIB))
@@ -90,6 +95,8 @@ def test_when_there_is_room_again_the_version_that_waited_becomes_durable(disk, 
     assert holds(nebulaml.get_latest_checkpoint(), 1)
 
 
+# fault (Storage): Storage has no room for one version, but has for later ones.
+# result: The later ones become durable. The large one waits, and says how many bytes it needs and how many are free.
 def test_a_version_that_does_not_fit_on_the_disk_holds_up_no_later_one(disk, place):
     nebulaml.init(str(disk), 0, 2)
     large = save(1, 20)
@@ -103,6 +110,8 @@ def test_a_version_that_does_not_fit_on_the_disk_holds_up_no_later_one(disk, pla
     assert holds(nebulaml.get_latest_checkpoint(), 3)
 
 
+# fault (Storage): The path turns read-only.
+# result: Versions wait in memory and can be loaded. When the path is writable again, the agent goes on by itself.
 def test_storage_that_turns_read_only_stops_nothing_and_is_used_again_later(disk, caplog):
     nebulaml.init(str(disk), 0, 2)
     save(1).wait("durable", 30)
@@ -117,6 +126,8 @@ def test_storage_that_turns_read_only_stops_nothing_and_is_used_again_later(disk
     waiting.wait("durable", 60)
 
 
+# fault (Storage): The directory is removed while the job runs.
+# result: The agent makes it again for the next version. Versions that were in it are lost, and no list shows them.
 def test_a_storage_directory_that_is_removed_while_running_is_made_again(nm, place):
     save(1).wait("durable", 30)
     shutil.rmtree(place.storage)
@@ -128,6 +139,8 @@ def test_a_storage_directory_that_is_removed_while_running_is_made_again(nm, pla
     assert nebulaml.get_checkpoint("global_step1") is None  # the version was lost with its directory, and no answer claims otherwise
 
 
+# fault (Storage): The path is replaced by a file.
+# result: The agent reports an error until the path is a directory again. It does not touch the file.
 def test_a_storage_path_that_becomes_a_file_is_an_error_until_it_is_a_directory_again(nm, place):
     save(1).wait("durable", 30)
     aside = place.root / "aside"
@@ -150,6 +163,10 @@ OBSTACLES = {
 }
 
 
+# fault (Storage): A file, a dead link or a directory of another user has the name of a tag's directory, or one tag
+# fails for another reason.
+# result: That version waits in memory, and the agent tries again. Versions of other tags become durable meanwhile. The
+# error names the obstacle and the cure.
 @pytest.mark.parametrize("kind", list(OBSTACLES))
 def test_an_obstacle_in_the_place_of_a_tag_blocks_only_that_version_and_is_named(kind, nm, place):
     make, words = OBSTACLES[kind]
@@ -191,6 +208,8 @@ REGIONS = {
 }
 
 
+# fault (Storage): A byte is flipped in any region of a file.
+# result: `NebulaCorrupt` and `nebula verify` name the file and the offset.
 @pytest.mark.parametrize("region", list(REGIONS))
 def test_a_flipped_byte_in_any_region_of_a_file_is_found_and_the_older_version_loads(region, nm, place):
     for step in (1, 2):
@@ -207,6 +226,8 @@ def test_a_flipped_byte_in_any_region_of_a_file_is_found_and_the_older_version_l
     assert holds(nebulaml.get_checkpoint("global_step1"), 1)
 
 
+# fault (Storage): A file is truncated.
+# result: `NebulaCorrupt` names the file and both sizes. The older version can be loaded.
 @pytest.mark.parametrize("kept", [0, 1, 4095, 500_000, -1])
 def test_a_truncated_file_is_found_and_never_loaded(kept, nm, place):
     for step in (1, 2):
@@ -235,6 +256,9 @@ def flip_in_document(place, document, part):
     return path, data
 
 
+# fault (Storage): A byte is flipped in the manifest.
+# result: A search takes the older version. The damaged files stay as evidence. `nebula` names that version as its
+# `latest`.
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.999])
 def test_a_flipped_byte_in_a_manifest_leaves_the_older_version(part, nm, place):
     path, data = flip_in_document(place, "manifest-1.json", part)
@@ -243,6 +267,10 @@ def test_a_flipped_byte_in_a_manifest_leaves_the_older_version(part, nm, place):
     assert path.read_bytes() == data  # evidence stays
 
 
+# fault (Storage): A byte is flipped in a record.
+# result: A search reads manifests alone and takes that version, at every restart. Each `load` from it raises
+# `NebulaCorrupt` and names the record. Older versions can be loaded by their tags. If you move this version's
+# directory away, the newest of them is the newest again.
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.999])
 def test_a_flipped_byte_in_a_record_is_named_by_each_load_and_the_older_version_loads_by_its_tag(part, nm, place):
     path, data = flip_in_document(place, "*.record-00000.json", part)
@@ -255,6 +283,8 @@ def test_a_flipped_byte_in_a_record_is_named_by_each_load_and_the_older_version_
     assert nebulaml.get_latest_checkpoint().tag == "global_step1"
 
 
+# fault (Storage): A manifest has a newer major version.
+# result: Nebula leaves that version alone and names it in the log. The older one can be loaded.
 def test_a_manifest_of_a_newer_major_version_is_left_alone_and_named(nm, place):
     for step in (1, 2):
         save(step)
@@ -271,6 +301,8 @@ def test_a_manifest_of_a_newer_major_version_is_left_alone_and_named(nm, place):
     assert "global_step2" in (place.runtime / "agent.log").read_text()
 
 
+# fault (Storage): Files of other programs are in the directory.
+# result: Neither sweeps nor retention touch them, whatever their names are.
 def test_foreign_files_in_the_storage_path_are_never_touched(place, monkeypatch):
     monkeypatch.setenv("NEBULA_SWEEP_AGE", "0")  # what could be swept is swept at once
     foreign = {
@@ -305,6 +337,8 @@ def test_a_storage_path_that_becomes_a_file_before_the_first_search_is_no_empty_
         nebulaml.get_latest_checkpoint()
 
 
+# fault (Storage): The path can never be a directory: it is a file, lies below one, or in `/proc`.
+# result: `init`, a Manager, a Session and each search with that path raise `NebulaConfigError` at once.
 @pytest.mark.parametrize("where", ["file", "file/below/it", "link", "/proc/self", "/proc/x", "/sys/x/y"])
 def test_a_path_that_can_never_be_a_directory_of_checkpoints_is_refused_when_it_is_given(place, monkeypatch, where):
     (place.root / "file").write_text("not a directory")
@@ -327,6 +361,7 @@ def test_a_path_that_can_never_be_a_directory_of_checkpoints_is_refused_when_it_
         nebulaml.Checkpoint("a")
 
 
+# fault: as test_a_path_that_can_never_be_a_directory_of_checkpoints_is_refused_when_it_is_given
 def test_a_path_that_does_not_answer_holds_up_no_init(place, monkeypatch):
     monkeypatch.setattr(config, "LOOK_S", 0.01)
     monkeypatch.setattr(config, "_obstacle", lambda folder: threading.Event().wait(60) and "")
@@ -334,6 +369,8 @@ def test_a_path_that_does_not_answer_holds_up_no_init(place, monkeypatch):
     assert nebulaml.get_latest_checkpoint() is None
 
 
+# fault (Storage): A program gives no storage path.
+# result: Checkpoints are in memory only. The program's log says so once, at the first commit.
 def test_a_job_without_a_storage_path_is_told_once_that_nothing_leaves_memory(place, caplog):
     for step in (1, 2):
         save(step)
@@ -365,6 +402,9 @@ def test_a_flush_says_that_the_newest_version_failed_before_it_and_forgets_it_fo
     assert nebulaml.flush_persistence(timeout=30) is True
 
 
+# fault (Storage): Storage hangs or is slow.
+# result: Versions of its own jobs wait in memory. Versions of jobs with another path become durable. `nebula stop
+# --now` ends the agent.
 def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_end(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # a minute for one of the versions, nothing for the others
     stuck = place.root / "stuck"
@@ -393,6 +433,9 @@ def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_e
     other.communicate(timeout=60)
 
 
+# fault (Storage): A byte is flipped in the manifest, and there is no older version.
+# result: `get_latest_checkpoint()` raises `NebulaCorrupt`. Training does not begin again from nothing without a
+# message.
 def test_when_the_only_version_is_damaged_loading_raises_and_does_not_say_there_is_none(place):
     nebulaml.init(str(place.storage), 0, on_error="raise")
     save(1).wait("durable", 30)

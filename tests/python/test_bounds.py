@@ -51,6 +51,8 @@ def stored(place, step):
     return (place.storage / f"global_step{step}" / ".nebula" / "manifest-1.json").exists()
 
 
+# fault (Memory): Memory is full.
+# result: `on_full` decides.
 def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="wait", on_error="raise")
     for step in (1, 2, 3):
@@ -60,6 +62,9 @@ def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_non
     assert all(holds(step) for step in (1, 2, 3))
 
 
+# fault (Memory): Memory is full, and storage hangs.
+# result: A save waits once, `NEBULA_MEMORY_WAIT` seconds. Later saves to the same path fail at once until a version
+# has become durable there. Saves of other jobs wait for their own storage.
 def test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save(slow, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "2")  # as good as none, for twelve seconds
     monkeypatch.setenv("NEBULA_MEMORY_WAIT", "1")
@@ -102,6 +107,7 @@ def test_a_save_that_waits_for_memory_ends_at_a_signal_whose_handler_raises(slow
     assert trainer.communicate(timeout=100)[0] == ("KeyboardInterrupt" if number == signal.SIGINT else "SystemExit") + " True\n"
 
 
+# fault: as test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none
 def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
@@ -151,6 +157,8 @@ def test_a_streamed_version_survives_its_trainer(slow):
     assert nebulaml.get_latest_checkpoint().tag == "global_step2" and holds(2)
 
 
+# fault (Memory): A version was streamed, and the agent dies before it is durable.
+# result: That version is lost. The one before can be loaded.
 def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_one_before(slow, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "2")  # 24 seconds in which to kill it
     monkeypatch.setenv("NEBULA_CAPTURE", "copy")  # else the trainer still copies when the agent dies, and saves once more
@@ -165,6 +173,7 @@ def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_on
     until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps while it answers
 
 
+# fault: as test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none
 def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="skip")
     assert save(1) and not save(2)

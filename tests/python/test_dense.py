@@ -53,6 +53,8 @@ def bytes_of(tensor):
     return ctypes.string_at(plain.data_ptr(), plain.nbytes)
 
 
+# fault (Arguments of the caller): A tensor differs from its bytes: a conjugate or negative view, zeros without memory.
+# result: `save_bytes`, safetensors and DCP save its values, as `save` does.
 @pytest.mark.parametrize("kind", LAZY)
 def test_bytes_of_a_lazy_view_are_those_of_its_values(kind, nm):
     tensor = LAZY[kind]()
@@ -72,6 +74,7 @@ def test_findings_about_a_plain_tensor_are_not_used_for_a_lazy_one(kind, nm):
         assert checkpoint.read_bytes("x") == 2 * bytes_of(tensor)
 
 
+# fault: as test_bytes_of_a_lazy_view_are_those_of_its_values
 @pytest.mark.parametrize("kind", LAZY)
 def test_a_file_of_torch_distributed_checkpoint_has_the_values_of_a_lazy_view(kind, nm, place):
     tensor = LAZY[kind]()
@@ -171,6 +174,9 @@ REFUSED = {
 }
 
 
+# fault (Arguments of the caller): A tensor is more than its bytes, or has none: sparse, quantized, nested, a subclass,
+# fake, meta, inside `torch.func`, with a storage that was resized.
+# result: It is refused by name, and the error says what to save instead. `save` takes those that have values.
 @pytest.mark.parametrize("kind", REFUSED)
 def test_bytes_of_what_is_more_or_less_than_its_bytes_are_refused_by_name(kind, nm):
     make, what = REFUSED[kind]
@@ -199,6 +205,7 @@ def test_a_tensor_inside_a_transform_is_refused_by_name(transform, nm):
     getattr(torch.func, transform)(inside)(torch.ones(2, 2) if transform == "vmap" else torch.ones(2))
 
 
+# fault: as test_bytes_of_what_is_more_or_less_than_its_bytes_are_refused_by_name
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("kind", ["resized", "cut", "fake", "zeros"])
 def test_a_pickle_of_a_tensor_without_values_is_refused_by_name_and_not_only_when_it_is_loaded(kind, plain, nm):

@@ -94,7 +94,7 @@ def test_dcp_leaves_to_the_device_what_it_copies_by_itself(nm, monkeypatch):
 
     monkeypatch.setattr(device, "covers", lambda storage: True)
     monkeypatch.setattr(dense, "refusal", lambda tensor: None)
-    monkeypatch.setattr(dense, "_settled_kinds", set())
+    monkeypatch.setattr(dense, "_dense_kinds", set())
     tensor = torch.empty(3, 4, device="meta")  # it stands for a device: it has no copy on the host
     (before, part, after), size = dcp._item_parts(tensor.t(), "w")
     assert part.device.type == "meta" and part.is_contiguous() and size == len(before) + 48 + len(after)

@@ -219,6 +219,7 @@ def hears(node: Node, count: int) -> bool:
     return a is not None and getattr(a, "ears", None) is not None and len(a.ears.peers) >= count
 
 
+# fault: as test_the_first_node_is_killed_the_other_goes_on_and_one_returns
 def test_a_lost_node_is_noticed_by_its_connection_and_the_round_waits_for_no_call(start_job):
     job = start_job(1, 3)
     nodes = job.start(2, 3, 4)
@@ -233,6 +234,8 @@ def test_a_lost_node_is_noticed_by_its_connection_and_the_round_waits_for_no_cal
     job.check_worlds()
 
 
+# fault (Elastic jobs): A worker of another node fails.
+# result: All nodes begin one new round.
 def test_the_others_begin_anew_with_a_node_whose_worker_has_failed(start_job):
     job = start_job(3, 3)
     nodes = job.start(2, 3, 4)
@@ -243,6 +246,8 @@ def test_the_others_begin_anew_with_a_node_whose_worker_has_failed(start_job):
     job.check_worlds()
 
 
+# fault (Elastic jobs): A node is lost while a spare waits, or a node returns, also one whose address sorts first.
+# result: The spare takes its place in the same round. All nodes begin a new round with the node that returns.
 def test_a_spare_stands_in_for_a_lost_node(start_job):
     job = start_job(1, 2)
     nodes = job.start(2, 3)
@@ -256,6 +261,8 @@ def test_a_spare_stands_in_for_a_lost_node(start_job):
     job.check_worlds()
 
 
+# fault (Elastic jobs): There are more nodes than places, and some of them fail again and again.
+# result: A node without a place waits as a spare, and disturbs nobody.
 def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(start_job):
     job = start_job(1, 2)
     nodes = job.start(2, 3, 4)
@@ -302,6 +309,9 @@ def test_a_node_that_stood_still_is_left_and_joins_again(start_job, monkeypatch)
     job.check_worlds()
 
 
+# fault (Elastic jobs): The network is cut, in one direction or both, with the storage or without; a launcher or a node
+# stands still.
+# result: The node joins again when it can. At no time do two worlds train.
 def test_one_way_loss_and_partitions_never_let_two_worlds_train(start_job, network):
     """Seeded faults: nodes whose bytes are lost, whose storage is cut, whose workers fail; in the end all are in one world."""
     job = start_job(1, 4, silence_timeout="1")

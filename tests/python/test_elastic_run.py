@@ -151,6 +151,8 @@ time.sleep(60 if count == 0 else 0)
 """
 
 
+# fault (Elastic jobs): A worker fails while others of its node wait for it and catch SIGTERM.
+# result: They are killed, and all start again.
 @pytest.mark.parametrize("how", ["auto", "off"])
 def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, how):
     """torchrun alone would wait 30 s for a worker that catches SIGTERM."""
@@ -179,6 +181,8 @@ sys.exit(9)  # step 3 never succeeds
 """
 
 
+# fault (Elastic jobs): A job fails again and again at the same step.
+# result: It ends with the reason after 3 restarts without a new committed step.
 def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
     (tmp_path / "worker.py").write_text(STALLS)
     command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50"]
@@ -204,6 +208,8 @@ sys.exit(0 if latest and latest.step == 2 else 9)
 """
 
 
+# fault (Elastic jobs): A job fails each time after it has loaded a certain checkpoint.
+# result: With `--on-poison=older` it loads the one before.
 def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before(tmp_path, place):
     (tmp_path / "worker.py").write_text(POISONED)
     command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
@@ -253,6 +259,8 @@ def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula
     progress.fail()
 
 
+# fault (Elastic jobs): The health check of a node fails.
+# result: The node does not join.
 def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
     (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
     command = [sys.executable, "-m", "nebulaml.elastic.run", "--standalone", "--nproc_per_node=1", "--warm=off"]
@@ -263,6 +271,7 @@ def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
     assert not (tmp_path / "worker.py.ran").exists()
 
 
+# fault: as test_a_node_that_is_not_well_does_not_join
 @pytest.mark.parametrize("health", ["default", "off"])
 def test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well(tmp_path, place, health):
     (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
@@ -292,6 +301,8 @@ def test_a_default_check_that_cannot_run_keeps_no_node_away(monkeypatch, tmp_pat
         agent.check(agent.DEFAULT)
 
 
+# fault (Elastic jobs): An option of `nebula run` is wrong.
+# result: It ends, and its last line names the option.
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -91,6 +91,8 @@ WAYS = [in_process, in_process_of_process, in_pool, in_executor, in_start_proces
 """
 
 
+# fault (Deaths): A forked child (`multiprocessing`, a data loader's worker, a notebook's launcher) ends, in any way.
+# result: Its files are there: its saves return when their bytes are copied.
 @pytest.mark.parametrize("parent", ["without a session", "with a session"])
 def test_commits_of_a_forked_child_survive_its_end(place, parent):
     before = "commit(0, 10)\n" if parent == "with a session" else ""
@@ -106,6 +108,7 @@ def test_commits_of_a_forked_child_survive_its_end(place, parent):
     assert len(ways) == (9 if before else 10)
 
 
+# fault: as test_commits_of_a_forked_child_survive_its_end
 def test_all_saves_of_workers_of_a_pool_and_of_a_data_loader_are_kept(place):
     ended(
         place,
@@ -164,12 +167,17 @@ die(signal.SIGTERM)""", -signal.SIGTERM),
 }  # fmt: skip
 
 
+# fault (Deaths): The trainer ends right after its commit, while copies still run: a normal end, `os._exit`,
+# `os.exec...`, a signal that it does not handle, `abort`, a crash.
+# result: The end waits for the copies, 300 s at most, 30 s after a signal. The version can be loaded. Exceptions:
+# SIGKILL, and C code that calls `_exit` or `exec` itself.
 @pytest.mark.parametrize("end", list(AT_ONCE))
 def test_a_committed_version_survives_an_end_right_after_the_commit(place, end):
     ended(place, *AT_ONCE[end])
     check_newest(place)
 
 
+# fault: as test_a_committed_version_survives_an_end_right_after_the_commit
 @pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM", "SIGUSR1", "SIGFPE"])
 def test_a_committed_version_survives_a_signal_from_outside(place, number):
     """A fork of this process sends the signal, so that no call of the program is waiting."""
@@ -202,6 +210,8 @@ say("caught" if int(status.split()[1], 16) >> (signal.SIGTERM - 1) & 1 else "lef
     assert output.split() == ["handled", "True", "left"]  # of no copy under way nothing is held up
 
 
+# fault (Deaths): A program forks while copies run.
+# result: The child waits for none of them and disturbs none.
 def test_a_fork_while_copies_run_neither_waits_for_them_nor_disturbs_them(place):
     output = ended(
         place,
@@ -236,6 +246,9 @@ LATE = {
 }  # fmt: skip
 
 
+# fault (Deaths): A save runs while the interpreter ends: `atexit`, `weakref.finalize`, a thread, `__del__` of a
+# global.
+# result: Its file is there.
 @pytest.mark.parametrize("end", list(LATE))
 def test_a_save_while_the_interpreter_ends_is_kept(place, end):
     code, when = LATE[end]
@@ -250,6 +263,7 @@ sys.exit(subprocess.call([sys.executable, "-W", "ignore", "-c", "import atexit, 
     check_newest(place)
 
 
+# fault: as test_a_save_while_the_interpreter_ends_is_kept
 def test_a_daemon_thread_that_saves_until_the_end_loses_nothing_that_it_was_told_is_committed(place):
     code = """
 def save():

@@ -53,6 +53,7 @@ def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, plac
     assert [event.step for event in exported] == [2, 6] and exported[0].text == str(tmp_path / "out" / "step2")
 
 
+# fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):
     export = nm.HFExport(str(tmp_path / "newest"), replace=True)
     with nm.Manager(place.storage, export=export) as manager:
@@ -68,6 +69,10 @@ def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_
     assert step_in(tmp_path / "newest") == 4
 
 
+# fault (Deaths): The process that makes Hugging Face directories in the background of a job fails, is stopped or
+# killed, or the trainer ends.
+# result: No save waits, and training goes on. A failure is an event and a log line; the next save starts another
+# process. After the trainer's end the newest version is exported.
 def test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on(nm, place, tmp_path, caplog):
     events = []
     with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "{step}"), key="ema")) as manager:
@@ -82,6 +87,7 @@ def test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on(nm, pla
     assert [one for one in os.listdir(tmp_path) if "export" in one or one in "12"] == []
 
 
+# fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 def test_a_process_of_exports_that_is_killed_is_an_event_and_the_next_save_starts_another(nm, place, tmp_path):
     events = []
     with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
@@ -97,6 +103,7 @@ def test_a_process_of_exports_that_is_killed_is_an_event_and_the_next_save_start
     assert step_in(tmp_path / "out" / "2") == 2
 
 
+# fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_path, how):
     trainer = place.trainer(

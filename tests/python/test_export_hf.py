@@ -168,6 +168,7 @@ DYING = """
 NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each third of one of the two kinds
 
 
+# fault: as test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place
 @pytest.mark.parametrize("how", ["new", "replace"])
 def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, how):
     state = state_of(2)
@@ -193,6 +194,7 @@ def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, 
     assert left_in(tmp_path / "parent") == [] and is_new
 
 
+# fault: as test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place
 def test_the_leftovers_of_a_killed_export_go_and_those_of_a_running_one_stay(place, tmp_path):
     torch.save(state_of(), tmp_path / "model.pt")
     (tmp_path / "parent").mkdir()
@@ -218,6 +220,9 @@ def test_the_leftovers_of_a_killed_export_go_and_those_of_a_running_one_stay(pla
     assert left_in(tmp_path / "parent") == []
 
 
+# fault (Arguments of the caller): A Hugging Face directory is asked for and cannot be made: a file cannot be written,
+# a rank's file is missing, the mapping of tensor-parallel ranks is wrong, the dtype is unknown.
+# result: One sentence names the cause, and no directory appears.
 def test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing(place, tmp_path):
     torch.save(state_of(), tmp_path / "model.pt")
     said = place.run(
@@ -265,6 +270,7 @@ def test_an_existing_directory_is_refused_unless_it_is_replaced_or_empty(tmp_pat
         export_hf(str(tmp_path / "model.pt"), tmp_path / "file", replace=True)
 
 
+# fault: as test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -374,6 +380,7 @@ def test_tensor_parallel_ranks_are_put_together_by_the_mapping(tmp_path, monkeyp
     assert equal(weights(tmp_path / "out2"), whole)
 
 
+# fault: as test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -391,6 +398,7 @@ def test_a_mapping_that_does_not_fit_is_one_sentence_and_nothing_is_written(tmp_
     assert not (tmp_path / "parent").exists() or os.listdir(tmp_path / "parent") == []
 
 
+# fault: as test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing
 def test_ranks_that_lack_a_name_or_a_file_are_refused(tmp_path):
     ranks_of(tmp_path / "ranks")
     state = torch.load(tmp_path / "ranks" / "rank1.pt", weights_only=True)
@@ -457,6 +465,7 @@ def zero_of(folder: Path, stage: int) -> dict[str, torch.Tensor]:
     return {**whole, **buffers}
 
 
+# fault: as test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing
 @pytest.mark.parametrize("stage", [2, 3])
 def test_partitions_of_zero_are_put_together_and_a_missing_one_is_refused(tmp_path, stage):
     whole = zero_of(tmp_path / "zero", stage)
@@ -509,6 +518,7 @@ def test_tensor_parallel_ranks_of_deepspeed_need_a_mapping_and_those_of_stage_3_
     assert not (tmp_path / "none").exists()
 
 
+# fault: as test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing
 def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refused(tmp_path):
     import torch.distributed.checkpoint as dcp
 

@@ -86,6 +86,9 @@ def test_each_storage_has_versions_by_its_own_rules(nm, place, far):
     assert [event.text for event in events if event.kind == "copied"] == [str(far)] * 4
 
 
+# fault (Deaths): The storage path of a manager and the memory of its machine are lost, and it has a far storage.
+# result: The job goes on from the newest copy, and saves into its own path. If the far storage cannot be read, it does
+# not begin from nothing.
 def test_a_job_whose_storage_and_memory_are_lost_goes_on_from_the_far_storage_and_saves_into_the_near_one(nm, place, far, caplog):
     described = nm.Far(far)
     with nm.Manager(place.storage, far=described) as manager:
@@ -113,6 +116,7 @@ def test_a_job_whose_storage_and_memory_are_lost_goes_on_from_the_far_storage_an
         assert restored(manager) == (3, 3.0) and restored(manager, 2) == (2, 2.0)
 
 
+# fault: as test_a_job_whose_storage_and_memory_are_lost_goes_on_from_the_far_storage_and_saves_into_the_near_one
 def test_a_near_storage_that_is_older_than_the_far_one_does_not_set_the_job_back(nm, place, far, tmp_path):
     described = nm.Far(far)
     with nm.Manager(place.storage, far=described) as manager:
@@ -148,6 +152,10 @@ def mount(tmp_path) -> Path:
     return link
 
 
+# fault (Deaths): The far storage of a manager (`far=`) or its own one is away for a while, the trainer or the process
+# of copies is killed, or a version is removed or thinned meanwhile.
+# result: No save waits. When the storage is back, the newest version is copied first. After the trainer's end the
+# newest version is copied. A trouble is one event and one log line.
 def test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back(nm, place, mount):
     events = []
     with nm.Manager(place.storage, far=nm.Far(mount / "far", keep_last=2)) as manager:
@@ -165,6 +173,7 @@ def test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newes
     assert steps_in(mount / "far") == [3, 4] and whole(mount / "far")
 
 
+# fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
 def test_storages_that_are_both_away_at_the_start_get_what_was_saved_when_they_are_back(nm, place, tmp_path, mount):
     near = tmp_path / "other"
     near.symlink_to(tmp_path / "disk of its own")
@@ -180,6 +189,7 @@ def test_storages_that_are_both_away_at_the_start_get_what_was_saved_when_they_a
     assert steps_in(near / "run") == steps_in(mount / "far") == [1] and whole(mount / "far")
 
 
+# fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
 def test_a_version_that_the_near_storage_removed_or_thinned_meanwhile_is_no_failure(place, mount):
     events = []
     with nebulaml.Manager(place.storage, keep_last=2, keep_items={"optimizer": 1}, far=nebulaml.Far(mount / "far")) as manager:
@@ -231,6 +241,7 @@ def gate(place, tmp_path, monkeypatch):
     return begun, go
 
 
+# fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
 def test_a_trainer_that_is_killed_during_a_copy_has_the_newest_version_in_the_far_storage(place, far, gate):
     begun, go = gate
     trainer = place.trainer(
@@ -252,6 +263,7 @@ def test_a_trainer_that_is_killed_during_a_copy_has_the_newest_version_in_the_fa
     assert whole(far)
 
 
+# fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
 def test_retention_leaves_a_version_alone_while_it_is_copied_and_no_save_waits(nm, place, far, gate):
     begun, go = gate
     with nm.Manager(place.storage, keep_last=1, far=nm.Far(far)) as manager:
@@ -267,6 +279,7 @@ def test_retention_leaves_a_version_alone_while_it_is_copied_and_no_save_waits(n
     assert whole(far)
 
 
+# fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
 def test_a_process_of_copies_that_is_killed_is_an_event_and_the_next_save_starts_another(nm, place, far, gate):
     events, (begun, go) = [], gate
     with nm.Manager(place.storage, far=nm.Far(far)) as manager:
@@ -283,6 +296,7 @@ def test_a_process_of_copies_that_is_killed_is_an_event_and_the_next_save_starts
     assert whole(far)
 
 
+# fault: as test_a_job_whose_storage_and_memory_are_lost_goes_on_from_the_far_storage_and_saves_into_the_near_one
 def test_a_far_storage_that_cannot_be_read_does_not_hold_up_a_job_and_never_makes_it_begin_anew(nm, place, caplog):
     with socket.socket() as unheard:  # bound, and nobody listens
         unheard.bind(("127.0.0.1", 0))

@@ -44,6 +44,9 @@ def test_a_checkpoint_is_there_when_every_rank_has_committed_and_not_before(plac
         assert process.wait(timeout=60) == 0
 
 
+# fault (Storage): The path is not writable.
+# result: The version stays in memory and can be loaded. The agent tries again, at growing intervals. `flush` and
+# `wait` name the path.
 def test_storage_that_cannot_be_written_stops_nothing_and_is_named(place, caplog):
     nebulaml.init(str(place.storage), 0)
     place.storage.write_text("a file where a directory should be")
@@ -188,6 +191,8 @@ def test_a_wait_can_be_interrupted(place):
     process.wait(timeout=30)
 
 
+# fault (Arguments of the caller): Two trainers use one path.
+# result: The second is refused, and the error names both processes. `job=` keeps them apart.
 def test_two_trainers_of_one_job_and_rank_are_told_apart(nm, place):
     nm.Checkpoint("mine").save("m.pt", 1)
     code = """
@@ -238,6 +243,11 @@ def ranks_of_two_containers(place, monkeypatch, first_is_inside):
     return ranks
 
 
+# fault (Deaths): A rank or the agent runs in a pid namespace of its own (a container), and another rank looks for the
+# newest version, or the agent is killed.
+# result: The agent asks the kernel which process is behind a connection, and never trusts a number that a client
+# gives. The open part of a rank that it cannot see stays open while the rank is connected. For a rank of an earlier
+# agent it stays open `NEBULA_PERSIST_GIVE_UP` long. The agent tells two trainers with one number apart.
 @pytest.mark.parametrize("first_is_inside", [False, True])
 def test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace(place, monkeypatch, first_is_inside):
     """The first rank has started the agent inside its namespace, where the agent cannot see the second rank."""

@@ -70,6 +70,8 @@ def tell(trainer, word: str) -> str:
     return trainer.stdout.readline().strip()
 
 
+# fault (Elastic jobs): All ranks of a node wait for ever.
+# result: The agent reports the stacks. With `--on-hang=restart` the ranks start again and resume.
 def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(place):
     ranks = [place.trainer(HANGS, place.storage, n, 2, stdin=True) for n in range(2)]
     for n, rank in enumerate(ranks):
@@ -100,6 +102,7 @@ def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(plac
         rank.wait()
 
 
+# fault: as test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first
 def test_of_ranks_on_two_nodes_the_one_that_lags_behind_is_named_wherever_it_is(place, tmp_path):
     """Rank 1 is on another node, which has another agent."""
     words = ["LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
@@ -175,6 +178,7 @@ def test_a_job_that_goes_on_is_fine_again(place):
     trainer.wait()
 
 
+# fault: as test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first
 def test_with_restart_the_ranks_that_hang_are_killed(place):
     trainer = place.trainer(HANGS, place.storage, 0, 1, "NEBULA_ON_HANG=restart", stdin=True)
     tell(trainer, "2")

@@ -79,6 +79,9 @@ BLOCKS = {
 }
 
 
+# fault (Deaths): The trainer is killed inside a `with Checkpoint(tag)` block, between two saves.
+# result: That version fails, and the one before can be loaded. This holds for a job of one process, and for several
+# with `N=-2`. Without `N`, an open-ended part closes when its rank ends, and counts with the files that were saved.
 @pytest.mark.parametrize(("way", "agent_dies"), [*((way, False) for way in BLOCKS), ("alone", True)])
 def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before(place, way, agent_dies):
     code = f"""
@@ -104,6 +107,8 @@ def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before
     assert not (place.storage / "global_step2" / ".nebula" / "manifest-1.json").exists()
 
 
+# fault (Deaths): The trainer is killed around its commit.
+# result: The newest committed version can be loaded, from memory.
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
 def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(place, moment):
     process = place.trainer(TRAIN, place.storage, 0, 100_000, "never")
@@ -127,6 +132,7 @@ def test_the_run_goes_on_where_it_was_killed(place):
     assert output.split("\n")[0] == "from 4" and "committed 5" in output
 
 
+# fault: as an_agent_that_dies_at_any_request_is_survived
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.01, 0.05])
 def test_an_agent_killed_at_any_moment_does_not_stop_the_trainer(place, delay):
     process = place.trainer(TRAIN, place.storage, 0, 60, "done")
@@ -142,6 +148,8 @@ def test_an_agent_killed_at_any_moment_does_not_stop_the_trainer(place, delay):
     assert torch.load(nebulaml.get_latest_checkpoint_path("m.pt"))["step"] == 60
 
 
+# fault (Deaths): All processes are killed.
+# result: Committed versions can be loaded from memory. If memory is lost, too, the newest durable one can be loaded.
 def test_everything_killed_at_once_resumes_from_the_memory_tier(place):
     process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 4, "idle")
     lines_until(process, "committed 4")
@@ -173,6 +181,9 @@ def durable(checkpoint):
     return checkpoint
 
 
+# fault (Deaths): The agent is killed or stopped after a commit, while the program keeps the object.
+# result: The object shows and loads what memory or storage has of that writing of the tag. If neither has it any more,
+# `.state` is `failed`, `.error` says so, and every wait ends.
 def test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent(nm, place):
     held = [durable(save(step)) for step in range(1, 5)]  # memory keeps the last two
     place.kill_agent()
@@ -183,6 +194,7 @@ def test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent(nm
         assert (checkpoint.load("m.pt") == step).all()
 
 
+# fault: as test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent
 @pytest.mark.parametrize("count", [None, 1, -2])
 def test_a_handle_of_files_that_were_lost_with_an_agent_reports_that_and_no_call_waits(place, monkeypatch, count):
     monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then
@@ -222,6 +234,9 @@ def test_a_forked_worker_leaves_the_parents_session_alone(nm):
     assert checkpoint.commit() and checkpoint.load("a.pt") == 1
 
 
+# fault (The machine and other users): The agent is stopped, or dies without `/dev/shm`, between the only file of a rank
+# and its commit.
+# result: Nothing is lost. The client gives the next agent the file from its memory.
 def test_an_agent_that_was_stopped_between_a_save_and_its_commit_costs_nothing(place, nm):
     value = torch.arange(1 << 18)
     checkpoint = nm.Checkpoint("global_step1", -2)
@@ -233,6 +248,10 @@ def test_an_agent_that_was_stopped_between_a_save_and_its_commit_costs_nothing(p
     assert torch.equal(nm.get_latest_checkpoint().load("a.pt"), torch.arange(1 << 18))
 
 
+# fault (The machine and other users): The agent is stopped, or dies without `/dev/shm`, between two files of a
+# checkpoint.
+# result: The file is lost, and the checkpoint is never called complete without it: saves and the commit fail and say
+# so. If the program begins it again, it takes all files.
 def test_a_checkpoint_that_lost_a_file_with_an_agent_that_was_stopped_is_not_called_whole(place, nm):
     lost = nm.Checkpoint("global_step1", -2)
     lost.save("a.pt", 1)
@@ -263,6 +282,8 @@ def test_a_checkpoint_that_was_flushed_goes_on_with_the_next_agent_and_one_that_
         lost.save("b.pt", 2)
 
 
+# fault (Deaths): The agent is killed, also several times, while a trainer uses tensors that it has loaded from memory.
+# result: The loaded values stay as they are: no later agent writes to memory that an earlier one made.
 def test_values_loaded_from_memory_stay_unchanged_when_agents_are_killed(place):
     """Also in a forked child, and when the next agent is killed, too."""
     place.run("""

@@ -35,6 +35,10 @@ HARD = """
 """
 
 
+# fault (Memory): Memory has more files than the agent may have open (`ulimit -n`).
+# result: The agent raises its soft limit to the hard one. It keeps half of that open for images and opens the others
+# by their names. A trainer keeps none open. If the memory directory is removed, as by `RemoveIPC`, the images that are
+# not open are lost.
 @pytest.mark.parametrize("hard", [0, 1024], ids=["soft", "hard"])
 def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(place, hard):
     """Also with this hard limit: then the agent opens images by their names."""
@@ -54,6 +58,9 @@ def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(pla
     assert (place.runtime / "agent.log").read_text().count("is ready") == 1
 
 
+# fault (Memory): Images have no names, and memory has more files than the agent may have open (`ulimit -n`).
+# result: A save waits for older versions to become durable, as if memory were full. A version that needs more than
+# three quarters of the limit fails, says so, and costs no other version.
 def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_why(place, monkeypatch):
     monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then, and need a descriptor each
     output = place.run(
@@ -70,6 +77,7 @@ def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_w
     assert output.split() == ["failed", "True", "durable", "durable", "durable"]
 
 
+# fault: as test_with_1024_open_files_versions_of_many_files_become_durable_and_load
 def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     with nebulaml.Checkpoint("global_step1") as checkpoint:
@@ -83,6 +91,9 @@ def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors)
     assert all((tensor == n).all() for n, tensor in enumerate(loaded))
 
 
+# fault (Memory): Versions have many small files.
+# result: Each file takes the pages that it needs, in memory and of the budget. No cost grows faster than the number of
+# files.
 def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
     """If each small file took 2 MiB, two versions of 300 files would need 1,200 MiB, and 2,000 files would be refused."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "64M")
@@ -99,6 +110,9 @@ def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
     assert found.tag == "global_step3" and found.read_bytes("part-1999") == b"1999" and len(found.files) == 2000
 
 
+# fault (Memory): Jobs have ended, while the agent works for others.
+# result: The newest version of each stays in memory for a restart, for `NEBULA_AGENT_LINGER`. Older ones leave memory
+# as soon as they are durable. Versions that storage does not have stay.
 def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, monkeypatch):
     """Twelve short runs, each with its own path, would otherwise hold two versions each until memory is full."""
     monkeypatch.setenv("NEBULA_AGENT_LINGER", "4")

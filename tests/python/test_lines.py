@@ -71,6 +71,9 @@ def forget_memory(place):
         path.unlink()
 
 
+# fault (Storage): A job goes back to an older step and saves on.
+# result: The new versions are the newest, for `latest`, retention and all nodes, from memory and from storage. The
+# later steps of before are marked as abandoned and stay.
 def test_a_save_after_going_back_is_the_newest_in_memory_and_in_storage(job, place):
     job.run("save(100, 200, 300, 350, 400)")
     job.run("load(300); save(310, 320)")
@@ -101,6 +104,9 @@ def test_a_run_that_saves_an_older_step_than_it_found_has_gone_back_though_nebul
     assert job.abandoned() == [200]
 
 
+# fault (Storage): A run counts its steps anew (a warm start), or saves a smaller step than before, with `keep_last`.
+# result: It begins a new line. Its versions are the newest, and stay. `keep_last` removes those that it had found
+# first.
 @pytest.mark.parametrize("reads", ["", "say(newest()); load(2000); "], ids=["without a restore", "after a restore of the newest"])
 def test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed(job, place, reads):
     job.settings = {"keep_last": 2}
@@ -113,6 +119,7 @@ def test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed(job
     assert job.latest() == "global_step103"
 
 
+# fault: as test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed
 def test_a_smaller_step_of_the_same_run_begins_a_new_line_and_does_not_disappear(job, place):
     job.settings = {"keep_last": 2}
     job.run("save(10, 20, 30); nm.flush_persistence(); save(15); nm.flush_persistence()")
@@ -122,6 +129,7 @@ def test_a_smaller_step_of_the_same_run_begins_a_new_line_and_does_not_disappear
     assert job.run("say(newest())") == ["15"]
 
 
+# fault: as test_nothing_is_abandoned_by_a_run_that
 def test_files_that_are_added_to_an_earlier_step_abandon_nothing(job):
     job.run("save(10, 20, 30)")
     job.run("""
@@ -162,6 +170,9 @@ def test_the_abandoned_stay_until_as_many_were_saved_as_are_kept(job):
     assert job.stored() == [300, 310, 400]
 
 
+# fault (Storage): A program reads an old step, or steps of one run become complete in another order, or files are
+# added to an older step.
+# result: No version is abandoned.
 @pytest.mark.parametrize("how", ["compares", "commits in another order", "is another job", "writes a torn step again", "saves other tags"])
 def test_nothing_is_abandoned_by_a_run_that(job, how):
     job.run("save(100, 200, 300)")
@@ -260,6 +271,9 @@ def test_a_job_that_goes_back_on_a_node_whose_agent_does_not_know_of_the_later_s
     assert job.run("say(newest())") == ["210"]
 
 
+# fault (Storage): A version's directory is moved away or removed by hand while the agent runs.
+# result: No search finds it any more, also not in memory: neither in the next run, nor in the next session of the same
+# process. `latest` names another version, and the state of an object that a program still has is `failed`.
 def test_a_folder_that_was_moved_away_is_believed_by_the_agent_that_runs_on(job, place):
     job.run("save(100, 200)")
     (place.storage / "global_step200").rename(place.root / "diverged")

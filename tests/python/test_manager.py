@@ -192,6 +192,9 @@ def test_without_a_rule_that_can_judge_all_stay(place, rules):
         assert manager.all_steps() == [1, 2, 3, 4]
 
 
+# fault (Storage): A rule of the user no longer keeps a durable version.
+# result: Only then the agent removes it. An event and the log name the rule. Pinned versions, the newest, the latest
+# commit and those that are in use stay.
 def test_an_event_names_the_rule_that_removed_a_version(place, caplog):
     caplog.set_level("INFO", "nebulaml")
     removed = []
@@ -208,6 +211,9 @@ def test_an_event_names_the_rule_that_removed_a_version(place, caplog):
     assert f"global_step3 was removed from storage, because {text} does not name it" in caplog.text
 
 
+# fault (Storage): A program restores the newest version, or nothing, and then counts its steps from a smaller number.
+# result: Retention counts what it saves after the restore as newer. Rules remove older versions first, and the log
+# names the rule.
 @pytest.mark.parametrize("found", [2000, None])
 def test_what_was_saved_after_a_restore_outlives_what_it_found_though_its_steps_are_smaller(place, caplog, found):
     """A warm start that counts from 101, and one that does not restore."""
@@ -226,6 +232,10 @@ def test_what_was_saved_after_a_restore_outlives_what_it_found_though_its_steps_
         until(lambda: "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text, 30, "the log names the rule")
 
 
+# fault (Storage): The rules of a Manager name a metric that no version has, or two Managers of a path have other
+# rules.
+# result: Nothing is removed until a version has the metric, and the log warns. A version stays if one Manager's rules
+# name it.
 def test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it(place, caplog):
     with nm.Manager(place.storage, keep_last=1, keep_best=nm.Best("los")) as manager:
         save(manager, 1, 2, 3, loss=float)
@@ -246,6 +256,7 @@ def test_rules_of_a_manager_remove_no_version_of_another_job(place):
         kept(two, [12, 13])
 
 
+# fault: as test_a_metric_that_no_version_has_removes_nothing_and_the_log_names_it
 def test_two_managers_of_one_path_keep_what_either_of_them_names(place):
     with nm.Manager(place.storage, keep_last=3) as last, nm.Manager(place.storage, keep_best=nm.Best("loss")) as best:
         save(last, 1, 2, 3, 4, 5, 6, loss=lambda step: abs(step - 2))
@@ -286,6 +297,7 @@ def test_an_infinite_metric_has_its_place_in_the_order_now_and_after_a_restart(p
         assert manager.best_step() == 2 and manager.all_steps() == [2, 6] and manager.checkpoint(2).metrics == {"loss": float("inf")}
 
 
+# fault: as test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag
 def test_all_versions_count_however_many_there_are(place, monkeypatch):
     """More than any list of a rank used to have."""
     with nm.Manager(place.storage) as manager:
@@ -301,6 +313,7 @@ def test_all_versions_count_however_many_there_are(place, monkeypatch):
         kept(manager, [2, 3, *range(12, 72)])
 
 
+# fault: as test_an_event_names_the_rule_that_removed_a_version
 def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
     loss = {1: 0.9, 2: 0.1, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8}
     with nm.Manager(place.storage, keep_last=2, keep_best=nm.Best("loss")) as manager:
@@ -536,6 +549,8 @@ def has_names():
 needs_names = pytest.mark.skipif(not has_names(), reason="this torch gives optimizers no names")
 
 
+# fault (Storage): An optimizer has its named parameters in another order than the saved one, or others.
+# result: Each parameter gets the state of its name. If the names differ, nothing is restored and the error names them.
 @needs_names
 @pytest.mark.parametrize("steps_before", [0, 1])
 @pytest.mark.parametrize("how", ["manager", "load_into"])
@@ -555,6 +570,7 @@ def test_parameters_with_names_get_their_own_state_in_whatever_order_they_are(ma
     assert other.param_groups[0]["param_names"] == ["2.weight", "0.weight", "1.weight"] and other.state_dict()["param_groups"][0]["params"] == [0, 1, 2]
 
 
+# fault: as test_parameters_with_names_get_their_own_state_in_whatever_order_they_are
 @needs_names
 def test_parameters_of_other_names_are_refused_and_named(manager, caplog):
     layers, optimizer = named((0, 1, 2))
@@ -720,6 +736,8 @@ class Odd:
     pass
 
 
+# fault (Arguments of the caller): An item of a Manager needs a class that its `restore` would refuse.
+# result: `save` raises and names the class. `restore` gives back every item that `save` takes.
 def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
     target = {"w": torch.zeros(8)}
     with pytest.raises(nm.NebulaConfigError, match=rf"^item 'extra' needs {Odd.__module__}\.Odd, which restore\(\) .*add_safe_globals.*weights_only=False"):
@@ -779,6 +797,7 @@ EXTRAS = {
 }  # fmt: skip
 
 
+# fault: as test_loads_are_safe_and_say_what_a_file_needs
 @pytest.mark.parametrize("what", EXTRAS)
 def test_what_a_program_keeps_beside_its_tensors_is_restored_as_it_was(manager, what):
     value, model = EXTRAS[what], torch.nn.Linear(2, 2)
@@ -1049,6 +1068,8 @@ def test_a_rank_whose_arguments_are_refused_is_news_for_every_rank_too(place, mo
     assert outputs[0] == ["True", "None []"] and outputs[1][0].startswith("NebulaConfigError") and outputs[1][1] == "None []"
 
 
+# fault (Storage): A Manager's save fails on one rank, and the others wait for that rank.
+# result: All ranks give the version up. Waits end and name the rank, and `latest_step()` is the version before.
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_whose_save_fails_is_news_for_every_rank(place, monkeypatch, first):
     """Whichever rank comes first: the one that fails, or the one that would wait for it."""
@@ -1081,6 +1102,7 @@ def test_a_rank_whose_save_fails_is_news_for_every_rank(place, monkeypatch, firs
     assert "rank 1 has failed to save it: RuntimeError('mine')" in outputs[0][2] or "a save failed: RuntimeError('mine')" in outputs[0][2]
 
 
+# fault: as test_a_rank_whose_save_fails_is_news_for_every_rank
 def test_a_wait_ends_when_another_rank_fails_to_save(place, monkeypatch):
     outputs = run_ranks(
         place, monkeypatch, """

@@ -118,6 +118,8 @@ class Holder:
     pass
 
 
+# fault (Arguments of the caller): An object cannot be pickled.
+# result: The error names the path inside the object.
 def test_an_unpicklable_part_is_named_by_its_path():
     holder = Holder()
     holder.callback = lambda: 0
@@ -490,6 +492,9 @@ def endless(way):
     return made()
 
 
+# fault (Arguments of the caller): An object's attribute access or state recurses without end.
+# result: `RecursionError`, as from `torch.save`. CPython's own pickler saves objects that are nested deeper than 200
+# levels. The error for a part that cannot be pickled runs none of that part's `__repr__`, `items`, `__dict__`.
 @pytest.mark.parametrize("way", ["__getattribute__", "__class__", "__reduce_ex__", "__reduce__", "__getstate__", "__reduce_ex__, anew", "a property", "__getattr__"])
 @pytest.mark.parametrize("where", ["alone", "beside tensors"])
 def test_an_object_that_recurses_without_end_is_an_error_as_in_torch_save(way, where):
@@ -512,6 +517,7 @@ TELLS_NOTHING = {
 }  # fmt: skip
 
 
+# fault: as test_an_object_that_recurses_without_end_is_an_error_as_in_torch_save
 @pytest.mark.parametrize("what", list(TELLS_NOTHING))
 def test_an_error_that_names_a_part_runs_nothing_of_it_that_could_recurse(what):
     def refused(self, protocol):
@@ -537,6 +543,7 @@ def nested(kind, depth):
     return found
 
 
+# fault: as test_an_object_that_recurses_without_end_is_an_error_as_in_torch_save
 @pytest.mark.parametrize("kind", [dict, list, tuple, collections.OrderedDict])
 def test_deeply_nested_objects_are_left_to_cpython_s_pickler_which_takes_less_stack(kind):
     """A program raises the limit of recursion for CPython's pickler. Nebula's C code needs more stack for each level, and could crash."""

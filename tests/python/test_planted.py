@@ -40,6 +40,10 @@ def make_version(place, tag: str, again: bool = False) -> None:
 PARTS = ["", ".nebula", "apart"]
 
 
+# fault (Storage): A symbolic link is in the place of a tag's directory, of `.nebula`, of a directory in it or of a
+# file, also if another user plants it while Nebula works.
+# result: Nebula does not follow it, so it reads, writes, moves and removes nothing outside the storage path. It
+# replaces a link in the place of a file.
 @pytest.mark.parametrize("part", PARTS)
 def test_a_link_in_the_place_of_a_directory_is_followed_by_nothing(place, part):
     make_version(place, "evil", again=True)
@@ -77,6 +81,7 @@ def test_a_link_in_the_place_of_a_directory_is_followed_by_nothing(place, part):
     assert contents(home) == before
 
 
+# fault: as test_a_link_in_the_place_of_a_directory_is_followed_by_nothing
 def test_a_file_that_is_a_link_is_not_read_and_is_replaced_itself(place):
     make_version(place, "t")
     secret = place.root / "secret"
@@ -95,6 +100,8 @@ def test_a_file_that_is_a_link_is_not_read_and_is_replaced_itself(place):
     assert not (place.storage / "t/a").is_symlink()
 
 
+# fault (Storage): The storage path itself is reached through links.
+# result: It works as any other path.
 def test_a_storage_path_that_is_reached_through_links_works_as_any(place):
     real = place.root / "real"
     real.mkdir()
@@ -105,6 +112,8 @@ def test_a_storage_path_that_is_reached_through_links_works_as_any(place):
     assert not nebula("verify", "--all", "--path", place.storage).returncode
 
 
+# fault (Storage): You have moved a checkpoint away and left a link to it.
+# result: A search does not find it under the link. The log names the link.
 def test_a_checkpoint_behind_a_link_of_ones_own_is_named_in_the_log(place):
     make_version(place, "t")
     shutil.move(place.storage / "t", place.root / "elsewhere")
@@ -121,6 +130,9 @@ def durable(tag):
     checkpoint.wait("durable", 30)
 
 
+# fault (Storage): `latest` was not written by Nebula: it is a link, a directory, or a file of your own.
+# result: Nebula leaves it alone, and names it once in the log. One line with the name of a checkpoint there, or of a
+# step, counts as the hint and follows the newest version.
 @pytest.mark.parametrize("what", ["link", "dangling", "directory", "notes", "word", "long", "binary", "empty"])
 def test_a_latest_that_nebula_has_not_written_is_left_alone_and_named_once(place, what):
     place.storage.mkdir()
@@ -148,6 +160,7 @@ def test_a_latest_that_nebula_has_not_written_is_left_alone_and_named_once(place
     assert (place.runtime / "agent.log").read_text().count("is left alone") == 1
 
 
+# fault: as test_a_latest_that_nebula_has_not_written_is_left_alone_and_named_once
 @pytest.mark.parametrize("text", ["global_step1\n", "global_step7", "other\n"])
 def test_a_latest_that_names_a_checkpoint_follows_the_newest(place, text):
     """Also a `latest` of a version that the user has moved away, and DeepSpeed's own, which has no newline."""
@@ -158,6 +171,8 @@ def test_a_latest_that_names_a_checkpoint_follows_the_newest(place, text):
     until(lambda: (place.storage / "latest").read_text() == "global_step2\n")
 
 
+# fault (Storage): A link is in the place of the history.
+# result: Nebula writes no lines to it.
 def test_a_history_that_is_a_link_gets_no_lines(place):
     victim = place.root / "victim"
     victim.write_text("mine\n")

@@ -258,6 +258,8 @@ def test_a_reader_makes_no_secret_for_peers(place, elsewhere):
     trainer.end()
 
 
+# fault (Storage): Retention runs while a reader of another node has an old version; the reader's agent dies.
+# result: The version stays while the agent's lease in storage is young, and goes at the next removal after that.
 def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_until_its_lease_ends(place, elsewhere):
     place.storage.mkdir()
     trainer = Trainer(place, "0", keep=1)
@@ -286,6 +288,7 @@ def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_unt
     trainer.end()
 
 
+# fault: as test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice
 def test_a_reader_goes_on_when_the_agent_was_killed(place):
     place.storage.mkdir()
     trainer = Trainer(place)
@@ -379,6 +382,7 @@ def test_follow_gives_a_checkpoint_when_it_is_the_best_so_far(place, elsewhere, 
     trainer.end()
 
 
+# fault: as test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_back(place, elsewhere, is_elsewhere):
     place.storage.mkdir()
@@ -399,6 +403,10 @@ def test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_
     trainer.end()
 
 
+# fault (Storage): A reader follows while its storage goes away, its agent is killed, or the trainer goes on from an
+# older step.
+# result: It goes on when it can, or raises the failure at its timeout. It gives no checkpoint twice and none of an
+# abandoned line. It makes no directory in place of the storage.
 def test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice(place, elsewhere):
     place.storage.mkdir()
     trainer = Measured(place)
@@ -436,6 +444,7 @@ def test_a_reader_of_another_node_loads_parts_into_its_own_tensors(place, elsewh
         assert (own["a"] == 1).all() and (own["b"] == 2).all() and found.metrics == {"loss": 2.5}
 
 
+# fault: as test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice
 def test_a_storage_that_does_not_answer_holds_no_follow_beyond_its_timeout(place, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("nebulaml.reader.LOOK_S", 0.1)

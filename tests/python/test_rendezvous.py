@@ -124,6 +124,7 @@ def test_a_process_with_many_descriptors_asks_storage(cells):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+# fault: as test_a_table_that_is_busy_or_loses_answers_keeps_each_write_once
 def test_a_writer_that_slept_takes_no_number_that_is_free_again(cells, monkeypatch):
     monkeypatch.setattr(store_cells, "_KEPT", 1)
     monkeypatch.setattr(store_cells, "_KEPT_S", 0.0)

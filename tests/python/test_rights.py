@@ -45,6 +45,8 @@ def check(mask: int, *roots: Path) -> None:
     assert not wrong
 
 
+# fault (The machine and other users): Jobs of one agent have different umasks, groups, ACLs or setgid directories.
+# result: Files of each job have the rights that its own program would give. The next agent keeps to that.
 def test_each_job_has_its_own_umask_though_one_agent_serves_them(place, monkeypatch):
     tight = place.trainer(SAVES + "sys.stdin.read()", place.root / "tight", "077", "tight", stdin=True)  # its agent has that umask
     until(lambda: (place.root / "tight/native/file").exists())
@@ -59,6 +61,7 @@ def test_each_job_has_its_own_umask_though_one_agent_serves_them(place, monkeypa
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in [*place.memory.iterdir(), place.runtime / "agent.log", place.runtime / "agent.sock"])
 
 
+# fault: as test_each_job_has_its_own_umask_though_one_agent_serves_them
 def test_the_next_agent_goes_on_with_the_umask_of_the_job(place):
     code = """
     os.umask(int(sys.argv[2], 8))
@@ -82,6 +85,7 @@ def test_the_next_agent_goes_on_with_the_umask_of_the_job(place):
     check(0o002, place.storage)
 
 
+# fault: as test_each_job_has_its_own_umask_though_one_agent_serves_them
 @pytest.mark.skipif(os.geteuid() != 0, reason="taking another group needs root")
 def test_files_have_the_group_of_the_program_that_saves_and_of_a_directory_that_hands_down_its_own(place):
     first = place.trainer(SAVES + "sys.stdin.read()", place.root / "first", "022", "first", stdin=True)

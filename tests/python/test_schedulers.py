@@ -80,6 +80,8 @@ def check_left(place, running, job):
     assert f"from {last}\n" in again.text()
 
 
+# fault (Elastic jobs): Slurm signals before the time limit, the tasks or the batch script.
+# result: The tasks save and leave. A trap of the script hands the signal on.
 def test_slurms_signal_before_the_time_limit_goes_to_the_tasks_which_save_and_leave(place, job):
     """#SBATCH --signal=TERM@<seconds>: slurmstepd signals each task. At the limit come SIGCONT and SIGTERM, and SIGKILL 30 s (KillWait) later."""
     task = job()
@@ -98,6 +100,7 @@ wait $!
 """
 
 
+# fault: as test_slurms_signal_before_the_time_limit_goes_to_the_tasks_which_save_and_leave
 def test_slurms_signal_to_the_batch_shell_is_handed_on_by_its_trap(place, job):
     (place.root / "batch.sh").write_text(BATCH.format(python=sys.executable, storage=place.storage))
     batch = job("bash", "batch.sh")
@@ -107,6 +110,8 @@ def test_slurms_signal_to_the_batch_shell_is_handed_on_by_its_trap(place, job):
     check_left(place, batch, job)
 
 
+# fault (Elastic jobs): The kubelet runs a `preStop` hook, then signals, and kills at the end of the grace period.
+# result: The hook makes the newest version durable while training goes on, and the trainer saves at the signal.
 def test_the_kubelet_runs_the_hook_then_signals_and_kills_when_the_grace_period_is_over(place, job):
     """A preStop hook is a command in the container. The grace period runs from its begin; SIGTERM to the first process comes after it."""
     program = os.environ.get("NEBULA_AGENT_PATH") or nm._session.locate.agent_path()

@@ -35,6 +35,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+# fault: as test_damaged_files_are_repaired_from_another_storage
 def test_a_file_that_has_rotted_in_storage_is_repaired_from_the_agents_memory(place):
     file = save(place)
     sound = file.read_bytes()
@@ -52,6 +53,9 @@ def told(caplog):
     return lambda text: [record.getMessage() for record in caplog.records if text in record.getMessage()]
 
 
+# fault (Storage): Bytes of a version change in memory.
+# result: The idle agent finds it. The version leaves memory, and storage serves it. A version that only memory has
+# fails.
 def test_an_image_whose_bytes_change_is_named_and_answers_no_more(place, monkeypatch, told):
     monkeypatch.setenv("NEBULA_CHECK_MEMORY", "1")
     file = save(place)
@@ -79,6 +83,8 @@ def save_values(place, step: int, **tensors: torch.Tensor) -> None:
     checkpoint.wait("durable", 60)
 
 
+# fault (Storage): A program saves the same values again, or a NaN or infinite value.
+# result: The log of the program, an event and a metric say so. The version is written.
 def test_a_version_with_the_values_of_the_one_before_is_told(place, told):
     nm.init(str(place.storage), 0, 2)
     weights = torch.randn(40_000)
@@ -90,6 +96,7 @@ def test_a_version_with_the_values_of_the_one_before_is_told(place, told):
     assert 'nebula_findings_total{kind="stale"} 1' in nebula("metrics", "--path", place.storage).stdout
 
 
+# fault: as test_a_version_with_the_values_of_the_one_before_is_told
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
@@ -103,3 +110,16 @@ def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
     save_values(place, 3, good=good, bad=bad)
     until(lambda: told("infinite value"), 60, "the event")
     assert ["'global_step2'" in line and '"bad"' in line for line in told("infinite value")] == [True]
+
+
+@pytest.mark.parametrize(("choice", "at", "is_found"), [("all", 100_000, True), ("sample", 100_000, False), ("off", 7, False)])
+def test_the_agent_looks_at_as_many_values_as_it_is_set_to(place, monkeypatch, told, choice, at, is_found):
+    monkeypatch.setenv("NEBULA_CHECK_VALUES", choice)
+    nm.init(str(place.storage), 0, 2)
+    values = torch.ones(200_000)
+    values[at] = float("nan")  # 100,000: beyond the first 4 KiB of its MiB
+    save_values(place, 1, w=values)
+    save_values(place, 2, w=torch.ones(8))  # events come in order, so that of step 1 has come, if any, when this version is durable
+    if is_found:
+        until(lambda: told("infinite value"), 60, "the event")
+    assert bool(told("infinite value")) == is_found

@@ -301,6 +301,8 @@ with nm.Manager(sys.argv[1]) as other:
 """
 
 
+# fault (Deaths): A session or Manager is closed, and its process lives on with checkpoints and loaded tensors of it.
+# result: Another process can be that rank. The tensors keep their values, and a call on a checkpoint connects again.
 @pytest.mark.parametrize("kind", ["manager", "session", "default"])
 def test_a_closed_session_leaves_its_rank_to_another_process_while_its_checkpoints_and_tensors_live(place, kind):
     if kind == "manager":

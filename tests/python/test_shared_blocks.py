@@ -57,6 +57,7 @@ def verify(place, storage: Path, *words: str) -> dict[str, list[dict]]:
     return {version["tag"]: version["files"] for version in json.loads(done.stdout)["versions"]}
 
 
+# fault: as shared_bytes_that_have_rotted_are_written_again
 def test_a_version_takes_no_rotten_block_over_and_verify_names_all_that_share_one(place, shared):
     storage = shared / "run"
     place.run(SAVE, storage, "1")
@@ -87,6 +88,10 @@ def sound(place) -> dict[str, bool]:
     return {file["name"]: file["ok"] for file in verify(place, place.storage, "last")["last"]}
 
 
+# fault (Storage): A file that a new writing of a tag takes over from the writing before has rotted in storage.
+# result: The agent reads such files before the version is durable. It writes a damaged one again if memory has it.
+# Else the version fails, and the failure names the file and the cure. In object stores it compares sizes only: the
+# service checks what it keeps.
 def test_a_damaged_file_of_the_writing_before_is_written_again_from_memory(place):
     place.run(AMEND, place.storage, "model.bin", "rng.bin")
     rot(place.storage / "last/model.bin", 5 << 20)
@@ -94,6 +99,7 @@ def test_a_damaged_file_of_the_writing_before_is_written_again_from_memory(place
     assert sound(place) == {"model.bin": True, "rng.bin": True}
 
 
+# fault: as test_a_damaged_file_of_the_writing_before_is_written_again_from_memory
 def test_a_writing_that_takes_a_damaged_file_over_is_not_called_durable_and_the_failure_names_the_file_and_the_cure(place):
     place.run(AMEND, place.storage, "model.bin", "rng.bin")
     place.kill_all()

@@ -66,6 +66,7 @@ def ended(process: subprocess.Popen[str], timeout: float = 60) -> tuple[list[str
     return output.splitlines(), process.returncode
 
 
+# fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_of_the_program_ends_by_terminate_and_so_does_a_pool(place, method):
     with job(place, """
@@ -90,6 +91,9 @@ def test_a_process_of_the_program_ends_by_terminate_and_so_does_a_pool(place, me
         assert ended(process) == (["-15", "end"], 0)
 
 
+# fault (Deaths): A launcher sends SIGTERM to the trainer and to the workers of its data loader at once.
+# result: The workers go on, the trainer saves, and both end. Other processes of the program do what they do without
+# Nebula.
 @pytest.mark.parametrize("method", METHODS)
 def test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then(place, method):
     with job(place, LOADER + """
@@ -129,6 +133,7 @@ def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, me
         assert ended(process) == (["step 200"], 0)
 
 
+# fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_their_trainer(place, method, number):

@@ -118,6 +118,7 @@ def crc64(data: bytes) -> int:
     return value ^ (1 << 64) - 1
 
 
+# fault: as test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one
 def test_an_older_signed_version_under_a_newer_tag_is_refused(signed):
     (record,) = (signed.storage / "global_step1" / ".nebula").glob("*.record-*.json")
     shutil.copytree(signed.storage / "global_step1", signed.storage / "global_step9")
@@ -136,6 +137,10 @@ def test_an_older_signed_version_under_a_newer_tag_is_refused(signed):
     assert "another version" in refused(signed, "global_step9")
 
 
+# fault (Storage): A program that knows the checksums changes a file and its documents, swaps versions, or cuts a
+# signature.
+# result: With `NEBULA_SIGNATURES=require` no program reads the version. A search takes an older signed one, and says
+# why.
 def test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one(signed):
     """CRC-64 is no obstacle for somebody who chooses the bytes: eight of them make any sum."""
     path = signed.storage / "global_step2" / "model.pt"
@@ -163,6 +168,7 @@ def test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one(signe
     assert done.returncode == 1 and "not what was signed" in done.stderr and not list(out.glob("*.pt"))
 
 
+# fault: as test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one
 @pytest.mark.parametrize("damage", ["cut", "flipped", "of another version", "of another key", "empty"])
 def test_a_signature_that_does_not_hold_is_refused(signed, keys, damage):
     path = signature(signed, "global_step2")
@@ -202,6 +208,8 @@ def test_a_key_that_was_removed_is_refused_and_its_versions_can_be_signed_anew(s
     assert f"signed by {before}, which is not trusted here" in nebula("verify", "global_step1", "--path", signed.storage).stdout
 
 
+# fault (Storage): A file of keys is open to others, of another kind, or missing.
+# result: `init` and each command raise, and name the file and the cure. Training without it is not affected.
 def test_wrong_files_of_keys_are_named(place, keys, monkeypatch):
     key = keys.make("key")
     nebula("sign", "--new-key", place.root / "p256", "--p256")

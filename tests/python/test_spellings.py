@@ -83,6 +83,9 @@ def command(*arguments):
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
+# fault (Arguments of the caller): One path has two spellings: a symbolic link, `..`, `//`, `file://`, a second mount.
+# result: They are one path. The second trainer is refused. A reader finds versions in memory under each spelling, also
+# those that the last agent left. `nebula metrics` and `nebula studio` show the job under each.
 @every_spelling
 def test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_however_it_spells_it(spelled, place):
     nebulaml.init(str(place.storage), 100000, 2, on_error="raise")
@@ -96,6 +99,7 @@ def test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_howev
     assert place.run(SECOND, spelled).strip() == "global_step2 ['global_step1', 'global_step2']"
 
 
+# fault: as test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_however_it_spells_it
 @every_spelling
 def test_the_next_agent_finds_by_another_spelling_what_the_last_one_left_in_memory(spelled, place):
     place.storage.mkdir(exist_ok=True)  # nothing is made behind a link that leads nowhere
@@ -120,6 +124,8 @@ def test_a_path_that_does_not_exist_yet_is_one_however_it_is_spelled(place):
     assert place.run(SECOND, disk / "runs" / "7").startswith("global_step1")
 
 
+# fault (Arguments of the caller): A link in the storage path leads to a file system that is not mounted yet.
+# result: Versions wait in memory until it is mounted. The agent makes no directory in its place.
 def test_a_link_to_what_is_not_mounted_yet_is_followed_once_it_is_and_nothing_is_made_there_before(place):
     disk = place.root / "disk"
     spelled = link(place, "scratch", disk)
@@ -133,6 +139,9 @@ def test_a_link_to_what_is_not_mounted_yet_is_followed_once_it_is_and_nothing_is
     assert "already is rank 0" in place.run(REFUSED, disk / "7")
 
 
+# fault (Arguments of the caller): A link in the storage path is set to another directory while the agent runs.
+# result: A trainer that starts from then on uses the other directory. Versions that were saved before become durable
+# in the directory of the time when their trainer began.
 def test_a_link_that_leads_elsewhere_by_now_is_another_path_and_what_was_saved_stays_where_it_led(place):
     for name in ("7", "8"):
         (place.root / name).mkdir()
@@ -216,6 +225,7 @@ def test_a_link_of_another_user_is_no_runtime_directory(place, monkeypatch):
         nebulaml.init(str(place.storage), 0, 2, on_error="raise")
 
 
+# fault: as test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_however_it_spells_it
 @every_spelling
 def test_status_metrics_and_studio_show_the_job_of_a_path_however_it_is_spelled(spelled, place):
     nebulaml.init(str(place.storage), 100000, 2, on_error="raise")

@@ -47,6 +47,10 @@ def nodes(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str
         one.place.close()
 
 
+# fault (Storage): A job moves to another node, writes a tag again, and comes back to a node whose memory has the
+# earlier writing.
+# result: Each node loads the last writing, by tag, as the newest, and through an object that the program made for the
+# tag. Files that a save keeps are of that writing. The earlier one leaves memory.
 @pytest.mark.parametrize("tag", ["last", "global_step5"])
 @pytest.mark.parametrize("agent", ["lives on", "was killed"])
 def test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to(nodes, tag, agent):
@@ -66,6 +70,7 @@ def test_an_object_that_only_names_a_tag_loads_what_storage_alone_has(nodes):
     assert nodes("b").run("say(bytes(nm.Checkpoint('last').read_bytes('x')).decode())") == ["A"]
 
 
+# fault: as test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to
 @pytest.mark.parametrize("look", ["by_tag('last')", "newest()", "None"])
 def test_files_that_a_save_keeps_are_those_of_the_writing_before_it_in_storage(nodes, look):
     nodes("a").run("save('last', x='A', y='A')")
@@ -75,6 +80,7 @@ def test_files_that_a_save_keeps_are_those_of_the_writing_before_it_in_storage(n
         assert nodes(node).run("say(has(by_tag('last')))") == ["x=C y=B"]
 
 
+# fault: as test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to
 def test_a_tag_that_was_removed_elsewhere_lends_no_files(nodes, place):
     nodes("a").run("save('last', x='A', y='A')")
     subprocess.run(["rm", "-r", str(place.storage / "last")], check=True)
@@ -83,6 +89,7 @@ def test_a_tag_that_was_removed_elsewhere_lends_no_files(nodes, place):
         assert nodes(node).run("say(has(by_tag('last')))") == ["x=B"]
 
 
+# fault: as a_search_that_fails_once_is_repeated_before_memory_answers
 def test_steps_that_another_node_has_saved_are_the_newest_and_are_not_removed(nodes, place):
     nodes("a").run("for s in 1, 2, 3: save(f'global_step{s}', x=str(s))")
     nodes("b").run("newest(); [save(f'global_step{s}', x=str(s)) for s in (4, 5, 6)]", keep_last=3)
@@ -92,6 +99,9 @@ def test_steps_that_another_node_has_saved_are_the_newest_and_are_not_removed(no
     ]
 
 
+# fault (Storage): A storage path loses its mount, and the empty directory below shows.
+# result: Reads fail as writes do, and name the path. A version in memory is loaded. `passed_over` names the failure.
+# The next agent knows it, too, if it takes memory over.
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 @pytest.mark.parametrize("agent", ["lives on", "was killed"])
 def test_a_path_that_has_lost_its_mount_is_named_and_memory_serves(nodes, place, agent):
@@ -124,6 +134,7 @@ except nm.NebulaStorageError:
     assert lines == ["cannot be read"]
 
 
+# fault: as test_a_path_that_has_lost_its_mount_is_named_and_memory_serves
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_path_that_has_lost_its_mount_is_no_empty_path(nodes, place):
     place.storage.mkdir()

@@ -402,6 +402,7 @@ HOSTILE = {
 }
 
 
+# fault: as test_metadata_change_no_class_and_no_function_and_take_no_more_memory_than_they_have_bytes
 @pytest.mark.parametrize("what", HOSTILE)
 def test_values_of_an_untrusted_file_take_no_more_than_their_bytes_and_call_nothing_else(saved, what):
     checkpoint = saved({"value": HOSTILE[what], "w": torch.ones(2)})

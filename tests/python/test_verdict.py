@@ -72,6 +72,10 @@ for word in iter(sys.stdin.readline, ""):
 """
 
 
+# fault (Reports): A rank ends, hangs or never comes; storage fills, is unmounted, is slow or damaged; memory is full;
+# copies on other nodes are missing.
+# result: The job is at risk or broken. The reason and the cure are in the first lines of `nebula status` and `nebula
+# list`, and in the banner of the studio's page, with the newest checkpoint that can be loaded.
 def test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version_is_complete_again(place):
     def tell(rank, word):
         rank.stdin.write(word + "\n")
@@ -118,6 +122,7 @@ def test_ranks_that_never_come_are_a_risk_and_break_the_job_when_the_others_go_o
         told_first(place, state, f"global_step{step} waits for rank 1 of 2")
 
 
+# fault: as test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version_is_complete_again
 def test_storage_that_fails_is_a_risk_then_breaks_the_job_and_ends_when_it_works(place):
     nebulaml.init(str(place.storage), 0, 2)
     save(1).wait("durable")
@@ -190,6 +195,8 @@ for word in iter(sys.stdin.readline, ""):
 """
 
 
+# fault (Reports): The program trains, and saves no more.
+# result: The job is at risk, as soon as it has made more than three times the most steps between two versions.
 def test_a_job_that_goes_on_and_saves_no_more_is_at_risk(place):
     def tell(word):
         trainer.stdin.write(f"{word}\n")

@@ -197,6 +197,7 @@ def test_a_worker_ends_with_its_stub_and_before_the_next_one_begins(launcher):
     until(lambda: not lives(two), 60, "the end of the worker")
 
 
+# fault: as test_a_module_that_kills_the_template_and_a_full_process_table_start_workers_cold
 def test_the_end_of_the_template_ends_its_workers_and_the_next_one_starts_cold(launcher):
     path = launcher.script(SLEEPS)
     launcher.template("json")
@@ -226,6 +227,8 @@ def test_a_module_that_leaves_a_thread_or_a_connection_is_named_once_and_left_to
     assert (code, said, errors) == (0, "whole\n", "")
 
 
+# fault (Elastic jobs): A module kills the template of warm workers, the template dies, or the process table is full.
+# result: Workers start cold, and a line on stderr says why.
 @pytest.mark.parametrize(
     ("code", "why"),
     [

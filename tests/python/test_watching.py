@@ -217,12 +217,17 @@ def of_two(monkeypatch, place, seconds="1", path=True):
     return checkpoint
 
 
+# fault (Arguments of the caller): A rank commits (-2), or saves (N files), and other ranks never do.
+# result: That version is not stored. `wait` and `flush` wait and name the ranks. A `flush` of everything waits
+# `NEBULA_TAKEOVER_S` after the last news of them, and then returns False or raises. Rank 0's log has a warning. The
+# process that ends first logs it at its end.
 def test_a_checkpoint_that_waits_for_ranks_that_never_save_is_a_warning_that_names_them(place, caplog, monkeypatch):
     of_two(monkeypatch, place)
     (warning,) = lines(caplog, logging.WARNING)
     assert "checkpoint 'global_step1' waits for rank 1 of 2: until then it is neither stored" in warning and "world=1" in warning
 
 
+# fault: as test_a_checkpoint_that_waits_for_ranks_that_never_save_is_a_warning_that_names_them
 @pytest.mark.parametrize("path", [True, False])
 def test_a_flush_is_not_true_while_other_ranks_have_not_committed_and_names_them(place, caplog, monkeypatch, path):
     checkpoint = of_two(monkeypatch, place, path=path)
@@ -248,6 +253,7 @@ def test_a_wait_that_lasts_says_in_the_log_what_for_and_goes_on(place, caplog, m
         caplog.clear()
 
 
+# fault: as test_a_checkpoint_that_waits_for_ranks_that_never_save_is_a_warning_that_names_them
 def test_a_process_that_ends_before_the_others_have_committed_says_so(place, monkeypatch):
     code = """
         import logging
@@ -285,6 +291,10 @@ sys.stdin.readline()
 """
 
 
+# fault (The machine and other users): One rank dies, and the others save on (`-2`).
+# result: Their calls succeed, and no version becomes complete. The log of rank 0 names the dead rank: at the first
+# lost version, the second, the fourth, and so on. `nebula status` and `list` say why, and name the newest version that
+# can be loaded.
 def test_a_rank_that_is_gone_is_named_by_the_log_and_by_status_and_list_with_the_newest_that_can_be_loaded(place):
     """Its version is lost for the others, whose own calls succeed. The log does not get a line for each save."""
     stays = place.trainer(RANK, place.storage, 0, 12, stdin=True)
@@ -310,6 +320,7 @@ def test_a_rank_that_is_gone_is_named_by_the_log_and_by_status_and_list_with_the
     stays.communicate("\n", timeout=60)
 
 
+# fault: as a_trouble_has_one_line_again_ever_more_slowly_and_one_when_it_ends
 def test_a_trouble_is_a_line_ever_more_rarely_and_one_more_when_it_ends(caplog):
     caplog.set_level(logging.INFO, "nebulaml")
     watcher = object.__new__(watching.Watcher)

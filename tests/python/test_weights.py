@@ -227,6 +227,7 @@ def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_go
     trainer.kill()
 
 
+# fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
 def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the_next_run_from_publishing(place, follower):
     """Nothing completes that publication. Its maker must not wait as long as for a trainer that lives."""
     trainer = """
@@ -329,6 +330,10 @@ def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_i
         assert version.step == 4 and same(version.tensors(), state)
 
 
+# fault (Deaths): The trainer that publishes weights, its background process, the agent or a subscriber is killed.
+# result: The last publication is completed, unless SIGKILL came before its values were copied; the next run publishes
+# after it, with a greater number. No subscriber has wrong weights or goes back. The next subscriber removes the
+# directory in memory that the killed one made.
 def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_path):
     """Trainer, maker, agent and follower die at random moments. NEBULA_TEST_KILLS: how many."""
     rounds, seed, chance = KILLS, SEED, random.Random(SEED)
@@ -405,6 +410,7 @@ def test_publish_keeps_one_publisher_for_a_model(place, follower):
         assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
 
 
+# fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
 def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_that_of_a_living_one_is_not(place):
     follow = """
         subscriber = nm.Subscriber(sys.argv[1], poll=0.2)

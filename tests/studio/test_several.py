@@ -163,6 +163,8 @@ exec {real} "$@"
     assert [one["tag"] for one in listed["versions"]] == ["global_step1", "global_step2", "global_step3"]
 
 
+# fault (Reports): An export of the studio's page is stopped.
+# result: It leaves nothing.
 def test_an_export_shows_its_progress_leaves_nothing_if_it_is_stopped_and_is_loaded_if_not(place, start, page):
     place.run(
         """

@@ -194,6 +194,7 @@ def on_first_screen(page: Page, selector: str) -> bool:
 SHORT = (kill, hang, fill, unmount, throttle)
 
 
+# fault: as test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version_is_complete_again
 @pytest.mark.parametrize("story", TROUBLES if NIGHTLY else SHORT, ids=lambda story: story.__name__)
 def test_a_trouble_is_on_the_first_screen_of_page_and_command(story, place, start, page, monkeypatch):
     state, reason, cure, newest = TROUBLES[story]

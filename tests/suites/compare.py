@@ -3,7 +3,7 @@
     python tests/suites/compare.py NAME PYTHON SOURCE [arguments of pytest]
 
 SOURCE: the unpacked source of the framework, with its tests. The exit code is 0 if all tests that pass without Nebula pass with it, except for
-the tests in KNOWN, each with its reason in docs/frameworks.md.
+the tests in KNOWN, each with its reason in README.md.
 """
 
 from __future__ import annotations

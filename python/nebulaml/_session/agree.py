@@ -52,7 +52,7 @@ class Agreement:
         self._answered: dict[str | None, int] = {}  # the number of answered questions, which gives each question keys of its own
         # by storage path: (tag, reason) of stored versions that this rank cannot load
         self._passed: dict[str | None, list[tuple[str, str]]] = {}
-        self._told: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
+        self._sent: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
         self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
         self._spent: dict[str | None, list[str]] = {}  # by storage path: keys in the store, of the last answered question
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
@@ -82,7 +82,7 @@ class Agreement:
             self._moves += 1
             self._pinned.clear()
             self._answered.clear()
-            self._told.clear()
+            self._sent.clear()
 
     def forget(self) -> None:
         """Resets all but the numbers of the questions to the start of the process."""
@@ -110,14 +110,14 @@ class Agreement:
             while path not in self._pinned:
                 # after a timeout, a rank asks the same question again: the others may still answer it
                 turn = self._answered.get(path, 0) + 1
-                if path not in self._told:
-                    self._told[path], self._passed[path] = _look(self._engine, path)
-                own = self._own[path] = self._told[path]
+                if path not in self._sent:
+                    self._sent[path], self._passed[path] = _look(self._engine, path)
+                own = self._own[path] = self._sent[path]
                 by_key = {_key(version): version for version in own}
                 # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
                 versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", own)
                 self._answered[path] = turn
-                del self._told[path]
+                del self._sent[path]
                 looks += 1
                 if not refused:
                     self._pinned[path] = [by_key[_key(version)] for version in versions]
@@ -183,7 +183,7 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
             "step": one["step"],
             "began": one["line"][-1][0] if "line" in one else 0,  # when its line of history began (formats.md)
             "abandoned": one["abandoned"],
-            "run": "" if shared else one.get("run", ""),  # a version that storage alone has tells none
+            "run": "" if shared else one.get("run", ""),  # a version that storage alone has names none
             "shared": shared,
             "world": one.get("world", 1),
             "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # ranks whose parts this node has; None: all, or unknown
@@ -196,8 +196,8 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     unread = [(UNSEEN, report["unread"])] if report["unread"] else []
     poison = worker.passed_over()
     left = [version for version in whole if version["tag"] not in poison] or whole  # never from nothing because of that
-    told = [(version["tag"], POISON) for version in whole if version not in left]
-    return in_order(left), unread + [(one["tag"], one["reason"]) for one in report["passed"]] + told
+    poisoned = [(version["tag"], POISON) for version in whole if version not in left]
+    return in_order(left), unread + [(one["tag"], one["reason"]) for one in report["passed"]] + poisoned
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
@@ -208,19 +208,19 @@ class Inventory(NamedTuple):
     """The versions that one rank could load.
 
     All ranks that see the same storage have equal stored versions, so these are sent once, under their digest. Ranks of which
-    Inventory.told() was given the same list share one object.
+    Inventory.sent() was given the same list share one object.
     """
 
     stored: dict[tuple[Any, ...], dict[str, Any]]
     held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
 
     @classmethod
-    def told(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]]) -> Inventory:
+    def sent(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]]) -> Inventory:
         return cls(stored, {_key(version): version for version in held})
 
     @classmethod
     def of(cls, versions: list[dict[str, Any]]) -> Inventory:
-        return cls.told(
+        return cls.sent(
             {_key(version): version for version in versions if _is_in_storage(version)},
             (version for version in versions if not _is_in_storage(version)),
         )
@@ -327,9 +327,9 @@ def _through_store(
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
-            told = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
-            stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in told}}
-            inventories = [Inventory.told(stored[each["stored"]], each["held"]) for each in told]
+            sent = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
+            stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in sent}}
+            inventories = [Inventory.sent(stored[each["stored"]], each["held"]) for each in sent]
             agreed = Inventory.of(choose(inventories))
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
@@ -379,7 +379,7 @@ def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: I
     run = engine.settings().run or ranks.run(place)
     if not run:
         raise NebulaConfigError(
-            "Nebula cannot tell the ranks of several nodes from the ranks of an earlier run: call this after "
+            "Nebula cannot distinguish the ranks of several nodes from the ranks of an earlier run: call this after "
             "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
         )
     of_job, of_run = (hashlib.sha256(text.encode()).hexdigest()[:12] for text in (job, run))
@@ -407,15 +407,15 @@ def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: I
     found, stored = {place.rank: own}, {digest: own.stored}
 
     def read(rank: int) -> bool:
-        told = _read_document(rank_path(rank))
-        if told is None:
+        sent = _read_document(rank_path(rank))
+        if sent is None:
             return False
-        if told["stored"] not in stored:
-            listed = _read_document(stored_path(told["stored"]))
+        if sent["stored"] not in stored:
+            listed = _read_document(stored_path(sent["stored"]))
             if listed is None:
                 return False
-            stored[told["stored"]] = {_key(version): version for version in listed["versions"]}
-        found[rank] = Inventory.told(stored[told["stored"]], told["versions"])
+            stored[sent["stored"]] = {_key(version): version for version in listed["versions"]}
+        found[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"])
         return True
 
     def read_all() -> list[Inventory] | None:

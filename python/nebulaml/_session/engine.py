@@ -73,7 +73,7 @@ class Engine:
         self._opened_at: tuple[config.Settings, object] | None = None
         self._renews = False  # the program has given settings since: the agent may need new keys of the environment
         self._last_commit: _nebula.Checkpoint | None = None  # of this rank, if other ranks must commit it too
-        self._told_memory_only = False
+        self._logged_memory_only = False
         self._failure: NebulaError | None = None
         self._retry_at = 0.0
         self._pause = RETRY_S[0]
@@ -178,7 +178,7 @@ class Engine:
         """Makes rank 0 log what becomes of this session's checkpoints in storage from now on."""
         opened, found = self._opened_with, self._session
         if opened is not None and not self.is_reader and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
-            self.watcher = watching.follow(self.watcher, found, opened, _teller(self))
+            self.watcher = watching.follow(self.watcher, found, opened, _notifier(self))
 
     def guarded(self, what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
         """Runs `call`. With on_error="warn" it logs a failure of Nebula as one error line and returns it.
@@ -238,11 +238,11 @@ class Engine:
         """Notes that this rank has closed its part of a version that others must close too, for say_what_is_missing()."""
         self._last_commit = handle if self.place().world > 1 else None
 
-    def tell_memory_only(self) -> None:
+    def log_memory_only(self) -> None:
         """Logs once that there is no storage path: each call succeeds, and nothing outlives this machine's memory."""
-        if self._told_memory_only or self.settings().persist_path is not None:
+        if self._logged_memory_only or self.settings().persist_path is not None:
             return
-        self._told_memory_only = True
+        self._logged_memory_only = True
         if self.place().rank == 0:
             log.warning("nebula: checkpoints are in memory only, because no storage path was given: nebulaml.init(persistent_storage_path=...)")
 
@@ -322,16 +322,16 @@ def place() -> ranks.Place:
     return default.place()
 
 
-def _teller(engine: Engine) -> Callable[[Event], None]:
+def _notifier(engine: Engine) -> Callable[[Event], None]:
     """Returns a function for the watcher's thread that keeps no session alive."""
     known = weakref.ref(engine)
 
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         found = known()
         if found is not None:
             found.hear(event)
 
-    return tell
+    return notify
 
 
 def _before_end() -> None:
@@ -390,7 +390,7 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
 def _after_fork() -> None:
     """Resets all engines in a forked child, which mostly ends by os._exit.
 
-    The C library asks the kernel whether the process was forked, but not every kernel tells.
+    The C library asks the kernel whether the process was forked, but not every kernel says.
     """
     _nebula.end_is_near()
     for engine in list(_engines):

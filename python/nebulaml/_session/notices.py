@@ -40,12 +40,12 @@ CLOUDS = {"azure": _nebula.CLOUD_AZURE, "aws": _nebula.CLOUD_AWS, "gce": _nebula
 
 
 class _CloudWatch(threading.Thread):
-    """Calls ``tell(reason, seconds)`` once, when the agent hears from the cloud that this machine is about to go, and ends."""
+    """Calls ``notify(reason, seconds)`` once, when the agent hears from the cloud that this machine is about to go, and ends."""
 
-    def __init__(self, session: _nebula.Session, cloud: str, tell: Callable[[str, float], object]) -> None:
+    def __init__(self, session: _nebula.Session, cloud: str, notify: Callable[[str, float], object]) -> None:
         super().__init__(name="nebula-evictions", daemon=True)
         self._watch = _nebula.Watch(session, CLOUDS[cloud])
-        self._cloud, self._tell = cloud, tell
+        self._cloud, self._notify = cloud, notify
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -62,7 +62,7 @@ class _CloudWatch(threading.Thread):
                 continue
             kind, _, _, seconds, text = found
             if kind == _nebula.EVENT_EVICTION:
-                self._tell(text, seconds)
+                self._notify(text, seconds)
                 return
             log.warning("nebula: the metadata service of %s does not answer, so Nebula notices no eviction: %s", self._cloud, text)
 
@@ -79,7 +79,7 @@ _held = threading.local()  # the signals that were blocked before a fork
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """The handler of this process: tells all listeners, and calls the program's handler. A second SIGTERM ends a program without one."""
+    """The handler of this process: notifies all listeners, and calls the program's handler. A second SIGTERM ends a program without one."""
     global _is_signalled, _is_passing_on
     is_first, _is_signalled = not _is_signalled, True
     listeners = list(_listeners)
@@ -215,7 +215,7 @@ class Notices:
         self._is_evicted = not self._has_come
         self._come(reason, seconds)
 
-    def tell_launcher(self) -> None:
+    def notify_launcher(self) -> None:
         """Ends torchrun on this node if the cloud takes the machine: it would start the workers again here, until the machine is gone."""
         found = ranks.launcher() if self._is_evicted else None
         if found is not None:

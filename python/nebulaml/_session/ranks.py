@@ -68,7 +68,7 @@ def _from_environment() -> tuple[int, int]:
 def awaits_group() -> bool:
     """True if Lightning's own launcher has started this process, which learns its rank from the process group later.
 
-    Until then the process that Lightning was started from is rank 0 of 1: nothing tells it that others will follow.
+    Until then the process that Lightning was started from is rank 0 of 1: nothing shows it that others will follow.
     """
     local, world = os.environ.get("LOCAL_RANK", ""), os.environ.get("WORLD_SIZE", "")
     known = "RANK" in os.environ or "NODE_RANK" not in os.environ or _from_process_group() is not None
@@ -137,7 +137,7 @@ def _run_of_launcher(environment: Any) -> str:
         round_ = environment.get(worker.ROUND, "")
         if round_.startswith(elastic + "/"):  # else it is that of a torchrun around this one
             return str(round_)
-        # Without --rdzv-id every job is called "none". Then its port tells two launches apart.
+        # Without --rdzv-id every job is called "none". Then its port distinguishes two launches.
         name = elastic if elastic != "none" else f"none@{address}"
         return f"{name}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if "SLURM_JOB_ID" in environment:

@@ -168,7 +168,7 @@ class Session:
         found.passed_over = passed_over
         worker.tell(loaded=found.tag)
         if self._engine.place().local_rank == 0:
-            guards.tell_passed_over(found.tag, passed_over)
+            guards.log_passed_over(found.tag, passed_over)
         return found
 
     def _exactly(self, version: dict[str, Any], path: str | None) -> Checkpoint:

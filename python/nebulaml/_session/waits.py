@@ -102,7 +102,7 @@ async def beside_loop(call: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, failure: BaseException | None) -> None:
+    def finish(result: T | None, failure: BaseException | None) -> None:
         if answer.done():  # cancelled
             return
         if failure is None:
@@ -116,7 +116,7 @@ async def beside_loop(call: Callable[[], T]) -> T:
         except BaseException as failure:
             found = (None, failure)
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(tell, *found)
+            loop.call_soon_threadsafe(finish, *found)
 
     threading.Thread(target=run, name="nebula-wait", daemon=True).start()
     return await answer

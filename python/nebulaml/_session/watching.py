@@ -26,9 +26,9 @@ END_S = 5
 
 
 class Watcher(threading.Thread):
-    def __init__(self, session: _nebula.Session, what: Any, tell: Callable[[Event], object]) -> None:
+    def __init__(self, session: _nebula.Session, what: Any, notify: Callable[[Event], object]) -> None:
         super().__init__(name="nebula-watch", daemon=True)
-        self.tell = tell
+        self.notify = notify
         self.watch = _nebula.Watch(session)  # reports events from now on
         self.what = what
         self.wanted = self.listens = True
@@ -43,7 +43,7 @@ class Watcher(threading.Thread):
                 event = self.watch.next(SLICE_MS)
                 if event is not None:
                     self.say(*event)
-                    self.tell(of_agent(*event))
+                    self.notify(of_agent(*event))
         except NebulaError:  # the agent has ended: the next commit meets another one, or reports the failure
             pass
         finally:
@@ -103,9 +103,9 @@ def _bytes(size: int) -> str:
 
 
 def follow(
-    current: Watcher | None, session: _nebula.Session, what: Any, tell: Callable[[Event], object] = lambda event: None
+    current: Watcher | None, session: _nebula.Session, what: Any, notify: Callable[[Event], object] = lambda event: None
 ) -> Watcher | None:
-    """Makes the log report on this session's job from now on, and calls ``tell`` for each event.
+    """Makes the log report on this session's job from now on, and calls ``notify`` for each event.
 
     what: identifies the job. If ``current`` follows the same one, it is returned; otherwise a new watcher takes its place.
     """
@@ -113,7 +113,7 @@ def follow(
         return current
     forget(current)
     with contextlib.suppress(NebulaError, RuntimeError):  # no thread can start: only the log lines are lost
-        watcher = Watcher(session, what, tell)
+        watcher = Watcher(session, what, notify)
         watcher.start()
         return watcher
     return None

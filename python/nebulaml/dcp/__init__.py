@@ -53,13 +53,13 @@ _TAKES_NO_DIST = "no_dist" in inspect.signature(dcp.save).parameters  # torch 2.
 VERSION = "1.0.0"  # of the metadata's format, as torch writes it
 
 
-def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    return dense.settled(tensor, f"{name}: there is no place in a file of torch.distributed.checkpoint for a")
+def _to_dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    return dense.to_dense(tensor, f"{name}: there is no place in a file of torch.distributed.checkpoint for a")
 
 
 def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
     """Returns one tensor as a complete torch file: its parts in order, and its size in bytes. A contiguous tensor is not copied."""
-    tensor = _settled(tensor, name)
+    tensor = _to_dense(tensor, name)
     # if device.covers it, the device writes into the image itself
     if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):
         tensor = tensor.cpu()
@@ -129,11 +129,11 @@ class NebulaStager:
                 shards, value.metadata(), process_group=value._process_group, sharding_spec=value.sharding_spec()
             )
         if isinstance(value, torch.Tensor):
-            settled = _settled(value, name)
-            key = (settled.untyped_storage()._cdata, settled.storage_offset(), tuple(settled.shape), settled.stride(), settled.dtype)
+            saved = _to_dense(value, name)
+            key = (saved.untyped_storage()._cdata, saved.storage_offset(), tuple(saved.shape), saved.stride(), saved.dtype)
             if key not in memo:
-                # holding `settled` keeps its memory, so that the key stays unique
-                memo[key] = (self._lend(settled).copy_(settled), settled)
+                # holding `saved` keeps its memory, so that the key stays unique
+                memo[key] = (self._lend(saved).copy_(saved), saved)
             return memo[key][0]
         if isinstance(value, dict):
             return {key: self._copy(item, memo, f"{name}.{key}" if name else str(key)) for key, item in value.items()}

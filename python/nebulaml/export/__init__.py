@@ -118,7 +118,7 @@ def _write(
 
 
 def _checkpoint(found: Any) -> Any:
-    """Returns the checkpoint of Nebula, of whose training a card can tell. None: a framework has written the directory."""
+    """Returns the checkpoint of Nebula, whose training a card can describe. None: a framework has written the directory."""
     from .files import Files, Published
 
     if isinstance(found, Published):

@@ -3,7 +3,7 @@
 It makes Hugging Face directories, or copies in a far storage.
 
 The process is a reader of the storage path: it looks for durable versions by itself, one after the other, the newest first. The trainer
-starts it, hears of what it made through a pipe, and tells it when no more versions come. This module is both ends, and the work that
+starts it, hears of what it made through a pipe, and notifies it when no more versions come. This module is both ends, and the work that
 makes Hugging Face directories. manager/far.py has the work that copies.
 """
 
@@ -275,8 +275,8 @@ class Work:
     def __init__(self, request: dict[str, Any], trainer: int) -> None:
         self.path, self._trainer = request["path"], trainer
         self.ended = threading.Event()  # the trainer has said so
-        self._told_end: float | None = None
-        self._pause, self._silent_s, self._tell_at = PAUSE_S[0], SILENT_S[0], 0.0
+        self._ended_at: float | None = None
+        self._pause, self._silent_s, self._report_at = PAUSE_S[0], SILENT_S[0], 0.0
 
     def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
         """Returns the newest version that can be worked on, with what do() needs, or None; and a newer one that is not durable yet, or None."""
@@ -308,7 +308,7 @@ class Work:
                     if found is not None:
                         row = found[0]
                         self.do(reader, *found)
-                        self._pause, self._silent_s, self._tell_at = PAUSE_S[0], SILENT_S[0], 0.0
+                        self._pause, self._silent_s, self._report_at = PAUSE_S[0], SILENT_S[0], 0.0
                     else:
                         _wait(watch, 0.2 if is_over else LOOK_S)
                 except NebulaError as failure:
@@ -317,22 +317,22 @@ class Work:
 
     def _is_late(self) -> bool:
         """Returns True if a version has not become durable for a long time after the trainer's end."""
-        self._told_end = self._told_end or time.monotonic()
-        return time.monotonic() - self._told_end > self.patience_s
+        self._ended_at = self._ended_at or time.monotonic()
+        return time.monotonic() - self._ended_at > self.patience_s
 
     def _goes_on(self, failure: NebulaError, row: Any) -> bool:
         """Reports a trouble, ever more rarely, and waits a while. Returns False if the trainer has ended long ago."""
         is_last = self.is_over() and self._is_late()
-        if is_last or time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + self._silent_s
+        if is_last or time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + self._silent_s
             self._silent_s = min(2 * self._silent_s, SILENT_S[1])
-            self.tell(self.kinds[1], row, f"{failure}{'' if is_last else '; it is tried again'}")
+            self.report(self.kinds[1], row, f"{failure}{'' if is_last else '; it is tried again'}")
         if not is_last:
             time.sleep(self._pause)
             self._pause = min(2 * self._pause, PAUSE_S[1])
         return not is_last
 
-    def tell(self, kind: str, row: Any, text: str, size: int = 0, seconds: float = 0.0) -> None:
+    def report(self, kind: str, row: Any, text: str, size: int = 0, seconds: float = 0.0) -> None:
         tag = row.tag if row is not None else ""
         try:
             print(json.dumps(dataclasses.asdict(Event(kind, tag, step_of(tag), size, seconds, text))), flush=True)
@@ -404,9 +404,9 @@ class _Exports(Work):
             if getattr(failure, "status", "") == "busy":  # another run has made it
                 return
             text = str(failure) if isinstance(failure, NebulaError) else f"{type(failure).__name__}: {failure}"
-            self.tell(self.kinds[1], row, text, 0, time.monotonic() - begun)
+            self.report(self.kinds[1], row, text, 0, time.monotonic() - begun)
         else:
-            self.tell(self.kinds[0], row, made.directory, made.size, time.monotonic() - begun)
+            self.report(self.kinds[0], row, made.directory, made.size, time.monotonic() - begun)
 
 
 def _work(request: dict[str, Any], trainer: int) -> Work:

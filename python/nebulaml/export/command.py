@@ -66,13 +66,13 @@ def _progress() -> Callable[[int, int], None] | None:
         return None
     next_at = 0.0
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at or done == total:
             next_at = time.monotonic() + PROGRESS_S
             print(json.dumps({"done": done, "total": total}), file=sys.stderr, flush=True)
 
-    return tell
+    return report
 
 
 def _end(number: int, frame: Any) -> None:

@@ -137,7 +137,7 @@ def as_tensor(file: File, name: str, tensor: torch.Tensor) -> Tensor:
     is_usual = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
     if not is_usual:
         file.map.fetch(0, file.size)
-        return Held(dense.settled(tensor, f"{name!r} is a"))  # raises for a tensor that is more than its values
+        return Held(dense.to_dense(tensor, f"{name!r} is a"))  # raises for a tensor that is more than its values
     at = tensor.data_ptr() - loading._storage_of(file.map).data_ptr() if tensor.numel() else -1
     identity = (file.name, at, tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else None
     if 0 <= at < file.size:

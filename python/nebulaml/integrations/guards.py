@@ -15,7 +15,7 @@ import sys
 from .. import _nebula
 from ..errors import NebulaConfigError
 
-__all__ = ["check_bare", "check_framework", "check_missing", "check_path", "check_tag", "numbers_of", "tell_passed_over"]
+__all__ = ["check_bare", "check_framework", "check_missing", "check_path", "check_tag", "log_passed_over", "numbers_of"]
 
 log = logging.getLogger("nebulaml")
 
@@ -124,7 +124,7 @@ def _without_manifests(folder: str) -> str | None:
     return f"{folder} holds {many} but no Nebula manifest; {cure}"
 
 
-def tell_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
+def log_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
     """Logs that an older checkpoint than the newest is about to be loaded."""
     for tag, reason in passed:
         log.warning("nebula: %s is taken, and %s is passed over: %s", found, tag, reason)

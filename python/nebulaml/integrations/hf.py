@@ -215,7 +215,7 @@ class NebulaTrainerMixin:
         try:
             with (
                 captured(Capture(state.tags.get(tag, tag), staging, -2, self.nebula_overlap, session)) as capture,
-                _told(self.args, save_total_limit=None, push_to_hub=False),
+                _with_values(self.args, save_total_limit=None, push_to_hub=False),
             ):
                 self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
                 super()._save_checkpoint(model, trial, *args, **kwargs)
@@ -242,7 +242,7 @@ class NebulaTrainerMixin:
 
     def save_model(self, *args: Any, **kwargs: Any) -> Any:
         """Saves with the arguments that the user gave, because it writes them into training_args.bin."""
-        with _told(self.args, **self.__dict__.get("_nebula_args", {})):
+        with _with_values(self.args, **self.__dict__.get("_nebula_args", {})):
             return super().save_model(*args, **kwargs)
 
     def _repair_state(self, parent: str, staging: str) -> None:
@@ -300,7 +300,7 @@ class NebulaTrainerMixin:
 
 
 @contextlib.contextmanager
-def _told(target: Any, **values: Any) -> Iterator[None]:
+def _with_values(target: Any, **values: Any) -> Iterator[None]:
     """Sets attributes for the duration of the block."""
     before = {name: getattr(target, name) for name in values}
     try:

@@ -135,7 +135,7 @@ class NebulaCheckpointIO:
         self._elsewhere: set[str] = set()  # other storage paths in which a save may not be durable yet
         self._directory: str | None = None  # of the first save: its store has the files of all directories
         self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
-        _tell_callbacks()
+        _show_to_callbacks()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Saves `checkpoint`, which appears as file `path` when it is durable.
@@ -179,7 +179,7 @@ class NebulaCheckpointIO:
             self._remove_held()
         # Slurm's requeue looks for hpc_ckpt files, perhaps on another node. No end of a fit waits for saves outside of it.
         if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
-            self._settle()
+            self._finish()
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> bool:
         session, ending = self.home(target)
@@ -250,7 +250,7 @@ class NebulaCheckpointIO:
                 checkpoint, name = found
                 ours = dict(given)
                 if weights_only is None:
-                    ours["weights_only"] = not loading.torch_is_told("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+                    ours["weights_only"] = not loading.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
                 return checkpoint.load(name, **ours)
         except NebulaError as failure:
             if not os.path.exists(target):
@@ -295,11 +295,11 @@ class NebulaCheckpointIO:
 
     def teardown(self) -> None:
         """Waits until everything saved is durable. It ends a fit, not the plugin: more saves may follow."""
-        self._settle()
+        self._finish()
         if self._other is not None:
             self._other.teardown()
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         _flush()
         while self._elsewhere:
             api._flush_elsewhere(self._elsewhere.pop())
@@ -330,7 +330,7 @@ def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
     return trainer.strategy.reduce_boolean_decision(here, all=False)
 
 
-def _tell_callbacks() -> None:
+def _show_to_callbacks() -> None:
     """Makes ModelCheckpoint see files that are not durable yet, when it chooses a name."""
     for module in _modules("callbacks"):
         original = module.ModelCheckpoint.file_exists
@@ -413,7 +413,7 @@ def _make_callback() -> type:
             return super()._find_last_checkpoints(trainer)
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            """Waits for all saves: after this, Lightning tells loggers that the run is over, and they look for the files to upload."""
+            """Waits for all saves: after this, Lightning notifies loggers that the run is over, and they look for the files to upload."""
             super().teardown(trainer, pl_module, stage)
             _flush()
 
@@ -563,8 +563,8 @@ def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
     if global_step is None:
         return name
     tag = f"global_step{int(global_step)}"
-    tells = re.search(rf"step={int(global_step)}(?!\w|\.\d)", name) and not _NUMBERED.search(name)
-    return tag if tells else f"{tag}-{name}"
+    is_named = re.search(rf"step={int(global_step)}(?!\w|\.\d)", name) and not _NUMBERED.search(name)
+    return tag if is_named else f"{tag}-{name}"
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
     from ..tensors import dense
 
     seen: dict[tuple[Any, int], str] = {}
-    tensors = {name: dense.settled(tensor, f"tensor {name!r} is a") for name, tensor in tensors.items()}
+    tensors = {name: dense.to_dense(tensor, f"tensor {name!r} is a") for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"tensor {name!r} is not contiguous: call .contiguous() on it before saving")

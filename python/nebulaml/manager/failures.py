@@ -1,4 +1,4 @@
-"""News between the ranks: a rank whose save fails tells the others, which would wait for its part of the version."""
+"""News between the ranks: a rank whose save fails notifies the others, which would wait for its part of the version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failures:
     def _key(self, step: int) -> str:
         return f"nebula/failed/{self._engine.agreement.number}/{step}/{self.tries[step]}"
 
-    def tell(self, step: int, reason: str) -> None:
+    def report(self, step: int, reason: str) -> None:
         """Tells the other ranks that this one has no part of the version."""
         place, shared = self._engine.place(), ranks.store()
         if place.world > 1 and shared is not None:
@@ -43,8 +43,8 @@ class Failures:
             return None
         with contextlib.suppress(RuntimeError):
             if shared.check([self._key(step)]):
-                told = json.loads(shared.get(self._key(step)))
-                return f"rank {told['rank']} has failed to save it: {told['reason']}"
+                reported = json.loads(shared.get(self._key(step)))
+                return f"rank {reported['rank']} has failed to save it: {reported['reason']}"
         return None
 
     @contextlib.contextmanager

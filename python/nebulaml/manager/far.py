@@ -157,10 +157,10 @@ class Copies(Work):
             if self._tries[key] < TRIES:
                 raise
             self._done.add(key)
-            self.tell(self.kinds[1], row, str(failure), 0, time.monotonic() - begun)
+            self.report(self.kinds[1], row, str(failure), 0, time.monotonic() - begun)
             return
         self._done.add(key)
-        self.tell(self.kinds[0], row, config.shown(self.place), row.size, time.monotonic() - begun)
+        self.report(self.kinds[0], row, config.shown(self.place), row.size, time.monotonic() - begun)
         self._prune()
 
     def _prune(self) -> None:
@@ -216,13 +216,13 @@ class Second:
         except NebulaError as failure:
             if near is None:
                 raise damage or failure from failure
-            self._tell_away(failure)
+            self._log_away(failure)
             return near
         if found is None and damage is not None:
             raise damage
         if found is None or (near is not None and _sequence(found) <= _sequence(near)):
             return near
-        self._tell(found, damage or (f"the newest in {config.shown(self._path)} is the older {near.tag}" if near is not None else None))
+        self._log_taken(found, damage or (f"the newest in {config.shown(self._path)} is the older {near.tag}" if near is not None else None))
         return found
 
     def tagged(self, tag: str, was_removed: Callable[[Checkpoint], bool]) -> Checkpoint | None:
@@ -232,7 +232,7 @@ class Second:
             return near
         found = self._session.get_checkpoint(tag, self.place)
         if found is not None:
-            self._tell(found, damage)
+            self._log_taken(found, damage)
         elif damage is not None:
             raise damage
         return found
@@ -244,11 +244,11 @@ class Second:
         except NebulaCorrupt as failure:
             return None, failure
 
-    def _tell(self, found: Checkpoint, why: Any) -> None:
+    def _log_taken(self, found: Checkpoint, why: Any) -> None:
         if self._session._engine.place().local_rank == 0:
             log.warning("nebula: %s is taken from %s: %s", found.tag, self._shown, why or f"{config.shown(self._path)} does not have it")
 
-    def _tell_away(self, failure: NebulaError) -> None:
+    def _log_away(self, failure: NebulaError) -> None:
         if time.monotonic() >= self._away_until:
             log.warning("nebula: the far storage %s cannot be read, and %s counts alone: %s", self._shown, config.shown(self._path), failure)
         self._away_until = time.monotonic() + AWAY_S
@@ -268,7 +268,7 @@ class Second:
         except NebulaError as failure:
             if not near:
                 raise damage or failure from failure
-            self._tell_away(failure)
+            self._log_away(failure)
             return near
         if damage is not None and not found:
             raise damage

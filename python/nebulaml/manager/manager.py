@@ -182,10 +182,10 @@ class Manager:
 
         On several ranks, after a save with ``force``, it waits until rank 0 has begun that save, so that all ranks see the same.
         """
-        self._settle()
+        self._agree_on_notice()
         return self._notices.is_here
 
-    def _settle(self) -> None:
+    def _agree_on_notice(self) -> None:
         step, self._unasked = self._unasked, None
         if step is not None:
             self._notices.agree(step, False, lambda: False)
@@ -201,7 +201,7 @@ class Manager:
         try:
             return self._make_safe(timeout)
         finally:
-            self._notices.tell_launcher()
+            self._notices.notify_launcher()
 
     def _make_safe(self, timeout: float | None) -> str | None:
         begun = time.monotonic()
@@ -249,7 +249,7 @@ class Manager:
         if self._decided is None or self._decided[0] != step:
             self._unasked = step
             if self._engine.place().rank == 0:
-                self._settle()
+                self._agree_on_notice()
 
     def save(
         self,
@@ -277,17 +277,17 @@ class Manager:
         try:
             self._raise_late()
             said = about.check(metrics, metadata)
-            self._tell_missing_metric(step, said)
+            self._log_missing_metric(step, said)
             checkpoint = self._begin(step, items, said)
             is_committed = checkpoint.commit()
         except BaseException as failure:
-            self._failures.tell(step, f"{failure!r:.300}")
+            self._failures.report(step, f"{failure!r:.300}")
             raise
         self._due.saved(step, time.monotonic() - begun)
         self._decided = (step, False)
         self._notices.answered()
         if not is_committed:
-            self._failures.tell(step, f"{checkpoint._failure!s:.300}")
+            self._failures.report(step, f"{checkpoint._failure!s:.300}")
             self._errors.append(checkpoint._failure or NebulaError(f"step {step} could not be saved: {checkpoint.error}"))
             return None
         self._own.pop(step, None)
@@ -389,7 +389,7 @@ class Manager:
         """Returns the file of an item. None: it does not exist, and ``strict`` is False."""
         place = self._engine.place()
         owners = [rank for rank in range(said.world) if _file(name, True, rank) in files] if name not in said.items else []
-        is_each = said.items.get(name, bool(owners))  # rank 0 tells of its own items alone
+        is_each = said.items.get(name, bool(owners))  # rank 0 lists its own items alone
         if is_each and said.world != place.world:
             raise NebulaConfigError(
                 f"{checkpoint.tag}: each of {said.world} ranks has saved its own {name!r}, and this job has {place.world}. "
@@ -573,7 +573,7 @@ class Manager:
         self._engine.session(patient=True).remove(_tag(step))
         self._own.pop(step, None)
 
-    def _tell_missing_metric(self, step: int, said: about.About) -> None:
+    def _log_missing_metric(self, step: int, said: about.About) -> None:
         """Warns once of a version that keep_best cannot judge: a misspelled metric would keep all versions."""
         if self._best is None or self._missed_metric or self._best.metric in said.metrics or self._engine.place().rank != 0:
             return

@@ -47,7 +47,7 @@ class SaveEvery:
         return step % self.steps == 0
 
     def is_due_by_time(self, step: int, is_durable: Callable[[], bool]) -> bool:
-        """Answers by what this process sees. is_durable: tells whether its last save has become durable, or failed."""
+        """Answers by what this process sees. is_durable: says whether its last save has become durable, or failed."""
         passed = time.monotonic() - self._last
         if self.seconds is not None and passed >= self.seconds:
             return True

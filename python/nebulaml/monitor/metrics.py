@@ -42,7 +42,7 @@ class MetricsLog:
         local = config.local_path("the path of a metrics log", text)
         is_folder = os.path.isdir(local) or (isinstance(text, str) and text.endswith("/"))
         self.path = os.path.join(local, NAME) if is_folder else local
-        self._writer = secrets.token_hex(4)  # tells the lines of this object from those of an older process that still runs
+        self._writer = secrets.token_hex(4)  # distinguishes the lines of this object from those of an older process that still runs
         self._lock = threading.Lock()  # guards all below
         self._fd: int | None = None
         self._is_torn = False  # the file may end within a line

@@ -67,7 +67,7 @@ class Tracker:
         self._session = getattr(chosen, "_session", chosen) or session.default
         self._has_warned = False
         self._begun = time.time()
-        self._told: dict[str, float] = {}  # tag -> the time at which its last logged version became durable
+        self._logged: dict[str, float] = {}  # tag -> the time at which its last logged version became durable
         self._values: dict[int, dict[str, float]] = {}  # of the newest steps, for the versions
         self._origin: dict[str, Any] | None = None  # the version that this process goes on from
         self._tool: _Tool | None = None
@@ -157,12 +157,12 @@ class Tracker:
             return
         for row in rows:
             durable = float(row.get("durable") or 0)
-            if durable >= self._begun and durable > self._told.get(row["tag"], 0.0):
+            if durable >= self._begun and durable > self._logged.get(row["tag"], 0.0):
                 step = int(row["step"])
                 self._say_version(Event("durable", row["tag"], step if step >= 0 else None), row)
 
     def _say_version(self, event: Event, row: Mapping[str, Any]) -> None:
-        self._told[event.tag] = float(row.get("durable") or 0)
+        self._logged[event.tag] = float(row.get("durable") or 0)
         values = {name: float(row[column]) for column, name in _COLUMNS.items() if column in row}
         facts = {
             "tag": event.tag,

@@ -57,7 +57,7 @@ class Fleet:
         self._ended = threading.Event()
         self._asked = threading.Event()  # a page wants the table, which is older than its rest
         self._shown = time.monotonic()  # when a page asked for the table last
-        self._first: Any = None  # the answer that has told whether one path is a parent; the first look takes it
+        self._first: Any = None  # the answer that has shown whether one path is a parent; the first look takes it
         Source(paths[0]).close()  # before the address is printed: it raises if the installation has no command
         if len(paths) == 1:
             with contextlib.suppress(NebulaError):  # the page of the path says why
@@ -130,16 +130,16 @@ class Fleet:
         known: dict[str, str] = {}
         for path in self._paths:
             try:
-                told, self._first = self._first or _jobs_of(path), None
+                answer, self._first = self._first or _jobs_of(path), None
             except NebulaError as failure:
                 problems.append(str(failure))
                 known |= {name: one for name, one in self._known.items() if one.startswith(path.partition("?")[0])}
                 continue
-            for row in told["jobs"]:
+            for row in answer["jobs"]:
                 name = row["name"] if len(self._paths) == 1 else config.shown(row["path"])
-                known[name] = path if told["is_job"] else _below(path, row["name"])
+                known[name] = path if answer["is_job"] else _below(path, row["name"])
                 jobs.append({**row, "name": name, "goodput": self._goodput_of(known[name])})
-            if not told["jobs"]:
+            if not answer["jobs"]:
                 problems.append(f"{config.shown(path)} has no checkpoint yet")
         self._known = known
         self._table = {"jobs": jobs, "problems": problems, "looked_at": time.time()}
@@ -151,8 +151,8 @@ class Fleet:
         try:
             changed = os.stat(source.history_file()).st_mtime
             if self._goodput.get(path, (0.0, None))[0] != changed:
-                told = source.goodput()
-                self._goodput[path] = (changed, told.get("goodput") if told else None)
+                answer = source.goodput()
+                self._goodput[path] = (changed, answer.get("goodput") if answer else None)
             return self._goodput[path][1]
         except OSError:
             return None

@@ -114,11 +114,11 @@ def _begun(row: dict[str, Any]) -> float:
     return float(row["begun"] or row["committed_at"] or 0)
 
 
-def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
+def _ledger(answer: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the answer of `nebula goodput` in the form of the page. None: there is no answer yet."""
-    if not told or not told.get("step_seconds"):
+    if not answer or not answer.get("step_seconds"):
         return None
-    return {"ratio": told["goodput"], "span_s": told["wall_seconds"], "step_s": told["step_seconds"], **told["spent"]}
+    return {"ratio": answer["goodput"], "span_s": answer["wall_seconds"], "step_s": answer["step_seconds"], **answer["spent"]}
 
 
 def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -250,19 +250,19 @@ def _config(status: dict[str, Any], path: str, settings: list[dict[str, Any]]) -
     return values
 
 
-def _named_settings(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _named_settings(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings that the job's trainers gave, by the names of init()."""
-    settings = [("persistent_time_interval", f"{told['persistent_time_interval']:g} s")]
+    settings = [("persistent_time_interval", f"{answer['persistent_time_interval']:g} s")]
     names = ("num_of_version_in_retention", "on_full", "replicas", "world")
-    settings += [(name, str(told[name])) for name in names if told[name] != ""]
-    for rule in told["rules"]:
+    settings += [(name, str(answer[name])) for name in names if answer[name] != ""]
+    for rule in answer["rules"]:
         words = [f"{name}={rule[name]}" for name in rule if name.startswith("keep_") and name != "keep_best" and rule[name]]
         mode = "max" if rule["largest"] else "min"
         words += [f"keep_best=Best({rule['metric']!r}, {mode!r}, {rule['keep_best']})"] if rule["keep_best"] else []
         settings.append(("stays in storage", ", ".join(words)))
-    if not told["rules"]:
+    if not answer["rules"]:
         settings.append(("stays in storage", "all versions"))
-    return settings + ([("keep_items", told["keep_items"])] if told["keep_items"] else [])
+    return settings + ([("keep_items", answer["keep_items"])] if answer["keep_items"] else [])
 
 
 def _environment(pid: int) -> dict[str, str] | None:
@@ -279,7 +279,7 @@ def build(
     status: dict[str, Any],
     history: list[dict[str, Any]],
     nodes: list[dict[str, Any]],
-    told: dict[str, Any] | None,
+    answer: dict[str, Any] | None,
     watch: Watch,
     now: float,
     kept: Sequence[dict[str, Any]] = (),
@@ -296,7 +296,7 @@ def build(
     sessions = [one for one in status.get("sessions", []) if one["path"] == path]
     queue = [one for one in status.get("queue", []) if one["path"] == path]
     jobs = [one for one in status.get("jobs", []) if one["path"] == path]
-    ledger = _ledger(told)
+    ledger = _ledger(answer)
     settings = _settings(status, path, kept)
     events = _mark(rows, ledger) + _restarts([*history, *status.get("history", [])])
     failure = storage.get("error") or {}

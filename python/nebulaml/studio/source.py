@@ -144,7 +144,7 @@ class Source:
         """
         results = []
         for i, (tag, entry) in enumerate(versions):
-            work.tell(i, len(versions))
+            work.report(i, len(versions))
             reason = ""
             try:
                 self.work(work, "prune", "--yes", "--json", "--tag", tag, "--entry", str(entry))

@@ -33,7 +33,7 @@ class Work:
     def row(self) -> dict[str, Any]:
         return {"id": self.number, "what": self.what, "state": self.state, "error": self.error, "progress": self.progress}
 
-    def tell(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         self.progress = {"done": done, "total": total}
         self._changed()
 
@@ -55,11 +55,11 @@ class Work:
     def _follow(self, process: subprocess.Popen[str]) -> Iterator[str]:
         assert process.stderr is not None
         for line in process.stderr:
-            told = None
+            answer = None
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-            if isinstance(told, dict) and isinstance(told.get("done"), int) and isinstance(told.get("total"), int):
-                self.tell(told["done"], told["total"])
+                answer = json.loads(line)
+            if isinstance(answer, dict) and isinstance(answer.get("done"), int) and isinstance(answer.get("total"), int):
+                self.report(answer["done"], answer["total"])
             else:
                 yield line
 

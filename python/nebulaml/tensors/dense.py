@@ -12,11 +12,11 @@ import torch
 
 from ..errors import NebulaConfigError
 
-__all__ = ["dtensor_class", "refusal", "settled", "without_memory"]
+__all__ = ["dtensor_class", "refusal", "to_dense", "without_memory"]
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _SAVE = "or save it with Checkpoint.save()"
-_settled_kinds: set[int | str] = set()  # dispatch keys of tensors that settled() returns unchanged; torch has few of them
+_dense_kinds: set[int | str] = set()  # dispatch keys of tensors that to_dense() returns unchanged; torch has few of them
 _text_of_keys: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # torch 2.4 has no raw_repr
 
 
@@ -63,7 +63,7 @@ def _is_own(tensor: torch.Tensor) -> bool:
 
 
 def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """Returns the kind of this tensor and advice, if its values cannot be saved as bytes. None: settled() takes it."""
+    """Returns the kind of this tensor and advice, if its values cannot be saved as bytes. None: to_dense() takes it."""
     if torch.nn.parameter.is_lazy(tensor):
         return "parameter that is not initialized", "it has no values before the first forward pass"
     with torch._C.DisableTorchFunctionSubclass():
@@ -87,7 +87,7 @@ def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     return None
 
 
-def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
+def to_dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Returns a tensor without graph whose memory holds its values: the detached tensor, or a copy.
 
     It keeps the layout in memory, which may be neither dense nor contiguous. where: the begin of the error, for example "part 1 of 'x' is
@@ -96,7 +96,7 @@ def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         kind = _text_of_keys(torch._C._dispatch_keys(tensor))
-        if kind in _settled_kinds and tensor.is_contiguous():
+        if kind in _dense_kinds and tensor.is_contiguous():
             detached = tensor.detach()
             if (detached.storage_offset() + detached.numel()) * detached.itemsize <= detached.untyped_storage().nbytes():
                 return detached
@@ -113,5 +113,5 @@ def settled(tensor: torch.Tensor, where: str) -> torch.Tensor:
         detached = tensor.detach()
         resolved = detached.resolve_conj().resolve_neg()
     if kind and resolved is detached:
-        _settled_kinds.add(kind)
+        _dense_kinds.add(kind)
     return resolved

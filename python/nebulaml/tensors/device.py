@@ -8,7 +8,7 @@ large copies of the file before it.
     save(...)                   returns when the copies are done
     save(..., overlap=True)     returns when they are queued; the next optimizer step queues a wait before its work
 
-A thread of the C library waits for the end of a copy and then tells the agent. flush, load and the end of the interpreter wait
+A thread of the C library waits for the end of a copy and then reports it to the agent. flush, load and the end of the interpreter wait
 for that thread, too. This module starts no thread.
 """
 
@@ -190,7 +190,7 @@ _lock = threading.RLock()  # guards all below; an RLock, because a signal handle
 _backend: Backend | None = None
 _registered: dict[int, tuple[Backend, int] | None] = {}  # by address of the image: the device that registered it; None: the driver refused
 _refusal_said = False
-_expected: int | None = None  # a device whose tensors foretold files have; None: there is none
+_expected: int | None = None  # a device whose tensors prepared files have; None: there is none
 _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
 _watches = False
@@ -273,7 +273,7 @@ def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
 
 
 def expect(ranges: _nebula.Ranges) -> None:
-    """Makes _mapped() register spare images if ranges of a foretold file lie on a device."""
+    """Makes _mapped() register spare images if ranges of a prepared file lie on a device."""
     global _expected
     places = ranges.devices() if _active() is not None else []
     if places:

@@ -166,7 +166,7 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
         if not isinstance(part, torch.Tensor):
             buffers.append(found, index, part, name)
             continue
-        tensor = dense.settled(part, f"part {index} of {name!r} is a")
+        tensor = dense.to_dense(part, f"part {index} of {name!r} is a")
         if not tensor.is_contiguous():
             raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
         if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):

@@ -39,7 +39,7 @@ _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 _TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may replace it
 
 # In each thread, torch keeps values here for the functions that rebuild objects. Torch 2.4 keeps them in another place.
-_told: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(torch._utils, "_thread_local_state", None)
+_torch_state: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(torch._utils, "_thread_local_state", None)
 
 # Torch's unpickler for untrusted files raises one of these when it refuses a file. Torch 2.4 raises a RuntimeError.
 _REFUSALS = (pickle.UnpicklingError,) if hasattr(torch.serialization, "_serialization_tls") else (pickle.UnpicklingError, RuntimeError)
@@ -399,10 +399,10 @@ def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> A
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, **how: Any) -> Any:
     """how: the further arguments of _Records."""
     if (  # not every torch has the first three
-        _told is None
+        _torch_state is None
         or not hasattr(torch.serialization, "_get_restore_location")
         or not hasattr(torch.serialization, "StorageType")
-        or getattr(_told, "skip_data", False)
+        or getattr(_torch_state, "skip_data", False)
         or torch._guards.detect_fake_mode(None) is not None
         or map_location in ("meta", torch.device("meta"))
     ):
@@ -410,13 +410,13 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
     records = _Records(mapped, storage, **how)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
-    _told.map_location = map_location  # for objects that other functions rebuild
+    _torch_state.map_location = map_location  # for objects that other functions rebuild
     compiler = sys.modules.get("torch._dynamo")  # it cannot trace this code; if it was never imported, nothing is compiled
     load = compiler.disable(_unpickle) if compiler else _unpickle
     try:
         return load(kind, records, map_location)
     finally:
-        _told.map_location = None
+        _torch_state.map_location = None
 
 
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:
@@ -520,7 +520,7 @@ def _is_value(module: str, name: str) -> bool:
 
 
 def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
-    """Returns the names beyond tensors and plain values that a file needs, as far as torch can tell."""
+    """Returns the names beyond tensors and plain values that a file needs, as far as torch knows."""
     try:
         unpickler = torch._weights_only_unpickler
         content = _Records(mapped, storage).content("data.pkl")

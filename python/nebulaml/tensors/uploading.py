@@ -27,7 +27,7 @@ Piece = tuple[int, int, int]  # address on the device, address on the host, byte
 
 
 def may_go_to_devices(map_location: Any) -> bool:
-    """Returns True if a load with that ``map_location`` may end on a device, as far as it can tell without reading the file."""
+    """Returns True if a load with that ``map_location`` may end on a device, as far as it knows without reading the file."""
     if map_location is None:
         return device.is_in_use()
     return isinstance(map_location, (str, torch.device)) and device.target(map_location) is not None

@@ -67,7 +67,7 @@ class Publisher:
         self._files = _read_files(files)
         self._job = f"publisher-{os.getpid()}-{next(_made)}-{time.time_ns()}"
         self._session = Session("", job=self._job, world=1, num_of_version_in_retention=2, on_error="raise")
-        self._session._engine._told_memory_only = True  # the maker makes it durable
+        self._session._engine._logged_memory_only = True  # the maker makes it durable
         self._maker: subprocess.Popen[bytes] | None = None
         self._tags = itertools.count(1)
         self._asked = self._answered = 0

@@ -185,12 +185,12 @@ static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wake
         return over;
 }
 
-static void tell(struct waiter *over)
+static void notify(struct waiter *over)
 {
         while (over) {
-                struct waiter *next = over->next; /* read before `tell`: the client may wait again as soon as it was told */
+                struct waiter *next = over->next; /* read before `notify`: the client may wait again as soon as it was notified */
 
-                over->tell(over);
+                over->notify(over);
                 over = next;
         }
 }
@@ -207,7 +207,7 @@ void catalogue_unlock(struct catalogue *catalogue)
         write_described(catalogue, number); /* first: a thread that is woken before would wait for the same file */
         if (wakes)
                 wake(catalogue, wakes);
-        tell(over);
+        notify(over);
 }
 
 static void wake_with_lock(struct catalogue *catalogue)
@@ -216,7 +216,7 @@ static void wake_with_lock(struct catalogue *catalogue)
         struct waiter *over = take_wakes(catalogue, &wakes);
 
         wake(catalogue, wakes);
-        tell(over);
+        notify(over);
 }
 
 void catalogue_unlock_last(struct catalogue *catalogue)

@@ -69,8 +69,8 @@ struct session {
         uint32_t hint_count;
         uint64_t leased; /* of a reader: the version that it found last; 0: none */
         struct keep_rule rule;
-        bool has_begun;  /* has begun a version; until then it may be about to load the version that it was told of */
-        uint64_t given_way_reported; /* the job's given_way_count that it was told */
+        bool has_begun;  /* has begun a version; until then it may be about to load the version that the agent has named to it */
+        uint64_t given_way_reported; /* the job's given_way_count that was reported to it */
         int64_t left_ns; /* when its last connection ended */
         double since;
 };
@@ -79,8 +79,8 @@ struct session {
 struct waiter {
         struct waiter *next;
         uint32_t wakes; /* the signals that concern it */
-        bool (*is_over)(struct waiter *waiter); /* called with the lock held; true: it leaves the list, and `tell` follows */
-        void (*tell)(struct waiter *waiter);    /* usually called after the lock was released */
+        bool (*is_over)(struct waiter *waiter); /* called with the lock held; true: it leaves the list, and `notify` follows */
+        void (*notify)(struct waiter *waiter);  /* usually called after the lock was released */
 };
 struct catalogue {
         struct lock catalogue_lock;
@@ -106,7 +106,7 @@ struct catalogue {
         bool stopping;   /* all threads end */
         uint32_t draining; /* so many ask for that: all committed versions must be persisted */
         bool ends_itself; /* the agent has asked its process to end, because no client needed it */
-        bool dropping;   /* the agent was told to end at once and to drop the memory tier */
+        bool dropping;   /* a request came to end at once and to drop the memory tier */
         bool has_readers; /* a reader has come: commits are events */
         bool in_process; /* it never ends the process: see agent_start */
         bool broken;
@@ -119,7 +119,6 @@ struct catalogue {
         uint64_t hang_s; /* the least time without a step after which a job counts as hung; 0: never */
         uint64_t hang_count;
         const char *runtime_dir; /* of the files with stacks; not NULL if hang_s is not 0 */
-        bool publish_links; /* published files are hard links of the stored ones */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: there is no process to end */
 };
 

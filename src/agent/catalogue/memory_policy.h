@@ -26,7 +26,7 @@ void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t 
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
 struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
-/* Versions of the job tell now how much memory it needs. */
+/* Versions of the job show from now on how much memory it needs. */
 void policy_forget_hints(struct catalogue *catalogue, const struct job *job);
 /* Size of the next spare image to make for the job; 0: none. */
 uint64_t policy_spare_bytes(struct catalogue *catalogue, struct job *job);

@@ -22,7 +22,7 @@
 
 #define RIVAL_GONE_NS 500000000 /* a connection that was just closed is not seen to be gone at once */
 
-/* If no driver knows the path, the client is told at once, and not with each checkpoint that is never stored. Does
+/* If no driver knows the path, the agent answers that at once, and not with each checkpoint that is never stored. Does
  * not look at the storage. */
 static enum nebula_status check_path(const char *path, struct vars *variables, struct nebula_error *error)
 {
@@ -169,7 +169,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         memcpy(session->run, hello->run, sizeof session->run);
         session->world = hello->world;
         session->role = hello->role;
-        session->has_begun |= !before.job && hello->has_begun; /* it told an agent before this one */
+        session->has_begun |= !before.job && hello->has_begun; /* it reported that to an agent before this one */
         is_another = !connection->session && session->connection_count && before.job == job;
         if (!connection->session)
                 session->connection_count++;

@@ -255,7 +255,7 @@ void location_resolve(struct catalogue *catalogue, char *path)
         if (path[0] == '/')
                 resolve(catalogue, path, 0);
         else
-                place_settle(path);
+                place_normalize(path);
 }
 
 void location_resolve_parent(struct catalogue *catalogue, char *path)

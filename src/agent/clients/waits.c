@@ -207,7 +207,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
         if (connection->is_waiting) {
                 look_later(connection);
                 connection->waiter.is_over = waiter_is_over;
-                connection->waiter.tell = waiter_report;
+                connection->waiter.notify = waiter_report;
                 catalogue_await(catalogue, &connection->waiter, request->version_id, (enum nebula_state)request->state);
         }
         catalogue_unlock(catalogue);
@@ -305,7 +305,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         bool timeout;
 
         catalogue_lock(catalogue);
-        log_event(LOG_LEVEL_INFO, "%s", request->now ? "the agent was told to end at once" : "told to end");
+        log_event(LOG_LEVEL_INFO, "%s", request->now ? "a request came to end at once" : "a request came to end");
         if (!request->now) {
                 catalogue->draining++;
                 due_want_all(catalogue, NULL);

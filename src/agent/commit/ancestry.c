@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* If storage answers later than this, a run that began after this one may have written there. The clock then tells the two apart. */
+/* If storage answers later than this, a run that began after this one may have written there. The clock then distinguishes the two. */
 #define PROMPT_NS (INT64_C(30) * 1000000000)
 
 static struct ancestor *find(const struct job *job, const char *run)
@@ -265,7 +265,7 @@ bool ancestry_is_compared(const struct version *version)
         return is_of_newest(version) || version->ancestry->compared == version->job->runs->beginning + 1;
 }
 
-enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+enum ancestry_order ancestry_note(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
         enum ancestry_order order = ancestry_compare(version, manifest);
 

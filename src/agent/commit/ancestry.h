@@ -65,7 +65,7 @@ enum ancestry_order {
 };
 enum ancestry_order ancestry_compare(const struct version *version, const struct manifest *manifest);
 /* The same, and notes the result: a version that is earlier is replaced (version_replaced). */
-enum ancestry_order ancestry_settle(struct catalogue *catalogue, struct version *version, const struct manifest *manifest);
+enum ancestry_order ancestry_note(struct catalogue *catalogue, struct version *version, const struct manifest *manifest);
 /* Notes that storage has no writing of the version's tag that the newest run did not know. */
 void ancestry_set_compared(struct version *version);
 /* Whether the newest run has compared the version with storage, or has written it. */

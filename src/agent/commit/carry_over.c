@@ -235,7 +235,7 @@ static void compare_all(struct catalogue *catalogue, struct job *job)
                 if (!lifecycle_complete(version->life.state) || version->is_remote || (!manifest && version->stored))
                         continue;
                 if (manifest)
-                        ancestry_settle(catalogue, version, manifest);
+                        ancestry_note(catalogue, version, manifest);
                 else
                         ancestry_set_compared(version);
         }

@@ -69,7 +69,7 @@ static bool rule_met(const struct catalogue *catalogue, struct version *version)
                 return false;
         if (version->world > 1 && !version->job->persist_path[0] && version->job->settings.local_world &&
             version->job->settings.local_world < version->world)
-                /* Nothing that the nodes could tell each other through: each has its share, and resume compares them. */
+                /* The nodes share no storage, so they cannot notify each other: each has its share, and resume compares them. */
                 return share_met(catalogue, version) && version->part_count >= version->job->settings.local_world;
         if (version->file_goal > 0)
                 return version->file_count >= (uint64_t)version->file_goal;

@@ -216,7 +216,7 @@ void world_report_again(struct catalogue *catalogue, struct store *store, struct
         if (!status && own.persist)
                 status = world_report_wanted(store, &own.of, &error);
         if (status)
-                log_event(LOG_LEVEL_WARN, "%s: the agent could not check whether storage still tells other nodes to persist it: %s", own.of.tag, error.message);
+                log_event(LOG_LEVEL_WARN, "%s: the agent could not check whether storage still has the decision to persist it: %s", own.of.tag, error.message);
         committed_done(&own);
 }
 

@@ -1,5 +1,5 @@
 /*
- * node_documents.h - the documents in storage by which the nodes of a version tell each other of it. Each is created if it is absent.
+ * node_documents.h - the documents in storage by which the nodes of a version notify each other of it. Each is created if it is absent.
  *
  * Functions that take a version need the lock. Functions that take a store need it free.
  */

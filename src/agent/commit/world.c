@@ -87,7 +87,7 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
         return count;
 }
 
-/* Some launchers tell every rank that it is alone on its node, so the agent also counts the ranks that are here. A version that was
+/* Some launchers say of every rank that it is alone on its node, so the agent also counts the ranks that are here. A version that was
  * announced stays announced, even if all ranks turn out to be here: agents that have read the announcement wait for the decision,
  * and so does the persist worker. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)

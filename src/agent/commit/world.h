@@ -23,7 +23,7 @@
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version);
 /* Call when ranks of this node have captured: the share is announced, or announced again with more ranks. */
 void world_captured(struct catalogue *catalogue, struct version *version);
-/* Call after the program has given the version up: a decision in storage tells the other nodes so, unless there is another one. */
+/* Call after the program has given the version up: the agent puts that decision into storage for the other nodes, unless there is another one. */
 void world_give_up(struct catalogue *catalogue, struct version *version);
 /* The number of a new version among the writings of its tag in its run. */
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);

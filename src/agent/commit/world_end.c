@@ -59,7 +59,7 @@ static int64_t wanted_delay(const struct version *version, int64_t now)
         return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
 }
 
-/* Whether all nodes are told that the version must become durable. Tells them if `wanted`. A decision that an earlier agent adopted is read again. */
+/* Whether all nodes know that the version must become durable. Notifies them if `wanted`. A decision that an earlier agent adopted is read again. */
 static enum nebula_status exchange(struct store *store, const struct announce_of *of, bool wanted, struct committed *decision, bool *ret_reported,
                                    struct nebula_error *error)
 {
@@ -83,7 +83,7 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         struct committed decision;
         struct announce_of of;
         struct store *store;
-        bool wanted = version->wanted, told = false;
+        bool wanted = version->wanted, notified = false;
 
         world_describe_committed(version, &decision);
         decision.persist = false; /* as far as this node knows: adopt looks at the document */
@@ -91,17 +91,17 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         version->pins++;
         catalogue_unlock(catalogue);
         if (!storage_open(catalogue, version->job, &store, &error))
-                exchange(store, &of, wanted, &decision, &told, &error);
+                exchange(store, &of, wanted, &decision, &notified, &error);
         catalogue_lock(catalogue);
         version->pins--;
         if (!version->nodes->decided && decision.rank_count)
                 world_keep_decision(version, &decision);
         committed_done(&decision);
-        version->nodes->wanted_reported = told;
-        version->nodes->report_failed = wanted && !told;
-        if (told)
+        version->nodes->wanted_reported = notified;
+        version->nodes->report_failed = wanted && !notified;
+        if (notified)
                 version->wanted = true;
-        version->nodes->poll_at_ns = now + (version->wanted && !told ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
+        version->nodes->poll_at_ns = now + (version->wanted && !notified ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
         catalogue_signal(catalogue);
 }
 

@@ -2,7 +2,7 @@
  * world_private.h - declarations that the files behind world.h share.
  *
  *      world.c            the rule: announce, look, commit
- *      node_documents.c   the documents by which nodes tell each other of a version
+ *      node_documents.c   the documents by which nodes notify each other of a version
  *      coverage.c         which ranks these documents cover
  *      world_end.c        versions that no node completes or makes durable, and their remains
  *

@@ -215,7 +215,7 @@ static int image_open(const struct image *image, int flags, bool *ret_own)
 
 void memory_stop_removing(struct memory *memory, bool forget)
 {
-        memory->settled = !forget;
+        memory->removes_nothing = !forget;
 }
 
 void memory_done(struct memory *memory, bool forget)
@@ -681,7 +681,7 @@ void memory_leave(struct memory *memory, struct image *image)
 
 void memory_doom(struct memory *memory, struct image *image)
 {
-        if (memory->settled || !take_off(memory, image))
+        if (memory->removes_nothing || !take_off(memory, image))
                 return;
         image->next = memory->doomed;
         memory->doomed = image;

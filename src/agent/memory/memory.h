@@ -107,7 +107,7 @@ struct memory {
         uint32_t room_pending;                /* threads that make or give back pages without the lock: room will follow */
         uint32_t wanting;                 /* saves and loads that look for room: no spare images are made meanwhile */
         bool joining;                     /* the page maker will come back to join pages */
-        bool settled;
+        bool removes_nothing;             /* the agent ends, and leaves the files to the next one */
         struct image *images;
         struct image *doomed;             /* images off the list; they still count in `used` */
         struct image *by_id[MEMORY_ID_SLOTS];

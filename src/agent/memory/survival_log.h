@@ -1,5 +1,5 @@
 /*
- * survival_log.h - tells the next agent about the versions in memory.
+ * survival_log.h - describes the versions in memory for the next agent.
  *
  * Beside its images, each version has a log <id>.version in the memory directory
  * (survival_record.h). Each change appends a record; a rename replaces the log before

@@ -173,7 +173,7 @@ static void put_version(char **at, const struct version *version)
         put_u8(at, (uint8_t)((version->is_spread ? SPREAD : 0) | (version->wanted ? WANTED : 0) | tier_flags(&version->base)));
 }
 
-/* The id of the pid namespace of this agent; 0: /proc does not tell. */
+/* The id of the pid namespace of this agent; 0: /proc does not have it. */
 static uint64_t pid_namespace(void)
 {
         char text[64];

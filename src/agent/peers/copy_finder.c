@@ -130,7 +130,7 @@ static void peer_copies_add(struct peer_copies *peers, const struct question *qu
                 if (!questions[i].status)
                         peers->members[peers->count++] = questions[i].found;
                 else if (questions[i].status != NEBULA_NOT_FOUND)
-                        log_event(LOG_LEVEL_WARN, "the agent cannot tell which copies a peer holds: %s", questions[i].error.message);
+                        log_event(LOG_LEVEL_WARN, "the agent could not learn which copies a peer holds: %s", questions[i].error.message);
         }
 }
 

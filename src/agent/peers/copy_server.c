@@ -21,21 +21,21 @@
 void copy_server_complain(struct copy_server *server, const char *from, const struct nebula_error *error)
 {
         int64_t now = os->now_ns();
-        uint32_t unsaid = 0;
+        uint32_t unlogged = 0;
         bool say;
 
         lock_take(&server->copy_server_lock);
         say = !server->complained_ns || now - server->complained_ns >= COMPLAIN_NS;
         if (say) {
-                unsaid = server->unsaid;
-                server->unsaid = 0;
+                unlogged = server->unlogged;
+                server->unlogged = 0;
                 server->complained_ns = now;
         } else {
-                server->unsaid++;
+                server->unlogged++;
         }
         lock_give(&server->copy_server_lock);
-        if (say && unsaid)
-                log_event(LOG_LEVEL_WARN, "turned the peer at %s away: %s (and %u more)", from, error->message, unsaid);
+        if (say && unlogged)
+                log_event(LOG_LEVEL_WARN, "turned the peer at %s away: %s (and %u more)", from, error->message, unlogged);
         else if (say)
                 log_event(LOG_LEVEL_WARN, "turned the peer at %s away: %s", from, error->message);
 }

@@ -70,7 +70,7 @@ struct copy_server {
         struct visitor *visitors[VISITOR_MAX];
         uint32_t visitor_count;
         int64_t complained_ns;
-        uint32_t unsaid;
+        uint32_t unlogged;
         bool stopping;
 };
 

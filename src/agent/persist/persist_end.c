@@ -46,13 +46,13 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
                 file->stored = true;
         }
         for (struct version *later = version->job->versions; later; later = later->next) {
-                bool told = false;
+                bool is_reported = false;
 
                 if (later == version || later->generation <= version->generation || strcmp(later->tag, version->tag))
                         continue;
                 for (size_t i = 0; i < version->file_count; i++)
-                        told = report_later(later, &version->files[i]) || told;
-                if (told)
+                        is_reported = report_later(later, &version->files[i]) || is_reported;
+                if (is_reported)
                         version_mark_files(catalogue, later);
         }
 }

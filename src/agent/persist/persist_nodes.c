@@ -39,7 +39,7 @@ static void forget_record(struct plan *plan)
         catalogue_unlock(plan->catalogue);
 }
 
-/* Call while other nodes have not written their records. A program that removed the tag may have removed the decision that tells them to, and
+/* Call while other nodes have not written their records. A program that removed the tag may have removed the decision by which they write them, and
  * this node's record: this function writes both again. */
 static void keep_others_going(struct plan *plan)
 {

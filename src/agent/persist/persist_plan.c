@@ -178,7 +178,7 @@ enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, str
         plan->spread = version->is_spread;
         plan->is_ahead = version_open(version);
         if (plan->is_ahead ? version->is_spread : !lifecycle_complete(version->life.state))
-                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" has changed since the agent planned to write it", version->tag);
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" got other files or another state after the agent chose to write it: the agent looks at it again", version->tag);
         if (!status)
                 status = take_parts(plan, error);
         if (!status)

@@ -66,7 +66,7 @@ struct plan {
 enum nebula_status plan_init(struct plan *plan, struct catalogue *catalogue, struct version *version, struct store *store,
                              struct nebula_error *error);
 void plan_done(struct plan *plan);
-/* Whether the tag is new, as far as this agent knows, and the storage can tell later if that is wrong. */
+/* Whether the tag is new, as far as this agent knows, and the storage shows later if that is wrong. */
 bool plan_is_first(const struct plan *plan);
 /* A plan that is ahead waits for the commit, and takes over the committed files. NEBULA_BUSY: the commit does not come, or has other files. */
 enum nebula_status plan_await_commit(struct plan *plan, struct nebula_error *error);

@@ -3,7 +3,7 @@
  *
  * A plan is a copy of the version's description, so that the catalogue's lock is free while the worker writes.
  *
- *      persist.c           one version: what the writer is told to do
+ *      persist.c           one version: the orders for the writer
  *      persist_nodes.c     the same for a version of several nodes
  *      persist_plan.c      the files to write, and those that storage has already
  *      persist_carried.c   the check of the latter

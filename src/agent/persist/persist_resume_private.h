@@ -8,7 +8,7 @@
 
 /* The number of the try: that of an interrupted attempt, or a new one. Lock held. */
 uint32_t persist_choose_try(const struct version *version);
-/* Sets with which upload the file goes on, and who is told. */
+/* Sets with which upload the file goes on, and which function gets the texts of uploads. */
 void persist_set_resume(struct plan *plan, struct plan_file *file, const char *key);
 /* Call before the record is written: no later attempt goes on with this try. */
 void persist_end_try(struct plan *plan);

@@ -54,7 +54,7 @@ static void report_feed(struct plan_file *file, uint64_t offset, uint64_t crc64)
 
 /* Checksums are some ten times as fast as storage. If they ran ahead of it, they would take a processor from training and gain
  * nothing. So they stay a little ahead of the writes of one file, unless another thread waits to seal. */
-static void tell(void *argument, uint64_t offset, uint64_t crc64)
+static void report(void *argument, uint64_t offset, uint64_t crc64)
 {
         struct flowing *flowing = argument;
         struct bulk_feed *feed = &flowing->file->feed;
@@ -113,7 +113,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         struct version *version = sealing->version;
         struct bulk_feed *feed = file->feed.offsets ? &file->feed : NULL;
         struct flowing flowing = { sealing, file };
-        struct image_flow flow = { .await = sealing->is_ahead ? await_copied : NULL, .ready = feed ? tell : NULL, .argument = &flowing };
+        struct image_flow flow = { .await = sealing->is_ahead ? await_copied : NULL, .ready = feed ? report : NULL, .argument = &flowing };
         const struct agent_file *own;
         enum nebula_status status;
         void *data;

@@ -31,7 +31,7 @@ void storage_close(struct job *job);
 uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
-/* Keeps the failure for the job's status and counts it (lock held). is_new: clients that follow events are told. */
+/* Keeps the failure for the job's status and counts it (lock held). is_new: the agent notifies clients that follow events. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */
 void storage_end_uploads(struct catalogue *catalogue, struct job *job, const struct unfinished *list);

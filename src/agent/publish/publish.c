@@ -294,10 +294,10 @@ bool publish_waits(const struct version *version)
 enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error)
 {
         for (struct publish *publish = job->publishes; publish; publish = publish->next) {
-                if (publish->state != PUBLISH_FAILED || publish->cancelled || (!version && publish->told) ||
+                if (publish->state != PUBLISH_FAILED || publish->cancelled || (!version && publish->is_reported) ||
                     (version && publish->version_id != version->id))
                         continue;
-                publish->told = true;
+                publish->is_reported = true;
                 return error_set(error, publish->error.status, 0, "%.120s could not be published to %.150s: %.200s",
                                  *publish->name ? publish->name : publish->tag, publish->path, publish->error.message);
         }

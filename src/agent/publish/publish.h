@@ -10,7 +10,7 @@
  *
  * * A publish happens when its version is in storage, and always by one rename.
  * * The file shares blocks with the stored one if the file system can do that;
- *   otherwise it is a verified copy. It is a hard link only with NEBULA_PUBLISH=link.
+ *   otherwise it is a verified copy.
  * * A publish that fails is tried again, and does not hold up other paths.
  * * A removal happens after all earlier publishes in the list. So if a framework
  *   saves the new file and then removes the old one, one of the two is always there.
@@ -45,7 +45,7 @@ struct publish {
         uint64_t id; /* part of the names of its temporary files */
         enum publish_kind kind;
         enum publish_state state;
-        bool cancelled, told;
+        bool cancelled, is_reported;
         bool replaces; /* this directory replaces one that was to be removed */
         bool taken;    /* of a removal: the path is gone, and only the version is left to remove */
         uint64_t version_id, generation; /* of a removal: those of the last directory that was to appear at its path */

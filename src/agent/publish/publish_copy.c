@@ -88,14 +88,6 @@ static int share_blocks(const struct stored *stored, const char *own)
         return result;
 }
 
-static int link_stored(const struct stored *stored, const char *own)
-{
-        char parent[PUBLISH_PATH_MAX];
-
-        publish_parent_of(own, parent);
-        return os->link_below(stored->store->root, stored->key, parent, strrchr(own, '/') + 1);
-}
-
 /* Writes memory to a new file, past the page cache if possible. */
 static int write_new(const char *own, const void *data, uint64_t size, bool is_direct)
 {
@@ -259,7 +251,7 @@ enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *jo
 
         find_stored(catalogue, job, publish, name, &stored);
         is_checked = stored.store && signature_counts(stored.store); /* then restore_open compares it */
-        if (stored.has_path && !is_checked && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
+        if (stored.has_path && !is_checked && !share_blocks(&stored, own))
                 status = NEBULA_OK;
         if (status && stored.store && !is_checked && !in_memory(catalogue, publish, name))
                 status = copy_stored(&stored, name, own, error);

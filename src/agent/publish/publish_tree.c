@@ -198,7 +198,7 @@ static int walk(const char *from, const char *to, const struct walk *with, int d
         return result ? result : with->directory(from, to);
 }
 
-static int settle_file(const char *path, const char *unused, bool is_plain)
+static int sync_file(const char *path, const char *unused, bool is_plain)
 {
         uint64_t id;
         int fd, result;
@@ -216,7 +216,7 @@ static int settle_file(const char *path, const char *unused, bool is_plain)
         return result;
 }
 
-static int settle_directory(const char *path, const char *unused)
+static int sync_directory(const char *path, const char *unused)
 {
         (void)unused;
         return os_sync_dir(path);
@@ -246,7 +246,7 @@ static int move_directory(const char *from, const char *to)
         return result ? result : os->rmdir(from);
 }
 
-static const struct walk settling = { settle_file, settle_directory }, moving = { move_file, move_directory };
+static const struct walk syncing = { sync_file, sync_directory }, moving = { move_file, move_directory };
 
 /* Moves files one by one into a directory that exists already. The label comes last: it says that all are there. */
 static enum nebula_status join(const struct job *job, const struct publish *publish, struct nebula_error *error)
@@ -286,7 +286,7 @@ enum nebula_status publish_move_directory(const struct job *job, const struct pu
 
         if (status)
                 return status;
-        result = walk(publish->staging, "", &settling, 0);
+        result = walk(publish->staging, "", &syncing, 0);
         publish_parent_of(publish->path, parent);
         if (!result)
                 result = os_make_dirs(parent, PUBLISH_DIRECTORY_MODE);

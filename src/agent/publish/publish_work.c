@@ -45,7 +45,7 @@ static void trim(struct job *job)
                 next = publish->next;
                 if ((publish->kind == PUBLISH_REMOVAL && (publish->cancelled || publish->state == PUBLISH_DONE)) ||
                     (publish->kind != PUBLISH_REMOVAL && publish_is_dead(publish) && publish_done_after(publish) &&
-                     (publish->cancelled || publish->told)))
+                     (publish->cancelled || publish->is_reported)))
                         publish_erase(job, publish);
                 else
                         done += publish->state == PUBLISH_DONE;

@@ -1,5 +1,5 @@
 /*
- * hang_news.h - the nodes of a job that hangs tell each other which of their ranks lags behind.
+ * hang_news.h - the nodes of a job that hangs notify each other which of their ranks lags behind.
  *
  *   .nebula/hangs/<node>.json   in storage: the last hang of that node. The agent replaces it at the next one.
  *
@@ -27,7 +27,7 @@ struct hang_news {
 
 enum nebula_status hang_news_tell(struct store *store, const struct hang_news *own, struct nebula_error *error);
 /*
- * Waits until the nodes of all `world` ranks have told, but no longer than wait_ms, and returns the rank that lags behind most. `fresh_ns`: how much
+ * Waits until the nodes of all `world` ranks have reported, but no longer than wait_ms, and returns the rank that lags behind most. `fresh_ns`: how much
  * older or younger than the own document another one may be.
  */
 enum nebula_status hang_news_last(struct store *store, const struct hang_news *own, uint32_t world, int64_t fresh_ns, int64_t wait_ms,

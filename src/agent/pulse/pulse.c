@@ -19,7 +19,7 @@
 #define SIGNAL_KILL 9
 #define TRAINERS_MAX 64   /* of a node: more would only make the file longer */
 #define FILES_KEPT 8
-#define OTHERS_MS 10000 /* for the nodes of a job that hangs to tell each other */
+#define OTHERS_MS 10000 /* for the nodes of a job that hangs to notify each other */
 #define OTHERS_S 60     /* their agents notice a hang within this time and its limit */
 
 int pulse_open(const struct ipc_hello *hello, uint32_t seen_pid)
@@ -171,7 +171,7 @@ static void ask_others(struct report *report)
         if (!status && has_rank_0)
                 status = hang_news_last(store, &own, report->world, (int64_t)((first->limit_s + OTHERS_S) * 1e9), OTHERS_MS, &last, &ranks, &error);
         if (status)
-                log_event(LOG_LEVEL_WARN, "the nodes of a job that hangs could not tell each other where: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "the nodes of a job that hangs could not notify each other where: %s", error.message);
         else if (has_rank_0)
                 snprintf(report->last, sizeof report->last,
                          "rank %" PRIu32 " on node \"%.60s\" lags behind, of %" PRIu32 " of %" PRIu32 " ranks: it has taken %.0f s for %s%.40s after step %" PRIu64

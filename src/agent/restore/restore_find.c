@@ -219,7 +219,7 @@ static struct order_entry found_entry(const struct in_memory *memory)
         return entry;
 }
 
-/* The program is told that the version from memory may not be the newest: a job that waited for its storage could not train. Lock held. */
+/* The agent reports to the program that the version from memory may not be the newest: a job that waited for its storage could not train. Lock held. */
 static void take_unseen(struct job *job, const struct session *session, const struct ipc_find *wanted, const struct in_memory *memory, const struct nebula_error *why,
                         struct ipc_found *ret_found)
 {
@@ -335,7 +335,7 @@ static enum verdict judge_by_tag(struct catalogue *catalogue, struct version *ve
                 ancestry_set_compared(version);
         if (status || strcmp(manifest->job, version->job->name))
                 return TAKE_MEMORY;
-        if (ancestry_settle(catalogue, version, manifest) == ANCESTRY_EARLIER)
+        if (ancestry_note(catalogue, version, manifest) == ANCESTRY_EARLIER)
                 return is_by_tag ? TAKE_STORED : LOOK_AGAIN;
         return TAKE_MEMORY;
 }
@@ -364,7 +364,7 @@ static enum verdict judge(struct catalogue *catalogue, const struct session *ses
         return judge_by_tag(catalogue, version, stored->also_status, &stored->also, false);
 }
 
-/* Storage may have a newer version that is damaged: the program is told of it. */
+/* Storage may have a newer version that is damaged: the agent reports that to the program. */
 static void take_memory(const struct in_memory *memory, const struct stored *stored, struct ipc_found *ret_found)
 {
         *ret_found = memory->found;

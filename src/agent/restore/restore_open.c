@@ -536,7 +536,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 chunks_complete(catalogue, source, request->name, NULL);
                 file = version_file(source, request->name);
         }
-        if (!file->image) { /* if lending failed, this tells what is wrong */
+        if (!file->image) { /* if lending failed, this says what is wrong */
                 from_storage = true;
                 status = bring_back(catalogue, source, request->name, error);
                 file = version_file(source, request->name);

@@ -1,6 +1,6 @@
 /* Large objects. Their blocks are sent from the caller's memory, several at once, each as soon as it is final. Azure does not show them.
  * Publishing sends one list of blocks, which makes the blob. The name of a block has the id of its upload, so a list never names blocks of
- * another upload, and the CRC-64 of its bytes, with which Azure has compared them. So a later upload with the same id can tell which blocks
+ * another upload, and the CRC-64 of its bytes, with which Azure has compared them. So a later upload with the same id knows which blocks
  * it need not send. */
 #include <inttypes.h>
 #include <stdio.h>

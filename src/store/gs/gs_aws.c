@@ -35,7 +35,7 @@ static enum nebula_status ask_region(const char *url, const char *session_url, c
         if (!status)
                 status = http_send(&request, &zone, error);
         if (!status && (zone.status != 200 || !zone.text || strlen(zone.text) < 2 || strlen(zone.text) >= REGION_MAX))
-                status = error_set(error, NEBULA_STORAGE, 0, "the machine's service names no region: the answer is %d", zone.status);
+                status = error_set(error, NEBULA_STORAGE, 0, "the metadata service of this machine gave no region, it answered %d: set AWS_REGION", zone.status);
         if (!status)
                 snprintf(ret_region, REGION_MAX, "%.*s", (int)strlen(zone.text) - 1, zone.text);
         s3_forget_answer(&session);

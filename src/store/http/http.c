@@ -132,7 +132,7 @@ static uint64_t answer_id(const struct http_response *response)
 }
 
 /* Whether the answer is a copy of the one before: then it answers another request. If a fresh connection gives that id again, too, the host does
- * not tell its answers apart. */
+ * not distinguish its answers. */
 static bool is_copy(struct sending *sending, struct http_connection *connection, const struct http_response *response)
 {
         uint64_t id = answer_id(response), before = connection->answer_id;

@@ -36,7 +36,7 @@ struct http_host {
         uint32_t limit, busy, successes;
         pthread_cond_t small_left, large_left; /* signalled when there may be room for another request */
         bool has_answered, is_troubled;
-        bool repeats_ids;    /* it gives several answers one id, so an id does not tell them apart */
+        bool repeats_ids;    /* it gives several answers one id, so an id does not distinguish them */
         int64_t cut_ns;      /* when the limit was halved last */
         int64_t troubled_ns; /* since when it has not answered well */
 };

@@ -21,7 +21,7 @@ struct transfer {
         struct buf text, fields;
         int64_t moved_ns;       /* when the last byte moved */
         curl_off_t put;         /* bytes of the body that were sent */
-        uint64_t told;          /* those of them that request->moved has */
+        uint64_t counted;          /* those of them that request->moved has */
         bool is_success;        /* the status is 2xx */
         bool has_begun;         /* a byte of the answer has arrived */
         bool is_quiet, is_stopped, is_too_long, is_flooded;
@@ -144,8 +144,8 @@ static size_t take_body(char *from, size_t unit, size_t count, void *argument)
 static void report_moved(struct transfer *transfer, uint64_t bytes)
 {
         if (transfer->request->moved)
-                atomic_fetch_add(transfer->request->moved, bytes - transfer->told); /* modulo 2^64 */
-        transfer->told = bytes;
+                atomic_fetch_add(transfer->request->moved, bytes - transfer->counted); /* modulo 2^64 */
+        transfer->counted = bytes;
 }
 
 /* Whether the transfer must end early. */

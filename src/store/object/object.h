@@ -106,7 +106,7 @@ typedef enum nebula_status object_step(struct object_store *store, const struct 
 struct object_range {
         uint64_t index, offset, size; /* index: of the part */
         bool refers;                  /* the source has these bytes */
-        bool has_sum;                 /* the producer of the bytes told their CRC-64 */
+        bool has_sum;                 /* the producer of the bytes reported their CRC-64 */
         uint64_t sum;
         atomic_ullong *moved; /* http.h */
 };
@@ -201,7 +201,7 @@ bool object_is_done(const struct http_response *response);
 enum nebula_status object_no_memory(const struct object_store *store, struct nebula_error *error);
 /* Adds the object's name, encoded for a URL. */
 void object_add_name(struct buf *buf, const struct object_store *store, const char *key);
-/* Sends the request, signed by `sign`. Sends it again if `is_changed` tells that the body was changed on the way. */
+/* Sends the request, signed by `sign`. Sends it again if `is_changed` says that the body was changed on the way. */
 enum nebula_status object_send(const struct object_store *store, const struct object_call *call, const char *url, http_sign *sign, void *argument,
                                bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
                                struct nebula_error *error);
@@ -390,7 +390,7 @@ enum nebula_status object_read_chunks(struct store *store, const char *key, void
 uint64_t object_body_sum(const struct object_call *call);
 /* The CRC-64 of the bytes of a part. */
 uint64_t object_range_sum(const struct object_range *range, const void *data);
-/* Takes over the sum of a part that is about to be sent, if the producer told those of all its pieces. */
+/* Takes over the sum of a part that is about to be sent, if the producer reported those of all its pieces. */
 void object_take_sum(const struct object_upload *object, struct object_range *range);
 
 /* object_parts.c */

@@ -1,6 +1,6 @@
 /*
  * Uploads that were begun and neither completed nor aborted: an agent died. No list of objects shows them, and their parts cost storage. A
- * service tells when an upload was begun, and when each of its parts came.
+ * service says when an upload was begun, and when each of its parts came.
  */
 #include <stdio.h>
 #include <stdlib.h>

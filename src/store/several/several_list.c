@@ -49,7 +49,7 @@ static enum nebula_status merge(struct several *several, struct store_list *list
         return status;
 }
 
-/* Whether the objects tell of checkpoints: entries of the index, or `latest`. */
+/* Whether the objects are signs of checkpoints: entries of the index, or `latest`. */
 static bool tells_of_versions(const struct store_list *list)
 {
         for (size_t i = 0; i < list->count; i++)

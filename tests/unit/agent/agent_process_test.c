@@ -158,6 +158,7 @@ static void half_copied(struct test_client *client)
         copy_image(client, begin(client, "global_step4", NEBULA_FILES_OPEN), "model.pt", 4, FILE_BYTES, &loan);
 }
 
+/* fault: as test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint */
 static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void)
 {
         struct test_client client;
@@ -357,6 +358,13 @@ static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
         place_done(&place);
 }
 
+/*
+ * fault (Storage): Storage fails for longer than `NEBULA_PERSIST_GIVE_UP`, and the agent is killed, told to end, or not
+ * needed any more.
+ * result: The version that the agent gave up stays in memory. If storage has no newer version, an agent that ends
+ * leaves memory as it is. The next agent loads the version and tries anew. `nebula stop --now` and a restart of the
+ * machine drop it.
+ */
 static void a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later(void)
 {
         for (int killed = 0; killed < 2; killed++) {
@@ -386,6 +394,10 @@ static void a_version_that_storage_refused_goes_to_the_next_agent_and_is_persist
         }
 }
 
+/*
+ * fault (Arguments of the caller): A tag is written again while an older writing of it still waits to be persisted.
+ * result: Once the newer one is durable, the older never follows it into storage, also not by the next agent.
+ */
 /* A client may have asked for the newer writing only. */
 static void an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage(void)
 {

@@ -448,6 +448,7 @@ static bool stays_open(uint32_t own_pid, uint32_t as_pid)
         return is_open;
 }
 
+/* fault: as test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace */
 static void a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it(void)
 {
         CHECK(stays_open((uint32_t)getpid(), (uint32_t)getpid()));
@@ -456,6 +457,7 @@ static void a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_
         CHECK(!stays_open((uint32_t)getpid(), dead_pid())); /* in this namespace another process has that number */
 }
 
+/* fault: as test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace */
 static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
 {
         static struct test_client first, second;

@@ -149,6 +149,10 @@ static void end_bad(void)
         place_done(&place);
 }
 
+/*
+ * fault (Memory): The memory directory is full, and memfds are refused.
+ * result: That save fails, and says what was tried. The next one may succeed.
+ */
 static void memory_that_the_machine_refuses_fails_that_save_alone(void)
 {
         struct test_client client;
@@ -332,6 +336,7 @@ static void the_newest_version_is_not_given_up_for_what_storage_failed_before_it
         end_bad();
 }
 
+/* fault: as test_an_obstacle_in_the_place_of_a_tag_blocks_only_that_version_and_is_named */
 /* The test runs for every kind of obstacle in the place of one tag. */
 static void a_version_whose_place_is_blocked_holds_up_no_other_version(void)
 {
@@ -375,6 +380,12 @@ static bool is_stored(const char *storage, const char *tag)
         return !access(path, F_OK);
 }
 
+/*
+ * fault (Storage): Storage fails for one path, and the agent is told to end (SIGTERM, `nebula stop`).
+ * result: The agent first finishes the versions of other paths, and other versions of that path, however long that
+ * takes. It tries each failed version once more. On SIGTERM it then ends, and leaves versions that are not durable in
+ * memory. On `nebula stop` it goes on, and says why.
+ */
 static void an_agent_that_ends_finishes_what_can_be_written_although_other_storage_fails(void)
 {
         struct test_client bad, good;
@@ -429,6 +440,10 @@ static void a_failed_write_is_not_delayed_to_the_next_interval(void)
         end_bad();
 }
 
+/*
+ * fault (The machine and other users): The clock goes backwards.
+ * result: Later commits stay newer, also for the next agent. No work in progress is swept, and no event is lost.
+ */
 static void a_clock_that_goes_backwards_makes_nothing_older(void)
 {
         struct test_client client;
@@ -464,6 +479,7 @@ static void a_clock_that_goes_backwards_makes_nothing_older(void)
         end_bad();
 }
 
+/* fault: as a_clock_that_goes_backwards_makes_nothing_older */
 static void a_clock_that_goes_backwards_hides_no_event(void)
 {
         struct ipc_watch request = { .since = (double)os->wall_ns() / 1e9, .timeout_ms = 10000 };
@@ -492,6 +508,7 @@ static void a_clock_that_goes_backwards_hides_no_event(void)
         end_bad();
 }
 
+/* fault: as a_clock_that_goes_backwards_makes_nothing_older */
 static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
 {
         struct test_client client;
@@ -611,6 +628,7 @@ static void a_spare_image_that_is_being_made_is_waited_for(void)
         end_bad();
 }
 
+/* fault: as test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save */
 static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
 {
         struct test_client stuck, other;

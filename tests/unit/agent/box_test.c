@@ -129,6 +129,10 @@ static bool make_places(void)
         return !symlink(below("other"), below("served/link"));
 }
 
+/*
+ * fault (Storage): Hostile bytes take over a thread of the agent.
+ * result: It can execute no program and, with `NEBULA_AGENT_PATHS`, open no other file.
+ */
 static void a_hijacked_thread_cannot_open_another_file_or_start_a_program(void)
 {
         if (!OS_BOX_HAS_CALLS || syscall(SYS_landlock_create_ruleset, NULL, (size_t)0, 1u) < 1)

@@ -85,6 +85,10 @@ static int knock(uint16_t type, uint32_t size, uint32_t sent)
         return fd;
 }
 
+/*
+ * fault (The machine and other users): Garbage, torn requests, or thousands of connections come to the socket.
+ * result: Each costs its own connection only. The agent serves the next client.
+ */
 static void garbage_and_frames_of_any_size_end_their_connection_only(void)
 {
         char noise[300];
@@ -112,6 +116,7 @@ static void garbage_and_frames_of_any_size_end_their_connection_only(void)
         end_agent();
 }
 
+/* fault: as garbage_and_frames_of_any_size_end_their_connection_only */
 static void requests_of_the_right_size_with_wrong_contents_are_refused(void)
 {
         begin_agent();
@@ -138,6 +143,7 @@ static void requests_of_the_right_size_with_wrong_contents_are_refused(void)
         end_agent();
 }
 
+/* fault: as garbage_and_frames_of_any_size_end_their_connection_only */
 static void thousands_of_connections_leave_room_again(void)
 {
         static int fds[5000];
@@ -183,6 +189,10 @@ static void stop_reading_answers_to(enum ipc_type type)
         client_done(&deaf);
 }
 
+/*
+ * fault (The machine and other users): A client reads no answers, or is stopped in the middle of a save.
+ * result: No other client waits for it, and the agent ends when told to.
+ */
 static void a_client_that_stops_reading_blocks_no_other_client(void)
 {
         stop_reading_answers_to(IPC_REPORT);
@@ -342,6 +352,7 @@ static void clients_that_ask_nothing_cost_no_threads(void)
         end_agent();
 }
 
+/* fault: as a_client_that_stops_reading_blocks_no_other_client */
 static void an_incomplete_save_fails_when_its_trainer_is_gone(void)
 {
         struct ipc_granted loan;
@@ -374,6 +385,10 @@ static void an_incomplete_save_fails_when_its_trainer_is_gone(void)
         end_agent();
 }
 
+/*
+ * fault (The machine and other users): The runtime directory is removed while the agent runs.
+ * result: Sessions go on. New sessions get an agent of their own, which does not use the first one's memory.
+ */
 static void without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory(void)
 {
         struct test_client first;
@@ -395,6 +410,10 @@ static void without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keep
         end_agent();
 }
 
+/*
+ * fault (Memory): The memory directory is removed while the agent runs, as by systemd's `RemoveIPC` at logout.
+ * result: Versions in memory can still be loaded and become durable. New versions are memfds, which end with the agent.
+ */
 /* systemd removes the files in this way at a user's logout (RemoveIPC=yes). */
 static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 {

@@ -386,6 +386,10 @@ static void memory_that_becomes_unreadable_does_not_crash_the_program(void)
         munmap(image, size);
 }
 
+/*
+ * fault (Memory): Memory runs full while a new image gets its pages.
+ * result: That version fails, and the error says so. Training goes on, and later saves find memory again.
+ */
 /* As if the disk of a spilled image fails. */
 static void an_image_that_cannot_be_written_is_not_blamed_on_the_memory(void)
 {
@@ -449,6 +453,7 @@ static int refuse_pages(void *data, uint64_t size, enum os_advice advice)
         return advice == OS_ADVISE_POPULATE_WRITE ? -EFAULT : real_os->advise(data, size, advice);
 }
 
+/* fault: as an_image_that_cannot_be_written_is_not_blamed_on_the_memory */
 static void pages_that_the_machine_refuses_are_not_written_to(void)
 {
         size_t size = 8 * MIB;

@@ -284,6 +284,11 @@ static int poll_late(int fd, int64_t timeout_ms)
         return timeout_ms == CLIENT_SILENT_MS && atomic_load(&is_late) ? 0 : real_os->poll(fd, timeout_ms);
 }
 
+/*
+ * fault (The machine and other users): The agent is stopped (SIGSTOP) while a trainer saves.
+ * result: After 5 s `agent.log` says which process waits for which. The call fails after a minute, or after 15 minutes
+ * if it may have to wait for memory. Training goes on.
+ */
 static void an_agent_that_is_silent_is_named_once_in_its_log(void)
 {
         struct os_table late = *os;
@@ -352,6 +357,10 @@ static bool whole_job(const char *tag)
         return done && ok(nebula_session_configure(session, &options, &error)) && holds(tag, "n", tag, strlen(tag));
 }
 
+/*
+ * fault (Deaths): The agent is killed while it commits.
+ * result: The client repeats the request at the next agent, whichever request it was.
+ */
 static void an_agent_that_dies_at_any_request_is_survived(void)
 {
         static const enum ipc_type types[] = { IPC_CONFIGURE, IPC_BEGIN, IPC_IMAGE, IPC_CAPTURED, IPC_COMMIT, IPC_WAIT,
@@ -371,6 +380,7 @@ static void an_agent_that_dies_at_any_request_is_survived(void)
         end();
 }
 
+/* fault: as test_an_agent_that_was_stopped_between_a_save_and_its_commit_costs_nothing */
 static void a_lost_image_is_captured_again(void)
 {
         start();
@@ -880,6 +890,7 @@ static void a_file_that_went_with_an_agent_fails_the_copies_after_it(void)
         end();
 }
 
+/* fault: as test_a_checkpoint_that_lost_a_file_with_an_agent_that_was_stopped_is_not_called_whole */
 /* The next agent has no memory for the first of two files, or dies, too, when it is told of it. */
 static void a_copy_that_is_lost_with_an_agent_is_the_end_of_its_checkpoint(void)
 {
@@ -1179,6 +1190,10 @@ static int other_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
         return result;
 }
 
+/*
+ * fault (The machine and other users): The trainer meets another user's agent.
+ * result: It does not speak to it.
+ */
 static void another_users_agent_is_not_spoken_to(void)
 {
         struct os_table table = *os;
@@ -1304,6 +1319,7 @@ static void a_forked_child_speaks_for_itself(void)
         end();
 }
 
+/* fault: as test_commits_of_a_forked_child_survive_its_end */
 /* It ends by _exit, past all that would wait for a copy. */
 static void a_forked_child_s_save_is_whole_when_it_returns(void)
 {

@@ -128,6 +128,7 @@ static void below_acl(void)
         CHECK(!make_directory("directory", 0777) && mode_of("directory") == mode_of("natives") && mode_of("directory") == 0770);
 }
 
+/* fault: as test_each_job_has_its_own_umask_though_one_agent_serves_them */
 static void default_acls_take_the_place_of_the_umask_as_they_do_for_other_programs(void)
 {
         in_child(below_acl);

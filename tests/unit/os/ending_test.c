@@ -102,6 +102,7 @@ static void run_wait(void)
         _exit(!is_early && is_done ? 0 : 1);
 }
 
+/* fault: as test_a_committed_version_survives_an_end_right_after_the_commit */
 static void an_exit_waits_for_what_is_under_way(void)
 {
         char said[16];
@@ -133,6 +134,7 @@ static void run_signal_twice(void)
                 os->sleep_ms(1000);
 }
 
+/* fault: as test_a_committed_version_survives_an_end_right_after_the_commit */
 static void a_signal_ends_the_process_when_the_work_is_done(void)
 {
         static const int numbers[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGPIPE, SIGXCPU,
@@ -273,6 +275,7 @@ static void run_handled_abort(void)
         abort();
 }
 
+/* fault: as test_a_committed_version_survives_an_end_right_after_the_commit */
 static void a_crash_waits_and_ends_as_it_would_have(void)
 {
         char said[16];

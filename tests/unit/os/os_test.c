@@ -345,6 +345,7 @@ static bool every_descriptor_is_above_standard(void)
         return are;
 }
 
+/* fault: as test_a_trainer_without_standard_output_prints_into_no_socket_and_no_image */
 static void a_program_without_standard_output_prints_into_no_descriptor_of_ours(void)
 {
         int status = -1;
@@ -393,6 +394,7 @@ static void *swap(void *unused)
         return NULL;
 }
 
+/* fault: as test_a_link_in_the_place_of_a_directory_is_followed_by_nothing */
 static void a_directory_that_changes_places_with_a_link_leads_nowhere_out(void)
 {
         struct os_dir *listing;
@@ -480,6 +482,7 @@ static void a_socket_file_admits_users_that_may_open_it(void)
         end();
 }
 
+/* fault: as an_agent_that_is_silent_is_named_once_in_its_log */
 /* Such as a stopped process: its queue takes some connections, and then no more. */
 static void a_listener_that_never_accepts_blocks_no_connect(void)
 {

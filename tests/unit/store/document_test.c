@@ -247,6 +247,10 @@ static void a_sealed_lie_is_refused(void)
         CHECK(parse_sealed(parse_manifest, "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"\\u0000\"") == NEBULA_CORRUPT);
 }
 
+/*
+ * fault (Storage): A manifest or record names a path that does not follow from its name, or an impossible number.
+ * result: It counts as damaged. Nebula reads, moves and removes nothing at the path that it names.
+ */
 /* No document contains a key, so a name that looks like a path is only a name. */
 static void a_name_leads_nowhere_else(void)
 {
@@ -412,6 +416,7 @@ static enum nebula_status parse_with(const char *number, const char *generation,
         return parse_sealed(parse_manifest, body);
 }
 
+/* fault: as a_name_leads_nowhere_else */
 static void a_number_that_no_checkpoint_has_is_refused(void)
 {
         static const char *const impossible[] = { "-1", "9223372036854775807", "9223372036854775808", "1e300", "1.5", "\"1\"", "null", "[1]" };

@@ -21,6 +21,7 @@ static void be_quick(void)
                 kind_limits->part_bytes = kind_limits->part_bytes_good = 32u << 10;
 }
 
+/* fault: as one_changed_answer_is_no_damage */
 static void no_fault_makes_wrong_bytes(void)
 {
         unsigned count = fault_transfers(), good = 0;

@@ -237,6 +237,7 @@ static bool model_stays(const struct order_entry *entries, const size_t *order, 
         return current < rule->last || (rule->every && one->step >= 0 && (uint64_t)one->step % rule->every == 0);
 }
 
+/* fault: as test_an_event_names_the_rule_that_removed_a_version */
 static void any_list_has_the_order_and_the_rules_of_the_model(void)
 {
         unsigned seed = 1;

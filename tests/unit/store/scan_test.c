@@ -138,6 +138,10 @@ ON_EACH_STORE(links_beside_the_tags_are_counted_and_not_followed)
         manifest_scan_done(&scan);
 }
 
+/*
+ * fault (Storage): The path is a mount point with root's `lost+found`.
+ * result: That directory is no checkpoint, also for a user who may not enter it.
+ */
 static void lost_and_found_of_another_user_is_no_checkpoint(void)
 {
         char name[] = "lost+found", tag[256];
@@ -406,7 +410,7 @@ static void take_reported(void *argument, const struct manifest_scan *newest, si
 
 static void a_scan_that_takes_long_tells_the_newest_versions_first(void)
 {
-        static const struct manifest_scan_options options = { .tell = take_reported };
+        static const struct manifest_scan_options options = { .report = take_reported };
         struct manifest_scan scan = { 0 };
         struct store_ops ops;
 

@@ -251,6 +251,11 @@ ON_ALL_STORES(of_two_runs_by_mistake_one_gives_way)
         hold((struct story){ A_AND_B });
 }
 
+/*
+ * fault (Storage): `nebula prune`, or another job's retention, removes a tag while a job writes it again.
+ * result: The writer learns of the removal from the log of the tag. If all of the version is there once its manifest
+ * is, the version is durable. Otherwise it is written again, also by several nodes.
+ */
 ON_ALL_STORES(a_removal_takes_nothing_of_a_version_that_was_committed_behind_it)
 {
         hold((struct story){ ONE_WRITER, .others = { run_remover }, .other_count = 1 });
@@ -264,6 +269,7 @@ ON_ALL_STORES(a_sweep_takes_nothing_of_a_version_whose_writer_slept)
         hold((struct story){ ONE_WRITER, .others = { run_sweep, run_sweep }, .other_count = 2, .has_version = true });
 }
 
+/* fault: as a_removal_takes_nothing_of_a_version_that_was_committed_behind_it */
 ON_ALL_STORES(two_writers_and_a_removal)
 {
         hold((struct story){ A_THEN_B, .others = { run_remover }, .other_count = 1, .has_version = true });

@@ -378,6 +378,10 @@ static int64_t pread_stale(int fd, void *data, size_t size, uint64_t offset)
         return stale_reads-- > 0 ? -ESTALE : real->pread(fd, data, size, offset);
 }
 
+/*
+ * fault (Storage): Another node replaces a small file while a reader reads it (ESTALE of NFS).
+ * result: The reader opens it again, and gets the old or the new text.
+ */
 static void a_file_that_another_node_replaces_while_it_is_read_is_opened_anew(void)
 {
         char text[8], *back;

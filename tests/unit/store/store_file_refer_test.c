@@ -162,6 +162,7 @@ static void all_bytes_are_written_if_blocks_cannot_be_shared(void)
                 }
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 static void a_source_that_has_changed_is_not_used(void)
 {
         char *data = make_data(), path[600];
@@ -199,6 +200,10 @@ static void rot(const char *path, uint64_t offset)
         close(fd);
 }
 
+/*
+ * fault (Storage): Unchanged bytes that a new version takes over from an earlier one have rotted in storage.
+ * result: The agent compares the bytes that it takes over, and writes the new version as a whole.
+ */
 static void shared_bytes_that_have_rotted_are_written_again(void)
 {
         static const uint64_t places[] = { 0, 3 * CHUNK + 5, SIZE - 1 };

@@ -44,6 +44,7 @@ static void a_link_is_replaced_or_removed_itself(void)
         close_file();
 }
 
+/* fault: as test_a_link_in_the_place_of_a_directory_is_followed_by_nothing */
 /* Links that another user has put into a path. The root itself is reached through a link. */
 static void nothing_below_the_root_leads_out_of_it(void)
 {
@@ -245,6 +246,11 @@ static int stat_mounted(const char *path, bool follow, struct os_stat *ret_stat)
         return result;
 }
 
+/*
+ * fault (Storage): The path was a mount point, or lay below one, and the mount has gone.
+ * result: The agent writes nothing to the disk below it, and no history. It reports an error until a file system is
+ * mounted there again.
+ */
 static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
 {
         const struct os_table *real = os;
@@ -272,6 +278,7 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         close_file();
 }
 
+/* fault: as a_root_whose_mount_has_gone_takes_nothing_until_it_is_back */
 static void a_root_below_a_mount_that_has_gone_is_neither_empty_nor_made(void)
 {
         const struct os_table *real = os;
@@ -308,6 +315,11 @@ static int stat_refused(struct os_dir *listing, const char *name, struct os_stat
         return -EACCES;
 }
 
+/*
+ * fault (Storage): The path can be listed, but not entered.
+ * result: A resume and `nebula list` say that permission is denied. Training does not begin again from nothing without
+ * a message.
+ */
 static void a_root_that_may_not_be_entered_is_no_empty_one(void)
 {
         const struct os_table *real = os;

@@ -34,11 +34,11 @@ static void each_spelling_of_a_place_is_one_path(void)
                 char text[200];
 
                 strcpy(text, same[i][1]);
-                place_settle(text);
+                place_normalize(text);
                 CHECK(!strcmp(text, same[i][0]));
                 if (strcmp(text, same[i][0]))
                         printf("# %s\n", text);
-                place_settle(text); /* a second time changes nothing */
+                place_normalize(text); /* a second time changes nothing */
                 CHECK(!strcmp(text, same[i][0]));
         }
 }

@@ -128,6 +128,10 @@ static const char *logged(int fd)
         return text;
 }
 
+/*
+ * fault (Arguments of the caller): Two ranks of one node save one name.
+ * result: The last file counts, whole. The log warns and names both ranks.
+ */
 static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(void)
 {
         struct version *version;
@@ -217,6 +221,7 @@ static enum nebula_status put_and_lose(struct store *store, const char *key, con
         return status;
 }
 
+/* fault: as a_removal_takes_nothing_of_a_version_that_was_committed_behind_it */
 /* Such a program began to remove the tag before it was written again, or saves a file of the same name. */
 static void a_version_is_not_durable_when_another_program_has_removed_or_replaced_some_of_it(void)
 {

@@ -285,6 +285,7 @@ static size_t in_memory(const struct bench *bench)
         return count;
 }
 
+/* fault: as test_runs_that_have_ended_give_their_memory_back_while_others_go_on */
 static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks(void)
 {
         struct version *version;
@@ -389,6 +390,7 @@ static size_t bury_and_count(struct bench *bench)
         return image_count(bench);
 }
 
+/* fault: as test_small_files_take_the_pages_that_they_need */
 static void small_images_serve_again_and_take_a_page_each(void)
 {
         const unsigned count = 3000;
@@ -604,6 +606,7 @@ static bool files_hold(const struct version *version, unsigned count)
         return good;
 }
 
+/* fault: as test_with_1024_open_files_versions_of_many_files_become_durable_and_load */
 /* The agent keeps at most half of its descriptors for open images. The other images have names, by which they are lent, written, read and
  * adopted. */
 static void a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over(void)
@@ -641,6 +644,7 @@ static void a_version_of_more_files_than_there_are_descriptors_is_saved_persiste
         test_dir_remove(directory);
 }
 
+/* fault: as test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_why */
 /* Each image without a name needs a descriptor. A version that needs more than there are fails with that reason, and the next version does
  * not. */
 static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(void)

@@ -49,6 +49,7 @@ static int lines(void)
         return count;
 }
 
+/* fault: as a_root_whose_mount_has_gone_takes_nothing_until_it_is_back */
 /* A mount point without its file system is an empty directory of the disk below. */
 static void a_line_makes_nothing_in_a_storage_path_that_has_nothing(void)
 {

@@ -48,6 +48,11 @@ static void let_pass(struct bench *bench, int seconds)
         }
 }
 
+/*
+ * fault (Reports): A trouble lasts for hours.
+ * result: The agent's log has one line, again after 1 min, 2 min, ... 1 h, and one when it has ended. The program's log
+ * says it ever more rarely, and warns of the first durable version after it.
+ */
 static void a_trouble_has_one_line_again_ever_more_slowly_and_one_when_it_ends(void)
 {
         static struct bench bench;

@@ -88,6 +88,12 @@ static bool storage_holds(const char *tag, unsigned seed, const char *run)
         return holds;
 }
 
+/*
+ * fault (Arguments of the caller): An agent hangs, or its storage is slow, with a version in memory. The job goes on on
+ * another node and makes the same tag durable.
+ * result: The first agent gives way: storage keeps the later run's version. Its own version fails. Log, `wait`, `flush`
+ * and `.error` name tag, job, run and host. The same holds for the agent that takes its memory over.
+ */
 /* Node a hangs with a version in memory, and the job continues on node b. Then a comes back, or its agent is killed and another one adopts
  * the version. */
 static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later_one(void)
@@ -126,6 +132,7 @@ static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later
         }
 }
 
+/* fault: as a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later_one */
 /* The durable version comes from storage. The one in memory belongs to a history that was not continued. */
 static void a_job_that_comes_back_to_the_node_loads_what_is_durable(void)
 {
@@ -149,6 +156,11 @@ static void a_job_that_comes_back_to_the_node_loads_what_is_durable(void)
         nodes_done();
 }
 
+/*
+ * fault (Arguments of the caller): A job that is started again writes tags of its earlier run again.
+ * result: It replaces them, also versions that the earlier run made durable late. A run that has loaded the other's
+ * checkpoint replaces them, too.
+ */
 static void a_job_that_is_started_again_writes_the_tags_of_the_run_before_again(void)
 {
         for (unsigned elsewhere = 0; elsewhere < 2; elsewhere++) {
@@ -167,6 +179,7 @@ static void a_job_that_is_started_again_writes_the_tags_of_the_run_before_again(
         }
 }
 
+/* fault: as a_job_that_is_started_again_writes_the_tags_of_the_run_before_again */
 /* The agent of the earlier run was slow. The new run has loaded a version of that run. */
 static void a_run_replaces_what_the_one_before_had_committed_and_made_durable_late(void)
 {
@@ -183,6 +196,11 @@ static void a_run_replaces_what_the_one_before_had_committed_and_made_durable_la
         nodes_done();
 }
 
+/*
+ * fault (Arguments of the caller): Two jobs write the same tags to one path at once, by mistake, on two nodes.
+ * result: Each tag has the version of one job, whole. The job that comes second fails that version and names the other
+ * run. A version never has files of both. `keep_last` of one job removes no version of the other.
+ */
 static void two_jobs_on_one_path_leave_each_others_tags_alone_and_are_reported(void)
 {
         struct test_client a, b;
@@ -227,6 +245,7 @@ static void *race(void *argument)
         return NULL;
 }
 
+/* fault: as two_jobs_on_one_path_leave_each_others_tags_alone_and_are_reported */
 static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_reported(void)
 {
         struct racer racers[2] = { { .seed = 1 }, { .seed = 2 } };
@@ -254,6 +273,7 @@ static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_t
         nodes_done();
 }
 
+/* fault: as two_jobs_on_one_path_leave_each_others_tags_alone_and_are_reported */
 /* Versions of a run that has ended are removed as usual. */
 static void retention_removes_nothing_of_another_run_that_goes_on(void)
 {
@@ -278,6 +298,7 @@ static void retention_removes_nothing_of_another_run_that_goes_on(void)
         }
 }
 
+/* fault: as a_job_that_is_started_again_writes_the_tags_of_the_run_before_again */
 static void a_run_that_has_loaded_a_checkpoint_of_another_goes_on_from_it(void)
 {
         struct test_client a, b;

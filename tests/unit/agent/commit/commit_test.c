@@ -188,6 +188,12 @@ static bool write_twice_before_the_scan(struct bench *bench, const char *storage
         return *ret_first && *ret_again && !storage_scan(&bench->catalogue, bench->job, &bench->error);
 }
 
+/*
+ * fault (Arguments of the caller): A run writes a tag twice before it could read storage, where an earlier run left
+ * that tag.
+ * result: Both stay newer than the version in storage, and the older never follows the newer. Files that carry over are
+ * of this run.
+ */
 /* The numbers of the writings do not help: the earlier run counted from one, too. */
 static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void)
 {
@@ -313,6 +319,10 @@ static bool plant(const char *storage, const char *tag, const char *job_name, ui
         return done;
 }
 
+/*
+ * fault (Storage): A manifest has a sequence of a far future.
+ * result: The sequences of the agent's other jobs do not move. Versions of its own job stay readable.
+ */
 static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
 {
         const uint64_t now = (uint64_t)os->wall_ns();
@@ -335,6 +345,7 @@ static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
         storage_remove(beside);
 }
 
+/* fault: as a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job */
 /* No sequence is later than that one. Versions become durable all the same, and can be read. */
 static void after_the_last_sequence_there_is_versions_are_still_readable(void)
 {
@@ -359,6 +370,7 @@ static void after_the_last_sequence_there_is_versions_are_still_readable(void)
         storage_remove(storage);
 }
 
+/* fault: as a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over */
 /* This holds if the two have different numbers. */
 static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
 {
@@ -437,6 +449,10 @@ static enum nebula_status remove_all_but_one(struct store *store, const struct s
         return NEBULA_OK;
 }
 
+/*
+ * fault (Storage): Retention cannot remove a version.
+ * result: The version stays, and the log says why. Retention tries again after the next version.
+ */
 static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(void)
 {
         static const char *const refused[] = { "x/a", ".record-00000.json", "/manifest-1.json" };
@@ -784,6 +800,12 @@ static bool has_stored(const struct bench *bench, const char *name)
         return bench->job->known.count == 1 && manifest_find_file(bench->job->known.list[0], name);
 }
 
+/*
+ * fault (Arguments of the caller): A tag is written again by fewer ranks, or by a run that knows nothing of the one
+ * before.
+ * result: These files do not carry over: those of ranks that do not exist any more, and those of a run after which this
+ * one did not come.
+ */
 /* Tested from memory, and from storage alone. */
 static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
 {
@@ -815,6 +837,7 @@ static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
         }
 }
 
+/* fault: as files_of_ranks_that_are_no_more_do_not_carry_over */
 /* `found`: the version existed when the run began. */
 static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 {

@@ -161,6 +161,11 @@ static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client
         return version;
 }
 
+/*
+ * fault (Storage): Another node is lost for good, with its share of a committed version.
+ * result: `flush` and `wait` name the missing rank. The version fails after `NEBULA_PERSIST_GIVE_UP` and stays in
+ * memory. If that node makes it durable later, readers find it.
+ */
 static void a_version_of_a_dead_node_fails_and_names_its_rank_and_becomes_durable_if_the_node_comes_back(void)
 {
         struct test_client zero, one;
@@ -246,6 +251,12 @@ static void disturb_decision(const char *tag, enum late what)
         committed_done(&committed);
 }
 
+/*
+ * fault (Storage): An agent is stopped while it decides on a version of several nodes, and writes its decision late; or
+ * a program removes the decision.
+ * result: A decision is never replaced, and those of other writings have other names. The nodes that wait create a
+ * removed one again. The version becomes durable.
+ */
 static void what_other_agents_decide_and_a_removal_of_the_decision_block_no_version(void)
 {
         NEEDS_FILES("a process is stopped");
@@ -310,6 +321,11 @@ static void a_record_that_another_program_removes_is_written_again_and_one_of_an
         place_done(&other);
 }
 
+/*
+ * fault (The machine and other users): The agent of one of several nodes is stopped in the middle of a run, and a tag
+ * is written again.
+ * result: The nodes go on to write it together, however often they had.
+ */
 /* The agent of a node ended in between. The next one does not know how often the run wrote the tag, nor, until it has listed storage, the
  * versions there. */
 static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did(void)
@@ -357,6 +373,11 @@ static bool gives_up(const struct test_client *client, enum nebula_status status
         return status == NEBULA_TIMEOUT && strstr(client->error.message, "gave up") && strstr(client->error.message, "rank 1 of 2");
 }
 
+/*
+ * fault (Storage): Another node is lost for good before it captured its share.
+ * result: `flush` and `wait` name the missing rank. They wait no longer than `NEBULA_PERSIST_GIVE_UP` after the last
+ * news of other nodes. If that rank comes after all, the version is completed.
+ */
 static void a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come(void)
 {
         struct test_client zero, one;
@@ -391,6 +412,10 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         place_done(&other);
 }
 
+/*
+ * fault (Arguments of the caller): The ranks of one node save nothing (-2), and those of other nodes do.
+ * result: The version becomes durable: the node writes records without files.
+ */
 static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
 {
         struct test_client zero, one;
@@ -426,6 +451,10 @@ static bool names_both(struct test_client *client, uint64_t version)
                strstr(client->error.message, "model.pt") && strstr(client->error.message, "rank 0") && strstr(client->error.message, "rank 1");
 }
 
+/*
+ * fault (Arguments of the caller): Two ranks of different nodes save one name.
+ * result: That version fails, and names both ranks and the file. The one before stays.
+ */
 /* Each node has its own file in memory, but storage has only one place for both. */
 static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays(void)
 {
@@ -472,6 +501,12 @@ static bool is_given_up(struct test_client *client, uint64_t version, const char
         return !ask(client, IPC_FAIL, &fail, sizeof fail);
 }
 
+/*
+ * fault (Storage): A program gives a checkpoint up on one rank, because its save failed or its block raised, and other
+ * ranks are on other nodes.
+ * result: Its agent writes that decision into storage, unless another decision is there. The version fails on all nodes
+ * within a second or so, with the reason. Later saves are not concerned.
+ */
 static void a_version_that_a_program_gives_up_on_one_node_fails_on_all_with_the_reason_and_the_tag_can_be_written_again(void)
 {
         struct test_client zero, one;

@@ -423,6 +423,7 @@ static void agents_are_killed_under_a_reader(unsigned kills)
         os_remove_tree(root);
 }
 
+/* fault: as test_values_loaded_from_memory_stay_unchanged_when_agents_are_killed */
 static void a_mapped_image_is_never_written_again_by_any_agent(void)
 {
         for (unsigned kills = 0; kills < 3; kills++)
@@ -501,6 +502,7 @@ static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patien
         os_remove_tree(root);
 }
 
+/* fault: as test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace */
 static void a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number(void)
 {
         a_part_is_open(false, os->pid(), 0, true);

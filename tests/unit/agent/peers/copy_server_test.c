@@ -116,6 +116,10 @@ static void make_key(struct tls_key *key, unsigned number)
                 abort();
 }
 
+/*
+ * fault (The machine and other users): An agent has more jobs in its life than it keeps secrets for.
+ * result: It drops the secrets of jobs that are over.
+ */
 /* Jobs come and go for as long as the agent lives. */
 static void the_secrets_of_jobs_that_are_over_make_way(void)
 {
@@ -149,6 +153,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         bench_done(&bench, true);
 }
 
+/* fault: as the_secrets_of_jobs_that_are_over_make_way */
 /* The server keeps many secrets that are in use, up to a limit. */
 static void the_secrets_of_jobs_that_go_on_are_kept(void)
 {
@@ -313,6 +318,10 @@ static uint32_t users_of(struct bench *bench, const struct image *image)
         return users;
 }
 
+/*
+ * fault (The machine and other users): A peer that began to read a file from this node's memory hangs.
+ * result: After 20 s the file's memory is free for saves again. If the peer comes back, it goes on where it was.
+ */
 /* A save may need the memory of a file that a peer has begun to read and does not go on with: it hangs, or has what it wanted. */
 static void a_peer_that_asks_for_nothing_more_holds_no_memory(void)
 {
@@ -415,11 +424,16 @@ static void a_connection_that_a_crowded_peer_closes_is_opened_again(void)
         check_closed(1000, false);
 }
 
+/*
+ * fault (The machine and other users): Hundreds of silent connections come to the port for copies, again and again.
+ * result: The agent closes each after 2 s, or when others wait. It serves agents of other nodes.
+ */
 static void a_crowd_that_says_nothing_keeps_no_peer_out(void)
 {
         check_crowd(false);
 }
 
+/* fault: as a_crowd_that_says_nothing_keeps_no_peer_out */
 static void a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out(void)
 {
         check_crowd(true);

@@ -141,6 +141,7 @@ static void a_record_is_believed_that_is_of_its_name(void)
         end();
 }
 
+/* fault: as a_secret_of_another_user_is_refused_and_named */
 static void a_record_is_believed_that_is_a_file_of_ones_own(void)
 {
         struct member own = { .node = "a", .address = "127.0.0.1", .port = 4711, .nonce = 7 }, there;

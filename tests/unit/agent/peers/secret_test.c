@@ -97,6 +97,10 @@ static void the_secret_is_a_private_file_with_one_name(void)
         end();
 }
 
+/*
+ * fault (The machine and other users): Another user's secret, or record of a node, is in storage.
+ * result: The agent refuses it, and names it in the log. It sends no copies until the file is removed.
+ */
 static void a_secret_of_another_user_is_refused_and_named(void)
 {
         char number[32], file[300];

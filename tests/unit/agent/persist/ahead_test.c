@@ -268,6 +268,7 @@ static void copied_bytes_are_written_while_the_rest_is_copied(void)
         tear_down();
 }
 
+/* fault: as test_kills_while_a_large_file_is_copied_and_written */
 static void an_abandoned_copy_leaves_nothing_in_storage(void)
 {
         struct ipc_abandon abandon = { .reason = "no more" };

@@ -165,6 +165,11 @@ static void a_version_writes_what_differs_from_the_one_before(void)
         tear_down();
 }
 
+/*
+ * fault (Storage): A new version takes over unchanged bytes of an earlier one, which is removed or overwritten
+ * meanwhile, or whose storage refuses.
+ * result: The agent writes the new version as a whole.
+ */
 static void a_source_that_is_gone_or_another_object_costs_nothing_but_sending(void)
 {
         unsigned char *other;
@@ -212,6 +217,7 @@ static void a_file_system_that_shares_no_blocks_gets_all_bytes(void)
         tear_down();
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 /* The failure comes after the store has taken bytes from the source, and before the object is visible. */
 static void a_failure_before_the_publication_is_made_up_for_by_the_next_try(void)
 {
@@ -224,6 +230,7 @@ static void a_failure_before_the_publication_is_made_up_for_by_the_next_try(void
         tear_down();
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 /* Each call of a write fails once, also those that examine the source and take bytes from it. */
 static void after_any_failed_call_the_version_is_whole(void)
 {

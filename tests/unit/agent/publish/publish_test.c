@@ -429,6 +429,11 @@ static struct version *found_at(const char *path, char ret_name[IPC_NAME_MAX])
         return version;
 }
 
+/*
+ * fault (Storage): A tag whose file was published is committed again, or retention removes it from storage.
+ * result: The published path can still be loaded: from the writing that carried the file over, else from the file at
+ * that path.
+ */
 /* As Lightning's save_last does: the tag is committed once more, with one more file. */
 static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced(void)
 {
@@ -456,6 +461,11 @@ static void a_handle_finds_files_that_a_later_writing_carried_over_and_not_those
         end();
 }
 
+/*
+ * fault (Storage): Storage refuses for a while, and a later writing of a tag is durable before the one whose file is to
+ * be published.
+ * result: The file is published if the later writing has carried it over.
+ */
 /* Storage had failed, and the second was tried first. */
 static void a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first(void)
 {
@@ -475,6 +485,7 @@ static void a_file_appears_although_a_later_writing_that_has_carried_it_over_was
         end();
 }
 
+/* fault: as a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced */
 static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
 {
         struct version *version;
@@ -492,6 +503,7 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         end();
 }
 
+/* fault: as test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_version_whole */
 static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole(void)
 {
         struct version *version;
@@ -512,27 +524,6 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         put_text(at("x"), "theirs");
         put_text(at("whole/a"), "theirs");
         CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "a", seeds[0]));
-        test_dir_remove(elsewhere);
-        end();
-}
-
-static void a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links(void)
-{
-        struct version *version;
-        struct os_stat here, there;
-        char elsewhere[256], path[300];
-
-        NEEDS_FILES("an object has no second name");
-        begin();
-        bench.catalogue.publish_links = true;
-        test_dir_make(elsewhere);
-        snprintf(path, sizeof path, "%s/x", elsewhere);
-        version = bench_version(&bench, "a", 1, 2);
-        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
-                !bench_persist(&bench, version) && work(&bench, 9));
-        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && debris_in(elsewhere) == 0);
-        CHECK(!os->stat(at("x"), false, &here) && here.link_count == 2);
-        CHECK(!os->stat(path, false, &there) && (there.device == here.device || there.link_count == 1));
         test_dir_remove(elsewhere);
         end();
 }
@@ -729,7 +720,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first),
          TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
          TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
-         TEST(a_link_is_made_on_request_and_a_copy_if_the_file_system_has_no_links), TEST(blocks_are_shared_where_the_file_system_can),
+         TEST(blocks_are_shared_where_the_file_system_can),
          TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_large_file_is_copied_from_storage_in_pieces),
          TEST(a_damaged_stored_file_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),

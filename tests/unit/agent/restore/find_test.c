@@ -168,6 +168,11 @@ static void turn_done(struct turn *turn)
         storage_remove(turn->storage);
 }
 
+/*
+ * fault (Storage): A job comes back to a node whose memory has an older step, and storage is slow, or fails for a
+ * moment.
+ * result: The search waits for storage, up to a minute, and tries again. So it finds the newest step.
+ */
 static void a_search_that_fails_once_is_repeated_before_memory_answers(void)
 {
         struct ipc_found found;
@@ -203,6 +208,11 @@ static bool is_stored(const struct turn *turn, const char *tag)
         return storage_has(turn->storage, key);
 }
 
+/*
+ * fault (Storage): A job comes back to a node whose memory has an older step, and storage cannot be read at all.
+ * result: The version from memory is loaded. `passed_over` and the log name the failure. Once storage can be read,
+ * `keep_last` removes nothing of the runs that had gone on.
+ */
 static void what_a_blind_resume_abandons_is_not_removed(void)
 {
         struct ipc_found found;
@@ -231,6 +241,10 @@ static void what_a_blind_resume_abandons_is_not_removed(void)
         turn_done(&turn);
 }
 
+/*
+ * fault (Storage): Storage does not answer at a resume, and memory has an older version only.
+ * result: The job loads the older version, and training goes on. `agent.log` names both.
+ */
 /* The newer version has left memory, and storage does not answer. The load takes the older one and logs that. */
 static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
 {

@@ -262,6 +262,10 @@ static void serve_immutable(struct server_call *call, void *argument)
         server_say(call, is_rename ? 409 : 201, is_rename ? "x-ms-error-code: PathImmutableDueToPolicy\r\n" : "x-ms-request-id: 1\r\n", "");
 }
 
+/*
+ * fault (Object stores): An immutability policy keeps an object.
+ * result: The message says so.
+ */
 static void an_immutable_container_is_named_with_the_path_that_can_write_to_it(void)
 {
         begin(serve_immutable);

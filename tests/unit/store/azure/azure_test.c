@@ -330,6 +330,7 @@ static void ranges_of_two_contents_are_never_mixed(void)
         free(back);
 }
 
+/* fault: as limits_are_kept_by_the_client */
 static void limits_are_kept_by_the_client(void)
 {
         char name[1100], *data = make_big();
@@ -408,6 +409,7 @@ static void a_read_that_is_sent_elsewhere_is_made_there_without_credentials(void
         end();
 }
 
+/* fault: as a_refusal_says_what_to_do */
 static void a_refusal_says_what_to_do(void)
 {
         struct said said = { 403, "x-ms-error-code: AuthenticationFailed\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "<Error><Code>AuthenticationFailed</Code></Error>" };
@@ -598,6 +600,10 @@ static void the_machines_identity_is_asked_once(void)
         end_identity(service);
 }
 
+/*
+ * fault (Object stores): A token or temporary keys end in the middle of an upload.
+ * result: The driver gets new ones.
+ */
 static void a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload(void)
 {
         struct issuer issuer = { .life_s = 3600 };
@@ -764,6 +770,7 @@ static const void *find_blob(const char *key, size_t *ret_size)
         return held ? held->data : NULL;
 }
 
+/* fault: as one_changed_answer_is_no_damage */
 /* Here the stored bytes are right, too. */
 static void no_fault_makes_wrong_bytes(void)
 {
@@ -818,6 +825,7 @@ static void bytes_of_a_source_are_taken_from_it(void)
         free(data);
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 static void a_block_that_its_source_refuses_is_sent(void)
 {
         static const int statuses[] = { 404, 412, 403, 400, 409, 501 };

@@ -518,6 +518,7 @@ static void an_identity_that_gets_no_token_is_refused_with_the_reason_and_withou
         server_stop(service);
 }
 
+/* fault: as a_refusal_says_what_to_do */
 static void a_refusal_says_what_to_do(void)
 {
         char path[300];

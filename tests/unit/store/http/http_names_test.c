@@ -55,6 +55,10 @@ static struct server *begin(char *url, size_t size, int64_t retry_ms)
         return server;
 }
 
+/*
+ * fault (Object stores): A host's name cannot be looked up for a while.
+ * result: The driver asks until it can.
+ */
 static void a_name_that_comes_back_is_asked_again(void)
 {
         struct http_response response;

@@ -187,6 +187,7 @@ static void answer_twice_at_once(struct server_call *call, void *argument)
         server_raw(call, text, (size_t)size * 2);
 }
 
+/* fault: as an_answer_that_comes_again_is_not_that_of_the_next_request */
 static void a_connection_with_unread_bytes_is_not_used_again(void)
 {
         struct server *server = begin(answer_twice_at_once, NULL);
@@ -220,6 +221,10 @@ static void answer_late_again(struct server_call *call, void *argument)
         server_raw(call, text, (size_t)size);
 }
 
+/*
+ * fault (Storage): A server or a proxy sends an answer twice.
+ * result: The copy answers no other request.
+ */
 static void an_answer_that_comes_again_is_not_that_of_the_next_request(void)
 {
         char last[256] = "";
@@ -268,6 +273,10 @@ static void refuse_first(struct server_call *call, void *argument)
                 server_answer(call, 200, "", call->body, call->body_size);
 }
 
+/*
+ * fault (Object stores): The store answers 429, 500 or 503 in bursts, or with `Retry-After`.
+ * result: The driver repeats the request, and obeys `Retry-After`.
+ */
 static void busy_answers_are_repeated_with_the_whole_body(void)
 {
         static const int statuses[] = { 408, 429, 500, 502, 503, 504 };
@@ -312,6 +321,7 @@ static void a_request_is_given_up_with_the_last_answer(void)
         server_stop(server);
 }
 
+/* fault: as busy_answers_are_repeated_with_the_whole_body */
 static void retry_after_is_obeyed(void)
 {
         struct burst burst = { 503, 1, "Retry-After: 1\r\n" }, exact = { 429, 1, "x-ms-retry-after-ms: 250\r\n" }, long_ = { 503, 1, "Retry-After: 3600\r\n" };

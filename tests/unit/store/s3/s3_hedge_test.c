@@ -154,6 +154,10 @@ static char *read_all(const char *data, struct checking *checking)
         return back;
 }
 
+/*
+ * fault (Object stores): A range of a read comes slowly.
+ * result: The driver asks for it a second time.
+ */
 static void a_slow_range_is_asked_for_again_and_the_first_answer_counts(void)
 {
         struct checking checking;

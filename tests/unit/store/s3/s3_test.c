@@ -168,6 +168,10 @@ static enum fake_fault fault_at(const struct server_call *call, void *argument)
         return call->number >= at->first && call->number < at->first + at->times ? at->fault : FAKE_NONE;
 }
 
+/*
+ * fault (Object stores): The answer to a write that was done is lost.
+ * result: The driver knows the object as its own.
+ */
 static void a_write_whose_answer_was_lost_is_known_as_its_own(void)
 {
         static const enum fake_fault faults[] = { FAKE_LOST, FAKE_BROKEN };
@@ -335,6 +339,11 @@ static void a_completion_that_conflicts_again_and_again_ends_its_upload(void)
         end();
 }
 
+/*
+ * fault (Object stores): Connections break or stall, and answers are cut, have wrong lengths or changed bits.
+ * result: The driver repeats the request, and takes no wrong byte. Agent and commands read a document or chunk with a
+ * wrong checksum once more before they call it damaged.
+ */
 static void one_changed_answer_is_no_damage(void)
 {
         struct at at = { 0, 0, FAKE_FLIP_ANSWER };
@@ -412,6 +421,7 @@ static void bytes_of_a_source_are_taken_from_it(void)
         free(data);
 }
 
+/* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */
 static void a_part_that_its_source_refuses_is_sent(void)
 {
         static const int statuses[] = { 404, 412, 403, 400, 501, 200 };
@@ -436,6 +446,7 @@ static void a_part_that_its_source_refuses_is_sent(void)
         free(data);
 }
 
+/* fault: as shared_bytes_that_have_rotted_are_written_again */
 /* The service says the CRC-64 of a copied part, or its MD5 as the ETag. Bytes of which it says neither are sent, and so are rotten ones. */
 static void bytes_of_a_source_count_only_with_the_checksum_of_the_service(void)
 {
@@ -498,6 +509,10 @@ static void a_chunk_that_was_handed_over_is_not_written_again(void)
         free(back);
 }
 
+/*
+ * fault (Object stores): A name, part or size is beyond the limits of the service.
+ * result: It is refused before a byte is sent.
+ */
 static void limits_are_kept_by_the_client(void)
 {
         char name[1100], *data = make_big();
@@ -575,6 +590,10 @@ static enum nebula_status read_ranges(struct ranges *ranges, char back[9])
         return status;
 }
 
+/*
+ * fault (Object stores): An answer has another range than was asked for, or the whole object.
+ * result: The driver asks again, three times. Then the read fails, and the object does not count as damaged.
+ */
 static void an_answer_with_another_range_is_no_damage(void)
 {
         static const struct range_answer good = { 206, "Content-Range: bytes 8-15/32\r\n", "89abcdef" };
@@ -639,6 +658,10 @@ static bool fails_with(const char *text)
         return is_so && store_class(&error) == STORE_NEVER;
 }
 
+/*
+ * fault (Object stores): A key is wrong, or a SAS or token has expired.
+ * result: The message names it, without the secret.
+ */
 static void a_refusal_says_what_to_do(void)
 {
         struct said said = { 403, "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "RequestTimeTooSkewed" };
@@ -738,6 +761,7 @@ static void begin_elsewhere(struct place *there, struct server **ret_other)
         open_store();
 }
 
+/* fault: as an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object */
 /* As Hugging Face's buckets answer. */
 static void a_read_that_is_sent_elsewhere_is_made_there_without_credentials(void)
 {
@@ -773,6 +797,7 @@ static bool get_fails(const char *sentence, int http_status)
         return is_so;
 }
 
+/* fault: as an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object */
 static void a_place_that_a_read_must_not_go_to_is_named(void)
 {
         struct place there = { 0 };
@@ -798,6 +823,11 @@ static void a_place_that_a_read_must_not_go_to_is_named(void)
         end();
 }
 
+/*
+ * fault (Storage): A store sends reads to another place (302), whose URL may have expired.
+ * result: The driver reads there, without credentials, or asks the store once more. No answer from there says that an
+ * object is missing.
+ */
 /* The store knows whether there is an object. The other place does not. */
 static void an_expired_place_is_asked_for_once_more_and_never_says_that_there_is_no_object(void)
 {
@@ -845,6 +875,11 @@ static void begin_lacking(unsigned lacks)
         open_store();
 }
 
+/*
+ * fault (Storage): A store that speaks S3's protocol lacks conditions, metadata, checksums or UploadPartCopy.
+ * result: If it ignores the condition of a write, saves fail with a sentence. Else the driver takes another way, and no
+ * upload replaces another one's object.
+ */
 static void a_store_that_ignores_the_condition_of_a_write_gets_none(void)
 {
         begin_lacking(FAKE_LACKS_PUT_CONDITION);
@@ -866,6 +901,7 @@ static void publish_as(const char *key, const char *bytes, enum nebula_status ex
         CHECK(store->ops->publish(store, upload, &error) == expected);
 }
 
+/* fault: as a_store_that_ignores_the_condition_of_a_write_gets_none */
 static void no_upload_replaces_an_object_where_completions_have_no_condition(void)
 {
         static const unsigned lacks[] = { FAKE_LACKS_COMPLETE_CONDITION, FAKE_LACKS_METADATA, FAKE_LACKS_METADATA | FAKE_LACKS_COMPLETE_CONDITION };
@@ -889,6 +925,7 @@ static void no_upload_replaces_an_object_where_completions_have_no_condition(voi
         end();
 }
 
+/* fault: as a_store_that_ignores_the_condition_of_a_write_gets_none */
 static void a_lost_answer_is_known_as_its_own_without_metadata(void)
 {
         struct at at = { 3, 1, FAKE_LOST };
@@ -913,6 +950,7 @@ static void a_lost_answer_is_known_as_its_own_without_metadata(void)
         end();
 }
 
+/* fault: as a_store_that_ignores_the_condition_of_a_write_gets_none */
 static void a_removal_looks_first_where_it_has_no_condition(void)
 {
         struct store_victim old = { "t/x", { "abc" } }, own = { "t/x", { "" } };
@@ -962,6 +1000,7 @@ static void a_removal_that_finds_nothing_any_more_is_done(void)
         end();
 }
 
+/* fault: as a_store_that_ignores_the_condition_of_a_write_gets_none */
 static void a_store_that_refuses_checksums_gets_bodies_without(void)
 {
         begin_lacking(FAKE_LACKS_SUMS);
@@ -1022,6 +1061,11 @@ static void the_path_of_an_endpoint_comes_before_the_bucket(void)
         end();
 }
 
+/*
+ * fault (Object stores): A service gives the same page of a listing again and again, or says that more follows and not
+ * where.
+ * result: The listing fails.
+ */
 static void a_listing_is_read_as_s3_writes_it(void)
 {
         static const char text[] =
@@ -1096,6 +1140,7 @@ static int64_t limit_2020(void *argument, const char *key)
         return strncmp(key, "other/", 6) ? INT64_C(1577836800) * 1000000000 : INT64_MIN;
 }
 
+/* fault: as a_listing_is_read_as_s3_writes_it */
 static void a_sweep_ends_the_uploads_of_a_tag_only_when_all_of_them_rest(void)
 {
         struct listed listed = { .has_gone = true };
@@ -1281,6 +1326,7 @@ static void a_container_s_secret_goes_to_no_other_machine(void)
         end();
 }
 
+/* fault: as a_token_that_is_refused_is_replaced_in_the_middle_of_an_upload */
 static void keys_that_ended_are_replaced_in_the_middle_of_an_upload(void)
 {
         struct lender lender = { .is_xml = false };
@@ -1326,6 +1372,10 @@ static void a_web_identity_posts_its_file(void)
         end_lent(service);
 }
 
+/*
+ * fault (Object stores): A bucket is in another region.
+ * result: The driver goes there.
+ */
 static void the_region_of_a_bucket_is_learned(void)
 {
         begin(NULL, NULL);
@@ -1346,6 +1396,7 @@ static const void *find_object(const char *key, size_t *ret_size)
         return held ? held->data : NULL;
 }
 
+/* fault: as one_changed_answer_is_no_damage */
 /* Here the stored bytes are right, too. */
 static void no_fault_makes_wrong_bytes(void)
 {
