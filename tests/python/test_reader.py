@@ -127,9 +127,9 @@ def test_retention_leaves_the_checkpoint_that_a_reader_found_last(place):
 
 
 @pytest.fixture
-def elsewhere(place, tmp_path):
+def elsewhere(place):
     """Another node of the same storage: with elsewhere(), new readers are there."""
-    other = type(place)(tmp_path / "elsewhere", Path(f"{place.memory}-elsewhere"))
+    other = type(place)(place.root / "elsewhere", Path(f"{place.memory}-elsewhere"))
     other.root.mkdir()
 
     @contextlib.contextmanager

@@ -334,6 +334,6 @@ def build(
             "here": {"sessions": sessions, "jobs": jobs, "oldest": min(oldest) if oldest else None, "waiting": len(queue)},
             "others": nodes,
         },
-        "config": {"values": _config(status, path, settings), "advice": _advice(rows, settings, told)},
+        "config": {"values": _config(status, path, settings), "advice": _advice(rows, settings, answer)},
         "rows": by_key,
     }
