@@ -343,6 +343,26 @@ ON_EACH_STORE(one_manifest_of_each_line_tells_what_was_abandoned)
         manifest_scan_done(&scan);
 }
 
+ON_EACH_STORE(a_line_of_which_no_manifest_can_be_read_counts_as_broken)
+{
+        struct manifest_scan scan;
+
+        began = 0;
+        for (unsigned i = 1; i <= 3; i++)
+                save_step(i);
+        began = 10;
+        save_line("global_step4", 10);
+        save_line("global_step5", 11);
+        flip("global_step4/.nebula/manifest-1.json", 30);
+        REQUIRE(!manifest_scan_index(store, &scan, &error));
+        CHECK(scan.count == 4 && scan.broken_count == 1 && scan.manifests[3].line.forks[0].after == 3); /* the other one tells */
+        manifest_scan_done(&scan);
+        flip("global_step5/.nebula/manifest-1.json", 30);
+        REQUIRE(!manifest_scan_index(store, &scan, &error));
+        CHECK(scan.count == 3 && scan.broken_count == 2 && scan.manifests[manifest_scan_newest(&scan, NULL)].step == 3);
+        manifest_scan_done(&scan);
+}
+
 static const struct store_ops *plain;
 
 static enum nebula_status refuse(struct store *unused, const struct store_victim *victims, size_t count, struct nebula_error *failure)
@@ -394,5 +414,5 @@ TAP_MAIN(TEST(a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry), 
          TEST(an_old_entry_alone_is_no_answer), TEST(a_damaged_manifest_is_passed_over_although_it_has_an_entry),
          TEST(an_entry_says_what_the_manifest_says_whatever_the_names_are), TEST(names_that_are_too_long_for_a_key_have_no_entry),
          TEST(a_key_that_no_agent_makes_is_no_entry), TEST(a_search_finds_what_took_the_place_of_what_it_had_listed),
-         TEST(one_manifest_of_each_line_tells_what_was_abandoned),
+         TEST(one_manifest_of_each_line_tells_what_was_abandoned), TEST(a_line_of_which_no_manifest_can_be_read_counts_as_broken),
          TEST(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))
