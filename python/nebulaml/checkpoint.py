@@ -172,6 +172,7 @@ class Checkpoint(version.Version):
 
     def _attempt(self, name: str, save: Callable[..., None], argument: Any) -> bool:
         """Tries once to save a file. If a later try for the same name succeeds, the failure of an earlier one no longer counts."""
+        self._engine.is_prepared = True
         newest_before = self._newest.get(name)
         self._lost_files.discard(name)
         self._newest[name] = object()

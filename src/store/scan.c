@@ -292,18 +292,19 @@ static bool lacks_line(const struct manifest *manifest)
         return manifest->line.count == 1 && manifest->line.forks[0].after == INDEX_AFTER;
 }
 
-/* All versions of a line have the same forks, so one manifest of each line is read. If none can be read, the line counts as one that has
- * abandoned nothing. */
-static enum nebula_status complete_line(struct store *store, struct manifest **list, size_t count, struct nebula_error *error)
+/* All versions of a line have the same forks, so one manifest of each line is read. Versions whose manifests cannot be read get the sequence 0. */
+static enum nebula_status complete_line(struct store *store, struct manifest **list, size_t count, struct manifest_scan *scan, struct nebula_error *error)
 {
+        const uint64_t began = line_began(&list[0]->line);
         const struct line *line = NULL;
-        struct manifest read = { 0 };
+        char job[256];
 
+        memcpy(job, list[0]->job, sizeof job);
         for (size_t i = 0; i < count && !line; i++)
-                if (!lacks_line(list[i]))
-                        line = &list[i]->line;
+                line = lacks_line(list[i]) ? NULL : &list[i]->line;
         for (size_t i = 0; i < count && !line; i++) {
                 struct nebula_error failure = { 0 };
+                struct manifest read = { 0 };
                 enum nebula_status status = manifest_load(store, list[i]->tag, &read, &failure);
 
                 if (status && loading_ends(&failure)) {
@@ -311,14 +312,22 @@ static enum nebula_status complete_line(struct store *store, struct manifest **l
                                 *error = failure;
                         return status;
                 }
-                if (!status && line_began(&read.line) == line_began(&list[i]->line) && !strcmp(read.job, list[i]->job))
-                        line = &read.line;
-                if (!status && !line)
-                        manifest_done(&read);
+                if (status) {
+                        if (status == NEBULA_NOT_FOUND)
+                                note_bare(scan, list[i]->tag);
+                        else
+                                note_broken(scan, list[i]->tag, &failure);
+                        list[i]->sequence = 0;
+                        continue;
+                }
+                manifest_make_brief(&read);
+                *list[i] = read;
+                if (line_began(&read.line) == began && !strcmp(read.job, job))
+                        line = &list[i]->line;
         }
         for (size_t i = 0; i < count && line; i++)
-                list[i]->line = *line;
-        manifest_done(&read);
+                if (lacks_line(list[i]))
+                        list[i]->line = *line;
         return NEBULA_OK;
 }
 
@@ -336,9 +345,15 @@ static enum nebula_status complete_lines(struct store *store, struct manifest_sc
         for (size_t first = 0, end; !status && first < count; first = end) {
                 for (end = first + 1; end < count && !by_line(&list[first], &list[end]); end++)
                         ;
-                status = complete_line(store, list + first, end - first, error);
+                status = complete_line(store, list + first, end - first, scan, error);
         }
         free(list);
+        count = 0;
+        for (size_t i = 0; !status && i < scan->count; i++)
+                if (scan->manifests[i].sequence)
+                        scan->manifests[count++] = scan->manifests[i];
+        if (!status)
+                scan->count = count;
         return status;
 }
 

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CUTS = 10_000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 44
 
 
+# fault (The machine and other users): The power goes at any moment, below a real agent and its trainer.
+# result: What was reported as durable loads bit for bit. Nothing is a mixture, comes back after its removal, or is left after a sweep.
 @pytest.mark.timeout(4 * 3600 if CUTS == 10_000 else 300)
 def test_after_any_loss_of_power_durable_versions_load_and_nothing_is_mixed_comes_back_or_is_left(capsys):
     if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:

@@ -68,6 +68,67 @@ def test_a_manager_prepares_for_each_item_and_for_state_that_does_not_exist_yet(
         manager.wait()
 
 
+def test_a_restore_prepares_for_its_targets_whether_there_is_a_checkpoint_or_not(place, monkeypatch):
+    asked, prepare = [], preparing.prepare
+
+    def note(owner, state, item):
+        asked.append((type(item), sum(tensor.nbytes for tensor in state)))
+        prepare(owner, state, item)
+
+    monkeypatch.setattr(preparing, "prepare", note)
+    for found in (False, True):
+        model = torch.nn.Linear(1024, 1024, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with nm.Manager(place.storage, save_every_steps=1) as manager:
+            assert (manager.restore({"model": model, "optimizer": optimizer}) is not None) == found
+            model(torch.ones(1, 1024)).sum().backward()
+            optimizer.step()
+            if not found:
+                settled(2 * 3 * 4 * FLOATS)
+            manager.save(1 + found, {"model": model, "optimizer": optimizer})
+            manager.wait()
+    state = 2 * 4 * FLOATS + 4  # two moments, and the count of steps
+    assert asked == [(torch.nn.Linear, 4 * FLOATS), (torch.optim.AdamW, 0), (torch.nn.Linear, 4 * FLOATS), (torch.optim.AdamW, state)]
+
+
+def stepped(parameters: int) -> torch.optim.Optimizer:
+    model = torch.nn.Linear(parameters >> 10, 1 << 10, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, parameters >> 10)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_the_first_step_of_an_optimizer_prepares_for_its_parameters_and_its_state(place, monkeypatch):
+    asked, prepare = [], preparing.prepare
+    monkeypatch.setattr(preparing, "prepare", lambda *given: (asked.append(given), prepare(*given)))
+    nm.init(place.storage, 0, 2)
+    stepped(FLOATS)
+    settled(2 * 3 * 4 * FLOATS)
+    stepped(FLOATS)  # another optimizer
+    assert len(asked) == 2
+
+
+def test_nothing_is_prepared_after_a_save_or_without_a_session(place, monkeypatch):
+    asked = []
+    monkeypatch.setattr(preparing, "prepare", lambda *arguments: asked.append(arguments))
+    stepped(1 << 12)
+    nm.init(place.storage, 0, 2)
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.ones(16)})
+    stepped(1 << 12)
+    assert not asked
+
+
+def test_a_step_goes_on_if_no_memory_can_be_prepared(place, monkeypatch):
+    def refuse(*_arguments):
+        raise nm.NebulaUnavailable("no agent")
+
+    monkeypatch.setattr(preparing, "prepare", refuse)
+    nm.init(place.storage, 0, 2, on_error="raise")
+    assert stepped(1 << 12).state
+
+
 @pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
 def test_the_small_pages_at_the_ends_of_tensors_are_joined_before_the_first_save(place):
     """Otherwise the first save takes longer to protect them than all other pages."""

@@ -68,6 +68,7 @@ class Engine:
     def _clear(self) -> None:
         self._settings: config.Settings | None = None
         self._session: _nebula.Session | None = None
+        self.is_prepared = False  # memory for the first saves was prepared, or a save has made its own
         self._opened_with: tuple[config.Settings, ranks.Place, str] | None = None
         # the settings and the mark of the rank with which _opened_with was last checked
         self._opened_at: tuple[config.Settings, object] | None = None
@@ -160,6 +161,9 @@ class Engine:
             if not self.is_reader:
                 pulse.offer(self)
                 worker.tell()
+                if "torch" in sys.modules:
+                    with contextlib.suppress(ImportError):  # a torch without hooks for all optimizers
+                        late.foresight.follow(self)
         else:
             self._session.configure(**_options(chosen, place, run), is_reader=self.is_reader)
 

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..tensors import device, loading, pickling, preparing
+    from ..tensors import device, foresight, loading, pickling, preparing
 
-__all__ = ["device", "loading", "pickling", "preparing"]
+__all__ = ["device", "foresight", "loading", "pickling", "preparing"]
 
 
 def __getattr__(name: str) -> ModuleType:

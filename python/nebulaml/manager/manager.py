@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import _nebula
-from .._session import about, agree, config, notices, progress, pulse
+from .._session import about, agree, config, late, notices, progress, pulse
 from .._session.keeping import Best, is_count
 from .._session.rows import Rows
 from .._session.session import Session
@@ -336,8 +336,16 @@ class Manager:
         step: the version; None: the newest. keys: patterns of the parts to restore, for example "model", "model.encoder.*" or "*";
         None: all. strict: names, shapes and types must fit; otherwise parts that do not fit stay as they are, and the log names
         them. Raises NebulaNotFound for a step or item that does not exist, NebulaConfigError for parts that do not fit. Then it has
-        changed nothing, unless it is a load_state_dict() of the program that refuses.
+        changed nothing, unless it is a load_state_dict() of the program that refuses. Before the first save, it also prepares memory for
+        saves of the targets, as ``prepare`` does.
         """
+        restored = self._restore(targets, step, strict, keys)
+        if keys is None:
+            rank = self._engine.place().rank
+            late.foresight.expect(self._engine, [each for name, each in targets.items() if rank == 0 or name not in self._replicated])
+        return restored
+
+    def _restore(self, targets: Mapping[str, Any], step: int | None, strict: bool, keys: Sequence[str] | str | None) -> Restored | None:
         from . import items as kinds
 
         self._raise_late()

@@ -20,6 +20,7 @@ def prepare(owner: engine.Engine, state: Any, item: Any) -> None:
 
     The tensors of ``state`` move to huge pages. Returns at once. State that an optimizer makes at its first step is counted.
     """
+    owner.is_prepared = True
     taken = pickling.outline(state)
     pickle, found = taken.pickle, taken.storages
     device.expect(found)

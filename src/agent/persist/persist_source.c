@@ -68,6 +68,7 @@ static size_t add_record(struct earlier *earlier, const struct manifest *manifes
         return at;
 }
 
+/* Of the versions of an earlier agent, the list has the files of the newest alone. */
 static void choose_source(const struct job *job, struct plan_file *file, struct earlier *earlier)
 {
         size_t looked = 0;
@@ -90,35 +91,6 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
                 file->source->named = *found;
                 file->source->named.name = file->name;
                 file->source->earlier = at;
-        }
-}
-
-/* The list has no files of versions that an earlier agent has written. */
-static void read_recent(struct plan *plan)
-{
-        struct known_versions *known = &plan->job->known;
-        char tags[VERSIONS_MAX][256];
-        size_t looked = 0, count = 0;
-
-        catalogue_lock(plan->catalogue);
-        for (size_t i = known->count; i-- && looked < VERSIONS_MAX;) {
-                looked += !strcmp(known->list[i]->job, plan->job->name);
-                if (known->list[i]->is_brief && !strcmp(known->list[i]->job, plan->job->name))
-                        strcpy(tags[count++], known->list[i]->tag);
-        }
-        catalogue_unlock(plan->catalogue);
-        for (size_t i = 0; i < count; i++) {
-                const struct manifest *one;
-                struct manifest read = { 0 };
-
-                if (manifest_load(plan->writer.store, tags[i], &read, NULL))
-                        continue;
-                catalogue_lock(plan->catalogue);
-                one = known_find(known, tags[i]);
-                if (one && one->sequence == read.sequence)
-                        known_put(known, plan->job->name, &read);
-                catalogue_unlock(plan->catalogue);
-                manifest_done(&read);
         }
 }
 
@@ -196,10 +168,6 @@ void plan_find_sources(struct plan *plan)
                 return;
         catalogue_lock(plan->catalogue);
         looks = version->persist->attempt < ATTEMPTS_MAX && is_to_look(version->job->persist);
-        catalogue_unlock(plan->catalogue);
-        if (looks)
-                read_recent(plan);
-        catalogue_lock(plan->catalogue);
         for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
                         choose_source(version->job, &plan->files[i], earlier);

@@ -83,6 +83,11 @@ static void sweep(void)
         CHECK(!manifest_sweep(store, ANY_AGE, &removed, &error));
 }
 
+/*
+ * fault (Storage): The index lacks an entry, has one too much, an old one, or none at all, or its agent died before its last step.
+ * result: Readers find all versions. They read the log of each tag that has no entry, or several, and that of the newest version before
+ * they take it. A sweep mends the index.
+ */
 ON_EACH_STORE(a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry)
 {
         save_step(1);
@@ -118,6 +123,9 @@ ON_EACH_STORE(an_agent_that_was_killed_before_its_last_step_leaves_a_version_tha
         CHECK(finds(2, 2, 1));
 }
 
+/*
+ * fault: as a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry
+ */
 ON_EACH_STORE(a_write_of_the_tag_that_stopped_anywhere_hides_neither_version)
 {
         for (enum author_at at = AT_PLACE; at <= AT_SHOW; at++) {
@@ -133,6 +141,9 @@ ON_EACH_STORE(a_write_of_the_tag_that_stopped_anywhere_hides_neither_version)
         }
 }
 
+/*
+ * fault: as a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry
+ */
 ON_EACH_STORE(an_entry_of_a_tag_that_is_gone_counts_for_nothing_and_a_sweep_removes_it)
 {
         char key[MANIFEST_KEY_MAX];
@@ -147,6 +158,9 @@ ON_EACH_STORE(an_entry_of_a_tag_that_is_gone_counts_for_nothing_and_a_sweep_remo
         CHECK(!has(key) && finds(1, 1, 0));
 }
 
+/*
+ * fault: as a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry
+ */
 ON_EACH_STORE(of_two_entries_of_a_tag_the_log_decides)
 {
         char key[MANIFEST_KEY_MAX];
@@ -162,7 +176,10 @@ ON_EACH_STORE(of_two_entries_of_a_tag_the_log_decides)
         CHECK(!has(key) && finds(10, 2, 0));
 }
 
-/* As of an agent that slept before its last step, while another one died before it. */
+/* As of an agent that slept before its last step, while another one died before it.
+ *
+ * fault: as a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry
+ */
 ON_EACH_STORE(an_old_entry_alone_is_no_answer)
 {
         char key[MANIFEST_KEY_MAX];
@@ -343,6 +360,26 @@ ON_EACH_STORE(one_manifest_of_each_line_tells_what_was_abandoned)
         manifest_scan_done(&scan);
 }
 
+ON_EACH_STORE(a_line_of_which_no_manifest_can_be_read_counts_as_broken)
+{
+        struct manifest_scan scan;
+
+        began = 0;
+        for (unsigned i = 1; i <= 3; i++)
+                save_step(i);
+        began = 10;
+        save_line("global_step4", 10);
+        save_line("global_step5", 11);
+        flip("global_step4/.nebula/manifest-1.json", 30);
+        REQUIRE(!manifest_scan_index(store, &scan, &error));
+        CHECK(scan.count == 4 && scan.broken_count == 1 && scan.manifests[3].line.forks[0].after == 3); /* the other one tells */
+        manifest_scan_done(&scan);
+        flip("global_step5/.nebula/manifest-1.json", 30);
+        REQUIRE(!manifest_scan_index(store, &scan, &error));
+        CHECK(scan.count == 3 && scan.broken_count == 2 && scan.manifests[manifest_scan_newest(&scan, NULL)].step == 3);
+        manifest_scan_done(&scan);
+}
+
 static const struct store_ops *plain;
 
 static enum nebula_status refuse(struct store *unused, const struct store_victim *victims, size_t count, struct nebula_error *failure)
@@ -394,5 +431,5 @@ TAP_MAIN(TEST(a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry), 
          TEST(an_old_entry_alone_is_no_answer), TEST(a_damaged_manifest_is_passed_over_although_it_has_an_entry),
          TEST(an_entry_says_what_the_manifest_says_whatever_the_names_are), TEST(names_that_are_too_long_for_a_key_have_no_entry),
          TEST(a_key_that_no_agent_makes_is_no_entry), TEST(a_search_finds_what_took_the_place_of_what_it_had_listed),
-         TEST(one_manifest_of_each_line_tells_what_was_abandoned),
+         TEST(one_manifest_of_each_line_tells_what_was_abandoned), TEST(a_line_of_which_no_manifest_can_be_read_counts_as_broken),
          TEST(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))

@@ -161,6 +161,10 @@ static int64_t late_ns(void)
         return os_linux.now_ns() + HOUR_NS;
 }
 
+/*
+ * fault (Storage): A tag was written again, and the power goes after its new version is durable, before <tag>/<name> shows the new bytes.
+ * result: The sweep of a later start makes the views of the new version, and removes what the version before alone had.
+ */
 ON_EACH_STORE(a_sweep_ends_the_work_of_a_writer_that_died_after_its_entry)
 {
         struct author writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
