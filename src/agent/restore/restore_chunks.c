@@ -438,6 +438,14 @@ static struct version *find_stored(struct catalogue *catalogue, struct job *job,
         return version;
 }
 
+/* Whether a chunk has room without a version that leaves memory for it: another node can read the chunk by itself. Lock held. */
+static bool has_spare_room(const struct catalogue *catalogue, const struct image *image)
+{
+        const struct memory *memory = catalogue->memory;
+
+        return memory->used < memory->budget && memory->budget - memory->used >= image->chunks->chunk_bytes;
+}
+
 enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, const struct peer_part *wanted, struct restore_part *ret_part,
                                 struct nebula_error *error)
 {
@@ -460,6 +468,8 @@ enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, co
         }
         if (!status && image->chunks->state[wanted->chunk] == CHUNK_ASKED)
                 status = error_set(error, NEBULA_BUSY, 0, "this node waits for another one that reads the chunk");
+        if (!status && image->chunks->state[wanted->chunk] == CHUNK_ABSENT && !has_spare_room(catalogue, image))
+                status = error_set(error, NEBULA_BUSY, 0, "the memory of this node is full");
         if (!status) {
                 memory_hold(image);
                 status = fill(catalogue, version, image, &(struct ipc_run){ wanted->chunk, 1 }, 1, true, error);
