@@ -89,7 +89,7 @@ static bool take_numbers(const char *row, struct manifest *manifest)
 static bool parse(const struct index_row *row, struct manifest *ret_manifest)
 {
         const char *job = row->entry->key + sizeof INDEX_PREFIX - 1, *run = strchr(job, '/') + 1;
-        struct manifest manifest = { .is_brief = true, .is_hint = true };
+        struct manifest manifest = { .is_brief = true };
         char key[MANIFEST_KEY_MAX];
 
         if (strncmp(job, "job-", 4) || strncmp(run, "run-", 4) || !decode(job + 4, (size_t)(run - 1 - job - 4), manifest.job) ||

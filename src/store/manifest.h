@@ -54,7 +54,6 @@ struct manifest {
         char thinned[THIN_TEXT_MAX]; /* patterns of files that were removed from the version, with commas between them; "": none (thin.h) */
         bool is_damaged;   /* its files differ from the manifest; set by a search for the newest version */
         bool is_abandoned; /* by a later line of its job; set by a scan, not stored */
-        bool is_hint;      /* from the index; the tag's log may say otherwise */
         bool is_brief;     /* without the lists of files and records (manifest_make_brief) */
         uint64_t stamp;    /* the checksum of the stamp of its entry, set by a scan (tag_log.h) */
         uint64_t size, written; /* is_brief: the results of manifest_size and manifest_written, */
