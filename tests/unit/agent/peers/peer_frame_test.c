@@ -96,6 +96,21 @@ static void a_copy_comes_back_with_its_files_and_ranks(void)
         free(text);
 }
 
+static void a_request_for_a_chunk_comes_back_as_it_was_written_and_no_part_of_it_is_one(void)
+{
+        struct peer_part part = { .tag = "global_step7", .name = "model.pt", .sequence = 1u << 20, .generation = 3, .chunk = 4000000000u }, back;
+        char *text;
+        size_t size;
+
+        REQUIRE(!peer_part_format(&part, &text, &size, NULL));
+        REQUIRE(!peer_part_parse(text, size, &back, NULL));
+        CHECK(!strcmp(back.tag, part.tag) && !strcmp(back.name, part.name) && back.sequence == part.sequence && back.generation == 3 &&
+              back.chunk == part.chunk);
+        for (size_t cut = 0; cut < size; cut++)
+                CHECK(peer_part_parse(text, cut, &back, NULL) == NEBULA_CORRUPT);
+        free(text);
+}
+
 static void a_copy_of_an_earlier_build_has_the_ranks_of_its_files(void)
 {
         struct peer_file files[2] = { { .name = "a", .rank = 3, .generation = 1 }, { .name = "b", .rank = 4, .generation = 1 } };
@@ -228,5 +243,6 @@ static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
 TAP_MAIN(TEST(a_listing_that_would_be_too_long_has_the_newest_copies),
          TEST(a_header_comes_back_as_it_was_written), TEST(a_frame_that_comes_twice_or_out_of_turn_is_refused),
          TEST(every_flipped_bit_of_the_fixed_part_is_refused), TEST(sizes_are_bounded_by_the_type), TEST(a_copy_comes_back_with_its_files_and_ranks),
+         TEST(a_request_for_a_chunk_comes_back_as_it_was_written_and_no_part_of_it_is_one),
          TEST(a_copy_of_an_earlier_build_has_the_ranks_of_its_files),
          TEST(ends_with_one_secret_talk_and_others_do_not))
