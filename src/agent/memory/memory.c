@@ -13,6 +13,8 @@
 #include "os/os.h"
 
 #define MIB (1u << 20)
+#define LOCK_LOOKS 25
+#define LOCK_LOOK_MS 20
 #define DESCRIPTORS_LEAST 1024 /* every system allows as many */
 
 uint64_t memory_random_id(void)
@@ -61,6 +63,18 @@ static void name_rival(struct memory *memory, const char *directory)
         memory->rival[length] = 0;
 }
 
+/* An agent that was killed gives its lock up a moment after its sockets, and its trainers have started this agent by then. */
+static int lock_soon(int fd)
+{
+        int result = os->lock(fd, OS_LOCK_ALONE);
+
+        for (int i = 0; result == -EAGAIN && i < LOCK_LOOKS; i++) {
+                os->sleep_ms(LOCK_LOOK_MS);
+                result = os->lock(fd, OS_LOCK_ALONE);
+        }
+        return result;
+}
+
 static int directory_take(struct memory *memory, const char *directory, char *ret_why, size_t why_size)
 {
         char path[MEMORY_PATH_MAX], text[32];
@@ -83,7 +97,7 @@ static int directory_take(struct memory *memory, const char *directory, char *re
         }
         snprintf(path, sizeof path, "%s/lock", directory);
         memory->lock_fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
-        result = memory->lock_fd < 0 ? memory->lock_fd : os->lock(memory->lock_fd, OS_LOCK_ALONE);
+        result = memory->lock_fd < 0 ? memory->lock_fd : lock_soon(memory->lock_fd);
         /* An agent that ended may have removed the file between the two calls. */
         if (result >= 0 && (os->fstat(memory->lock_fd, &stat) < 0 || os->stat(path, false, &named) < 0 || stat.inode != named.inode))
                 result = -EBUSY;

@@ -1,4 +1,7 @@
 /* The agent's promises when it or a trainer is killed: real processes, real SIGKILL. */
+#include <errno.h>
+#include <limits.h>
+
 #include "agent/agent_client.h"
 #include "tap.h"
 
@@ -509,6 +512,39 @@ static unsigned count_in_log(const char *text)
         return count;
 }
 
+static void an_agent_takes_the_memory_that_a_dying_one_still_holds(void)
+{
+        struct test_client client;
+        char path[PATH_MAX + 8];
+        int status, held[2];
+        pid_t agent, dying;
+
+        place_init(&place);
+        snprintf(path, sizeof path, "%s/lock", place.place.memory);
+        REQUIRE(!pipe(held) && !(mkdir(place.place.memory, 0700) && errno != EEXIST));
+        dying = fork();
+        if (!dying) {
+                int fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE);
+                bool is_held = fd >= 0 && !os->lock(fd, OS_LOCK_ALONE);
+
+                if (write(held[1], &is_held, 1) != 1)
+                        _exit(1);
+                usleep(150000);
+                _exit(0);
+        }
+        REQUIRE(read(held[0], &status, 1) == 1);
+        agent = agent_fork(&place);
+        REQUIRE(enter(&client, 60));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && count_names(place.place.memory, ".img") > 0);
+        client_done(&client);
+        kill(agent, SIGKILL);
+        waitpid(agent, &status, 0);
+        waitpid(dying, &status, 0);
+        close(held[0]);
+        close(held[1]);
+        place_done(&place);
+}
+
 static void an_agent_that_does_not_linger_waits_for_the_client_that_started_it(void)
 {
         struct test_client client;
@@ -560,5 +596,6 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_version_that_storage_refused_goes_to_the_next_agent_and_is_persisted_later),
          TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
+         TEST(an_agent_takes_the_memory_that_a_dying_one_still_holds),
          TEST(an_agent_that_does_not_linger_waits_for_the_client_that_started_it),
          TEST(an_agent_that_is_not_needed_ends_by_itself_and_says_so_once))
