@@ -136,6 +136,26 @@ class Trainer:
             self.say("durable", tag=tag)
         return checkpoint
 
+    def opened(self, file: str) -> list[dict[str, Any]]:
+        """A framework is about to save a checkpoint, and to make it appear as this file or directory below the root."""
+        self.say("begun", tag=None, files={})
+        self.say("published-begun", file=file, digest=None)
+        return self.events[-2:]
+
+    def closed(self, opened: list[dict[str, Any]]) -> None:
+        """The framework has saved it: what it holds is known only now."""
+        nm.flush_persistence(timeout=WAIT_S)
+        found, (begun, published) = nm.get_latest_checkpoint(), opened
+        begun |= {"tag": found.tag, "files": loaded(found)}
+        assert found.tag not in self.latest, found.tag
+        self.latest[found.tag] = {}
+        self.say("durable", tag=found.tag)
+        if (self.root / published["file"]).is_file():
+            published["digest"] = digest((self.root / published["file"]).read_bytes())
+            self.say("published", file=published["file"], digest=published["digest"])
+        else:
+            self.events.remove(published)
+
     def command(self, *words: str) -> None:
         done = subprocess.run([NEBULA, *words], capture_output=True, text=True, timeout=WAIT_S)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
@@ -263,6 +283,72 @@ def rendezvous(job: Trainer) -> None:
     cells.close()
 
 
+def lightning(job: Trainer) -> None:
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    torch.set_num_threads(1)  # this process was forked
+    job.begin()
+
+    class Watch(pl.Callback):
+        last: Any = None
+
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            self.close()
+            if (trainer.global_step + 1) % 2 == 0:
+                self.last = job.opened(f"files/step={trainer.global_step + 1}.ckpt")
+
+        def close(self) -> None:
+            if self.last:
+                job.closed(self.last)
+            self.last = None
+
+    watch = Watch()
+    keeper = ModelCheckpoint(dirpath=job.root / "files", every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    trainer = pl.Trainer(
+        max_steps=6, callbacks=[watch, keeper], plugins=[nm.NebulaCheckpointIO()], logger=False, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=job.root / "root",
+    )  # fmt: skip
+    trainer.fit(BoringModel())
+    watch.close()
+
+
+def deepspeed(job: Trainer) -> None:
+    import deepspeed as ds
+    import nebulaml.deepspeed  # noqa: F401
+    import torch
+    from ports import held_port
+
+    torch.set_num_threads(1)
+    held = held_port()
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(held.getsockname()[1]),
+    }
+    ds.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    job.begin()
+    ds.init_distributed(dist_backend="gloo")
+    model = torch.nn.Linear(64, 64)
+    engine, *_ = ds.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.1, "torch_adam": True}},
+        "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 1},
+        "nebula": {"enabled": True, "persistent_storage_path": str(job.path), "persistent_time_interval": 3600, "num_of_version_in_retention": 16},
+    })  # fmt: skip
+    for step in range(1, 4):
+        engine.backward(engine(torch.ones(1, 64)).sum())
+        engine.step()
+        opened = job.opened(f"files/global_step{step}")
+        engine.save_checkpoint(str(job.root / "files"), tag=f"global_step{step}")
+        job.closed(opened)
+
+
+# Need the environment of their framework: `.envs/lightning/bin/python tests/power/power.py --stories lightning`.
+FRAMEWORKS: dict[str, Callable[[Trainer], None]] = {story.__name__: story for story in (lightning, deepspeed)}
 STORIES: dict[str, Callable[[Trainer], None]] = {
     story.__name__: story
     for story in (save, ahead, carry, unchanged, retain, prune, thin, pin, publish, copy, rendezvous)
@@ -500,7 +586,7 @@ def play(name: str, kind: str, place: Path, cuts: int, seed: int, kept: Path | N
 
             def story() -> list[dict[str, Any]]:
                 job = Trainer(root, fs)
-                STORIES[name](job)
+                (STORIES | FRAMEWORKS)[name](job)
                 return job.events
 
             events = Child(story).end()
