@@ -104,8 +104,12 @@ static bool is_old_entry(const struct sweeping *sweeping)
 {
         for (size_t i = 0; i < sweeping->objects.count; i++) {
                 const struct store_entry *object = &sweeping->objects.entries[i];
-                struct manifest_entry entry = manifest_entry(manifest_behind_private(object->key, sweeping->directory));
+                const char *name = manifest_behind_private(object->key, sweeping->directory);
+                struct manifest_entry entry;
 
+                if (!name)
+                        continue;
+                entry = manifest_entry(name);
                 if (entry.kind == ENTRY_MANIFEST && entry.number == sweeping->number)
                         return object->time_ns <= sweeping->before_ns && !object->is_foreign;
         }
