@@ -119,31 +119,46 @@ void file_remove_empty(struct store *store, const char *key)
         remove_empty(store, directory);
 }
 
+typedef void parent_of(const char *key, char ret_parent[STORE_KEY_MAX]);
+
 /* Whether an earlier victim has the same parent. */
-static bool is_known_parent(const struct store_victim *victims, size_t at, const char *parent)
+static bool is_known_parent(const struct store_victim *victims, size_t at, parent_of *of, const char *parent)
 {
         char other[STORE_KEY_MAX];
 
         for (size_t i = at; i--;) {
-                file_parent(victims[i].key, other);
+                of(victims[i].key, other);
                 if (!strcmp(other, parent))
                         return true;
         }
         return false;
 }
 
-static int end_removal(struct store *store, const struct store_victim *victims, size_t count, size_t *ret_at)
+static int sync_parents(struct store *store, const struct store_victim *victims, size_t count, parent_of *of, size_t *ret_at)
 {
         char parent[STORE_KEY_MAX];
         int result = 0;
 
         for (size_t i = 0; i < count && !result; i++) {
-                file_parent(victims[i].key, parent);
+                of(victims[i].key, parent);
                 *ret_at = i;
-                if (is_known_parent(victims, i, parent))
-                        continue;
-                result = sync_parent(store, parent);
-                if (!result)
+                if (!is_known_parent(victims, i, of, parent))
+                        result = sync_parent(store, parent);
+        }
+        return result;
+}
+
+/* Without the sync of the directories of temporary names, an object that was moved aside could lie there after a power loss. */
+static int end_removal(struct store *store, const struct store_victim *victims, size_t count, size_t *ret_at)
+{
+        int result = sync_parents(store, victims, count, file_parent, ret_at);
+        char parent[STORE_KEY_MAX];
+
+        if (!result)
+                result = sync_parents(store, victims, count, file_temp_parent, ret_at);
+        for (size_t i = 0; i < count && !result; i++) {
+                file_parent(victims[i].key, parent);
+                if (!is_known_parent(victims, i, file_parent, parent))
                         file_remove_empty(store, victims[i].key);
         }
         return result;

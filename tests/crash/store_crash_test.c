@@ -281,6 +281,39 @@ static void a_removal_takes_what_it_means_and_leaves_the_rest(void)
         check_all();
 }
 
+static bool is_there(const char *key, const char *prefix)
+{
+        char path[600], name[256];
+        struct os_dir *dir;
+        bool found = false;
+
+        snprintf(path, sizeof path, "%s/%s", after, key);
+        if (os->opendir(path, &dir))
+                return false;
+        while (!found && os->readdir(dir, name, sizeof name) > 0)
+                found = !strncmp(name, prefix, strlen(prefix));
+        os->closedir(dir);
+        return found;
+}
+
+/* Nothing looks for debris at a tag that is at rest. */
+static void a_removal_leaves_no_temporary_name_from_its_return_on(void)
+{
+        begin();
+        put("tag/x", 'a', 100);
+        put("tag/y", 'b', 100);
+        take_away_if("tag/x", stamp_of("tag/x"), '-');
+        last = os_crash_position();
+        os_crash_end();
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                REQUIRE(os_crash_materialise(last, seed, after) == 0);
+                CHECK(is_there("tag", "y") && !is_there("tag/.nebula", "tmp-"));
+        }
+        store_close(store);
+        os_crash_free();
+        test_dir_remove(base);
+}
+
 static int no_clone(int fd, int from)
 {
         return -EOPNOTSUPP;
@@ -351,5 +384,6 @@ TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_sur
          TEST(many_that_were_uploaded_survive_from_their_publishing_on), TEST(a_file_that_shares_blocks_survives_from_its_publishing_on),
          TEST(a_creation_survives_from_its_return_on),
          TEST(a_second_write_leaves_the_first_or_itself), TEST(a_removal_survives_from_its_return_on),
-         TEST(a_removal_takes_what_it_means_and_leaves_the_rest), TEST(a_copy_survives_from_its_return_on),
+         TEST(a_removal_takes_what_it_means_and_leaves_the_rest), TEST(a_removal_leaves_no_temporary_name_from_its_return_on),
+         TEST(a_copy_survives_from_its_return_on),
          TEST(a_directory_that_was_made_anew_is_not_trusted), TEST(directories_that_were_found_are_not_trusted))
