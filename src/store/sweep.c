@@ -22,6 +22,7 @@
 #include "store/sweep.h"
 #include "store/tag_log.h"
 
+#define FINISH_NS (900 * INT64_C(1000000000))
 #define UPLOAD_REST_NS (7 * 86400 * INT64_C(1000000000)) /* of one that another program may have begun */
 
 struct sweeping {
@@ -100,7 +101,7 @@ static enum nebula_status sweep_objects(struct sweeping *sweeping, size_t *remov
         return status == NEBULA_BUSY ? NEBULA_OK : status;
 }
 
-static bool is_old_entry(const struct sweeping *sweeping)
+static bool is_older(const struct sweeping *sweeping, int64_t before_ns)
 {
         for (size_t i = 0; i < sweeping->objects.count; i++) {
                 const struct store_entry *object = &sweeping->objects.entries[i];
@@ -111,16 +112,18 @@ static bool is_old_entry(const struct sweeping *sweeping)
                         continue;
                 entry = manifest_entry(name);
                 if (entry.kind == ENTRY_MANIFEST && entry.number == sweeping->number)
-                        return object->time_ns <= sweeping->before_ns && !object->is_foreign;
+                        return object->time_ns <= before_ns && !object->is_foreign;
         }
         return false;
 }
 
-/* If the writer of the newest entry ended after its commit, views may show the version before, and the objects of that one are there. */
+/* If the writer of the newest entry ended after its commit, views may show the version before, and the objects of that one are there. Until a
+ * while after its entry, the writer may take it back (CHECK_LATE_NS), whatever the age of debris. */
 static enum nebula_status finish_newest(struct sweeping *sweeping, size_t *removed, struct nebula_error *error)
 {
         const struct manifest *newest = NULL, *before = NULL;
         enum nebula_status status;
+        int64_t now_ns;
         bool was_left;
 
         for (size_t i = 0; i < sweeping->named_count; i++) {
@@ -131,7 +134,12 @@ static enum nebula_status finish_newest(struct sweeping *sweeping, size_t *remov
                 else if (!before || named->number > before->number)
                         before = named;
         }
-        if (!newest || !before || !is_old_entry(sweeping) || manifest_check_present(sweeping->store, newest, NULL))
+        if (!newest || !before || !is_older(sweeping, sweeping->before_ns))
+                return NEBULA_OK;
+        status = sweeping->store->ops->clock(sweeping->store, &now_ns, error);
+        if (status)
+                return status;
+        if (!is_older(sweeping, now_ns - FINISH_NS) || manifest_check_present(sweeping->store, newest, NULL))
                 return NEBULA_OK;
         status = manifest_publish_rest(sweeping->store, newest, before, &was_left, error);
         *removed += was_left && !status;

@@ -8,6 +8,10 @@
  * result: The newest durable version or the one before it can be loaded.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <time.h>
+#include <sys/stat.h>
 
 #include "agent/agent_catalogue.h"
 #include "agent/restore/restore.h"
@@ -72,7 +76,14 @@ static char newest_tag(struct bench *bench)
         return !status ? found.tag[0] : status == NEBULA_NOT_FOUND ? '-' : '!';
 }
 
-/* As found, or after the next agent's start. */
+static int age(const char *path, const struct stat *stat, int kind, struct FTW *where)
+{
+        const struct timespec hour_ago = { .tv_sec = time(NULL) - 3600 };
+
+        return utimensat(AT_FDCWD, path, (const struct timespec[]){ hour_ago, hour_ago }, AT_SYMLINK_NOFOLLOW);
+}
+
+/* As found, or after the start of an agent an hour later. */
 static bool holds_now(uint64_t at, uint64_t seed, const uint64_t *durable, bool is_started)
 {
         struct store *store;
@@ -81,6 +92,8 @@ static bool holds_now(uint64_t at, uint64_t seed, const uint64_t *durable, bool 
         char newest;
         bool good;
 
+        if (is_started && nftw(other, age, 16, FTW_PHYS))
+                return false;
         bench_init(&bench, NULL, other);
         bench.catalogue.sweep_age_s = 0;
         if (storage_open(&bench.catalogue, bench.job, &store, NULL) || (is_started && storage_scan(&bench.catalogue, bench.job, &bench.error)))

@@ -54,7 +54,6 @@ MKFS = {
 LARGE = 32 << 10  # bytes; documents of Nebula are smaller in these stories
 BIG = 3 << 20  # bytes of a file that the agent writes while it is copied
 WAIT_S = 60
-SWEEPS = {"NEBULA_SWEEP_AGE": "0"}  # the first start removes debris
 AT_ONCE = 3  # states that are judged
 
 
@@ -504,11 +503,22 @@ def kill_agents(runtime: Path) -> None:
                 time.sleep(0.002)
 
 
+def age(root: Path) -> None:
+    """Shows all files as written an hour ago: a sweep leaves younger ones alone."""
+    then = time.time() - 3600
+    for path in root.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def again(root: Path, events: list[dict[str, Any]]) -> list[str]:
+    age(root)
+    return Child(lambda: judge_debris(root, events)).end()
+
+
 class Child:
     """Calls a function in a process with an agent of its own. With ``kept``, its agent dies before it, and its memory stays there."""
 
-    def __init__(self, call: Callable[[], Any], kept: Path | None = None, **environment: str) -> None:
-        self._environment = environment
+    def __init__(self, call: Callable[[], Any], kept: Path | None = None) -> None:
         read, write = os.pipe()
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._memory = kept or Path(tempfile.mkdtemp(prefix="nebula-power-", dir=parent))
@@ -527,7 +537,7 @@ class Child:
                 del os.environ[name]
             os.environ |= {
                 "NEBULA_RUNTIME_DIR": str(self._runtime), "NEBULA_MEMORY_DIR": str(self._memory), "NEBULA_AGENT_PATH": NEBULA,
-                "NEBULA_AGENT_LINGER": "20", **self._environment,
+                "NEBULA_AGENT_LINGER": "20",
             }  # fmt: skip
             try:
                 answer = {"result": call()}
@@ -611,9 +621,10 @@ def play(name: str, kind: str, place: Path, cuts: int, seed: int, kept: Path | N
                     if kind == "fuse"
                     else mounted(kind, state / "image", place / f"{state.name}-disk") as found
                 ):
-                    child = Child(lambda: judge(found, known), **SWEEPS)
+                    age(found)
+                    child = Child(lambda: judge(found, known))
                     yield
-                    faults = child.end() or Child(lambda: judge_debris(found, known), **SWEEPS).end()
+                    faults = child.end() or again(found, known)
             except (RuntimeError, subprocess.CalledProcessError) as failure:
                 faults = [str(failure)]
             wrong.extend(

@@ -174,8 +174,12 @@ ON_EACH_STORE(a_sweep_ends_the_work_of_a_writer_that_died_after_its_entry)
 
         write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "z" } });
         author_run_to(&writer, AT_CHECK);
-        CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !has("t/z") && !has(key_of_record("a", 0, record)) && shows("t", "x", "b"));
-        CHECK(sweep(ANY_AGE) == 0);
+        CHECK(sweep(ANY_AGE) == 0 && holds("t", "b"));
+        watched_begin(store);
+        watched.ahead_ns = HOUR_NS;
+        CHECK(sweep(HOUR_NS / 2) == 1 && holds("t", "b") && !has("t/z") && !has(key_of_record("a", 0, record)) && shows("t", "x", "b"));
+        CHECK(sweep(HOUR_NS / 2) == 0);
+        watched_end(store);
         have("t/.nebula/sweep-0123456789abcdef.json", "{}");
         late.now_ns = late_ns;
         os = &late;
