@@ -148,6 +148,19 @@ static void report_scan(void *argument, const struct manifest_scan *newest, size
         free(versions.list);
 }
 
+/* What a person resumes from is not called loadable because the index has it. */
+static void confirm_newest(struct store *store, struct manifest_scan *seen)
+{
+        int64_t index = manifest_scan_newest(seen, NULL);
+        struct manifest newest;
+
+        if (index < 0 || seen->manifests[index].sequence == seen->confirmed ||
+            manifest_scan_load_newest(store, seen, NULL, &newest, &index, NULL))
+                return;
+        seen->confirmed = newest.sequence;
+        manifest_done(&newest);
+}
+
 static enum nebula_status scan_path(const char *path, const struct reporting *reporting, struct manifest_scan *seen, struct pins *ret_pins,
                                     json_t **ret_verified, struct nebula_error *error)
 {
@@ -159,6 +172,8 @@ static enum nebula_status scan_path(const char *path, const struct reporting *re
         if (status)
                 return status;
         status = manifest_scan_again(store, &options, seen, error);
+        if (!status)
+                confirm_newest(store, seen);
         if (!status && pins_load(store, true, ret_pins, error)) {
                 cli_complain("the pins cannot be read: %s", error ? error->message : "");
                 *ret_pins = (struct pins){ 0 };

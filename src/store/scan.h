@@ -22,6 +22,7 @@ struct manifest_scan {
         struct manifest_broken broken_list[MANIFEST_BROKEN_MAX];
         size_t bare_count;
         char bare[MANIFEST_BROKEN_MAX][256]; /* tags global_step<n> without a version: those with the largest n, in descending order */
+        uint64_t confirmed;        /* the caller's: the sequence of the newest version, once its manifest was read */
         struct store_list doubted; /* tags whose entries of the index were wrong: their logs are read */
         struct store_list rest; /* of a scan by the index, for a sweep: the tags that are not at rest, and entries of the index and of the root that do not belong there */
 };
