@@ -147,6 +147,22 @@ static enum nebula_status remove_all(struct removing *removing, struct nebula_er
         return status;
 }
 
+/* From here on the tag is not at rest (index.h). If the store refuses removals, the tag gets a second entry, so that readers read its log. */
+static enum nebula_status drop_index(const struct removing *removing, struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = index_remove(removing->store, removing->manifest, &failure);
+        struct manifest second = *removing->manifest;
+
+        if (status && store_class(&failure) == STORE_NEVER) {
+                second.number = removing->number;
+                return index_put(removing->store, &second, error);
+        }
+        if (status && error)
+                *error = failure;
+        return status;
+}
+
 /* Another removal, with this number or a later one, may have ended since the log was read. Then the version is gone, this entry is dead,
  * and the listed names may belong to a later writer. */
 static enum nebula_status carry_out(struct removing *removing, uint64_t newest, struct nebula_error *error)
@@ -156,8 +172,8 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
 
         if (!status)
                 status = add_all_unlisted(removing, newest, error);
-        if (!status && removing->manifest) /* from here on the tag is not at rest (index.h) */
-                status = index_remove(removing->store, removing->manifest, error);
+        if (!status && removing->manifest)
+                status = drop_index(removing, error);
         if (!status)
                 status = enter(removing, error);
         if (!status)

@@ -404,6 +404,22 @@ ON_EACH_STORE(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag)
         store->ops = plain;
 }
 
+ON_EACH_STORE(a_store_that_refuses_removals_shows_no_version_that_was_removed)
+{
+        struct store_ops ops = *store->ops;
+        struct manifest manifest;
+
+        save("t", 20);
+        save("u", 10);
+        REQUIRE(!manifest_load(store, "t", &manifest, &error));
+        plain = store->ops;
+        ops.remove = refuse;
+        store->ops = &ops;
+        CHECK(manifest_remove(store, &manifest, &error) == NEBULA_STORAGE && finds(10, 1, 3));
+        store->ops = plain;
+        manifest_done(&manifest);
+}
+
 static void the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest(void)
 {
         static const unsigned counts[] = { 1, 64, 65, 1000, 1001 };
@@ -432,4 +448,5 @@ TAP_MAIN(TEST(a_version_without_an_entry_is_found_and_a_sweep_makes_its_entry), 
          TEST(an_entry_says_what_the_manifest_says_whatever_the_names_are), TEST(names_that_are_too_long_for_a_key_have_no_entry),
          TEST(a_key_that_no_agent_makes_is_no_entry), TEST(a_search_finds_what_took_the_place_of_what_it_had_listed),
          TEST(one_manifest_of_each_line_tells_what_was_abandoned), TEST(a_line_of_which_no_manifest_can_be_read_counts_as_broken),
-         TEST(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))
+         TEST(a_store_that_refuses_removals_shows_the_newest_writing_of_a_tag),
+         TEST(a_store_that_refuses_removals_shows_no_version_that_was_removed), TEST(the_cost_of_a_search_is_that_of_two_lists_and_the_newest_manifest))
