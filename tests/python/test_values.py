@@ -13,6 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from nebulaml.errors import NebulaConfigError
 from same import assert_same
 
 DTYPES = sorted(
@@ -230,6 +231,13 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     assert (checkpoint.load("t.pt", weights_only=True)["w"] == 1).all()
     with pytest.raises(Exception, match=REFUSED):
         checkpoint.load("n.pt", weights_only=True)
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "1")
+    with pytest.raises(Exception, match=REFUSED):
+        checkpoint.load("n.pt")
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "true")
+    with pytest.raises(NebulaConfigError, match="'true' is neither 0 nor 1"):
+        checkpoint.load("n.pt")
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "0")
     assert (checkpoint.load("n.pt")["w"] == 1).all()
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "True")
     with pytest.raises(Exception, match=REFUSED):
@@ -291,3 +299,13 @@ def test_weights_only_lets_a_file_change_nothing_of_the_program(nm, module, name
     with contextlib.suppress(Exception):
         checkpoint.load_into("x.pt", {"w": torch.zeros(3)}, weights_only=True)
     assert not hasattr(getattr(importlib.import_module(module), name), "nebula_was_here")
+
+
+def test_an_invalid_switch_is_refused_for_every_file(nm, monkeypatch):
+    checkpoint = nm.Checkpoint("switch")
+    checkpoint.save("t.pt", {"w": torch.ones(3)})
+    checkpoint.commit()
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "true")
+    for load in (checkpoint.load, lambda name: checkpoint.load_into(name, {"w": torch.zeros(3)})):
+        with pytest.raises(NebulaConfigError, match="neither 0 nor 1"):
+            load("t.pt")

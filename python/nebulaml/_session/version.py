@@ -228,7 +228,7 @@ class Version:
     def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Loads the object of file ``name``, verified, from the fastest place that has it.
 
-        Works like torch.load, except that ``weights_only`` is False unless this call says otherwise.
+        Works like torch.load, except that ``weights_only`` is False unless this call or NEBULA_WEIGHTS_ONLY=1 says otherwise.
         The tensors belong to the program, which may write to them. Raises NebulaNotFound, with the names that exist, if
         there is no such file.
         """

@@ -35,7 +35,7 @@ def load(
 ) -> Any:
     """Returns what torch.load would return for the file. ``name``: for errors.
 
-    weights_only: None means False. TORCH_FORCE_WEIGHTS_ONLY_LOAD=1 makes it True in any case.
+    weights_only: None means False, or True with NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD overrides both.
     storage: the storage of the map, for callers that need its address. own_bytes: storages up to that size get memory of their own.
     """
     weights_only = _is_weights_only(weights_only)
@@ -69,7 +69,14 @@ def torch_switch(variable: str) -> bool:
 
 
 def _is_weights_only(asked: bool | None) -> bool:
-    return torch_switch("TORCH_FORCE_WEIGHTS_ONLY_LOAD") or bool(asked)
+    if torch_switch("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        return True
+    if asked is not None:
+        return asked
+    text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
+    if text not in ("", "0", "1"):  # "true", taken for no, would run code of the file
+        raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _is_zip(mapped: _nebula.Map) -> bool:
