@@ -49,9 +49,11 @@ missing_packages() {
         [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] || found+=(python3-dev)
         if [[ $purpose == test ]]; then
                 pkg-config --exists fuse3 2>/dev/null || found+=(libfuse3-dev) # for tests on file systems that play NFS, or lose power
-                command -v mkfs.ext4 >/dev/null || found+=(e2fsprogs) # make power
-                command -v mkfs.xfs >/dev/null || found+=(xfsprogs)
-                command -v mkfs.btrfs >/dev/null || found+=(btrfs-progs)
+                if [[ $EUID -eq 0 ]]; then # make power, which mounts; the PATH of other users lacks /usr/sbin
+                        command -v mkfs.ext4 >/dev/null || found+=(e2fsprogs)
+                        command -v mkfs.xfs >/dev/null || found+=(xfsprogs)
+                        command -v mkfs.btrfs >/dev/null || found+=(btrfs-progs)
+                fi
                 command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
                 command -v dpkg-shlibdeps >/dev/null || found+=(dpkg-dev) # make deb
                 command -v gfortran >/dev/null || found+=(gfortran) # examples in Fortran and with MPI

@@ -195,15 +195,15 @@ def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}
 
 
-def _advice(rows: list[dict[str, Any]], settings: list[dict[str, Any]], told: dict[str, Any] | None) -> list[str]:
-    """told: the answer of `nebula goodput`. With FEW failures or more, the intervals are for those of this job."""
+def _advice(rows: list[dict[str, Any]], settings: list[dict[str, Any]], goodput: dict[str, Any] | None) -> list[str]:
+    """goodput: the answer of `nebula goodput`. With FEW failures or more, the intervals are for those of this job."""
     durable = [one for one in rows if one["durable"] and one["committed"] and one["blocked_ms"] is not None][-20:]
     advice = []
     if len(durable) >= 3:
         blocked_s = statistics.median(one["blocked_ms"] for one in durable) / 1e3
         lag_s = statistics.median(one["persist_seconds"] or 0 for one in durable)
         captured_s = statistics.median(max(0.0, (one["captured"] or 0) - (one["begun"] or 0)) for one in durable)
-        measured = limits.seconds_of(told) if told and told.get("restarts", 0) >= FEW else {}
+        measured = limits.seconds_of(goodput) if goodput and goodput.get("restarts", 0) >= FEW else {}
         mtbf_s = measured.get("mtbf", ADVICE_MTBF_S)
         costs = interval.Costs(mtbf_s, 0.23, max(blocked_s, 1e-4), captured_s, max(0.02 * lag_s, 1e-3), lag_s, 360.0, 400.0)
         memory_s, storage_s = interval.intervals(costs)
