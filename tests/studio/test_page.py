@@ -327,6 +327,7 @@ def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
     expect(dialog).to_contain_text("(pinned)")
     assert (place.storage / "global_step2/model.pt").exists(), "the preview removed something"
     page.get_by_role("button", name="Remove them").click()
+    expect(page.get_by_role("status").first).to_contain_text("done: pruned", timeout=20_000)  # rows are gone before the files
     open_tab(page, "checkpoints")
     page.get_by_label("Show", exact=True).select_option("durable")
     expect(page.locator("tbody tr[data-key]")).to_have_count(2, timeout=20_000)
