@@ -53,7 +53,7 @@ class Studio:
         status, _, told = self.ask("POST", f"/api/{name}", body)
         assert status == 200, told
         self.until(lambda state: next(one for one in state["works"] if one["id"] == told["work"])["state"] != "running")
-        return self.ask("GET", f"/api/work?id={told['work']}")[2]
+        return self.ask("GET", f"/api/work?id={told['work']}")[2]["answer"]
 
     def until(self, holds: Callable[[dict[str, Any]], Any], limit_s: float = 20) -> dict[str, Any]:
         """Waits for a state for which the condition holds, and returns it."""

@@ -114,7 +114,7 @@ class Studio:
             "tensors": lambda job, asked: job.source.tensors(_text(asked, "tag"), _text(asked, "name")),
             "doctor": lambda job, asked: {"checks": job.source.doctor()},
             "prune-preview": lambda job, asked: job.source.prune_preview(_whole(asked, "keep_last") or None, asked.get("abandoned") == "1"),
-            "work": lambda job, asked: job.works.find(_whole(asked, "id")).answer,
+            "work": lambda job, asked: job.works.find(_whole(asked, "id")).whole(),
         }
         reads_only: dict[str, Work] = {"diff": self._diff, "stop": lambda job, asked: job.works.find(_number(asked, "id")).stop()}
         controls: dict[str, Work] = {
@@ -243,7 +243,7 @@ def _place(asked: dict[str, Any], name: str) -> str:
 
 def _whole(asked: dict[str, Any], name: str) -> int:
     value = asked.get(name) or "0"
-    if not value.isdecimal() or len(value) > 9:
+    if not value.isdecimal() or len(value) > 15:  # JavaScript holds these exactly
         raise NebulaConfigError(f"{name}: a whole number")
     return int(value)
 

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,9 @@ class Work:
 
     def row(self) -> dict[str, Any]:
         return {"id": self.number, "what": self.what, "state": self.state, "error": self.error, "progress": self.progress}
+
+    def whole(self) -> dict[str, Any]:
+        return {**self.row(), "answer": self.answer}
 
     def report(self, done: int, total: int) -> None:
         self.progress = {"done": done, "total": total}
@@ -77,7 +81,7 @@ class Works:
         self._changed = changed
         self._lock = threading.Lock()  # guards the list
         self._works: list[Work] = []
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(time.time_ns() // 10**7)  # never a number of a studio that ran before
 
     def begin(self, what: str, do: Callable[[Work], Any], finish: Callable[[], None]) -> int:
         """Starts a thread that calls `do`, and `finish` after it. Returns the number of the work.
@@ -88,7 +92,8 @@ class Works:
         with self._lock:
             if sum(one.state == "running" for one in self._works) >= AT_ONCE:
                 raise NebulaConfigError(f"{AT_ONCE} works are running: wait for one of them, or stop it")
-            self._works = [*self._works[-KEPT:], work]
+            ended = [one for one in self._works if one.state != "running"]
+            self._works = [one for one in self._works if one not in ended[:-KEPT]] + [work]
         threading.Thread(target=self._do, args=(work, do, finish), name=f"nebula-{what:.20}", daemon=True).start()
         self._changed()
         return work.number
@@ -117,7 +122,7 @@ class Works:
         with self._lock:
             found = next((one for one in self._works if one.number == number), None)
         if found is None:
-            raise NebulaConfigError(f"there is no work {number}")
+            raise NebulaConfigError(f"the studio has forgotten work {number}: it was started again, or {KEPT} others have ended since")
         return found
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ async function attempt(studio, text, work) {
     studio.say(`done: ${text}`);
     return told;
   } catch (failure) {
+    studio.said = 0;
     studio.dialog('This did not work', element('p', {}, shown(failure.message)), []);
     return null;
   }

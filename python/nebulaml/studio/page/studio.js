@@ -31,14 +31,15 @@ export const studio = {
   },
   // Long work of the server: shown above each panel with its progress, and a button that stops it. Returns its answer.
   async work(name, body) {
+    const { job } = this;
     const { work } = await this.act(name, body);
     for (;;) {
-      await new Promise((done) => { waiting.push(done); });
-      const found = (this.state.works || []).find((one) => one.id === work);
-      if (!found) throw new Error('the studio has forgotten this work: it was started again');
+      const changed = new Promise((done) => { waiting.push(done); });
+      const found = await this.ask('work', { job, id: work });
       if (found.state === 'stopped') throw new Error(`${found.what} was stopped`);
       if (found.state === 'failed') throw new Error(found.error);
-      if (found.state === 'done') return this.ask('work', { id: work });
+      if (found.state === 'done') return found.answer;
+      await changed;
     }
   },
   // The panel of all jobs.
@@ -48,7 +49,12 @@ export const studio = {
     document.title = 'Nebula studio';
     $('problems').replaceChildren(...(told.problems || []).map((text) => element('p', {}, shown(text))));
   },
-  say(text) { $('live').textContent = text; },
+  // The words of an action stay for ten seconds: the time of the next update does not take their place before anybody has read them.
+  said: 0,
+  say(text, stays = 10_000) {
+    this.said = performance.now() + stays;
+    $('live').textContent = text;
+  },
   open(tag) { this.tag = tag; choose('version', true); },
   // The address of what is shown. `replaces`: the address before it needs no place in the browser's history.
   address(replaces = false) {
@@ -164,10 +170,10 @@ async function follow() {
       if (told.revision !== since || told.epoch !== epoch) take(told, job);
       [epoch, since] = [told.epoch, told.revision];
       const { reading } = studio.state;
-      studio.say(told.revision && !reading ? `live, ${clock(Date.now() / 1000)}` : `reading the storage…${reading ? ` ${reading.read} of ${reading.of} versions` : ''}`);
+      if (performance.now() >= studio.said) studio.say(told.revision && !reading ? `live, ${clock(Date.now() / 1000)}` : `reading the storage…${reading ? ` ${reading.read} of ${reading.of} versions` : ''}`, 0);
     } catch (failure) {
       if (failure.name === 'AbortError') continue;
-      studio.say('not connected');
+      studio.say('not connected', 0);
       $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
       await new Promise((done) => setTimeout(done, 2000));
     }
@@ -191,7 +197,7 @@ async function begin() {
       document.body.classList.toggle('read-only', told.read_only);
       break;
     } catch (failure) {
-      studio.say('not connected');
+      studio.say('not connected', 0);
       $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
       await new Promise((done) => setTimeout(done, 2000));
     }
