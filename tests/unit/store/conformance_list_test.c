@@ -127,7 +127,7 @@ static void random_lists(void)
 {
         char key[64];
 
-        for (int i = 0; i < 60; i++) {
+        for (int i = 0; i < repeats(60); i++) {
                 size_t known = 0;
 
                 random_key(key);
@@ -137,7 +137,7 @@ static void random_lists(void)
                         make(key);
         }
         check_prefix("");
-        for (int i = 0; i < 40; i++) {
+        for (int i = 0; i < repeats(40); i++) {
                 random_key(key);
                 key[dice((unsigned)strlen(key))] = 0;
                 check_prefix(key);

@@ -5,7 +5,8 @@
 #include "kinds.h"
 
 #define THREADS 16
-#define ROUNDS 20
+#define ROUNDS_MAX 20
+#define ROUNDS repeats(ROUNDS_MAX)
 #define EACH(name, promise) static void name(void) { each(promise); }
 
 static pthread_barrier_t barrier;
@@ -28,7 +29,7 @@ static void run_threads(void *(*work)(void *number))
 }
 
 static atomic_int winners, others, failures;
-static atomic_uintptr_t winner[ROUNDS];
+static atomic_uintptr_t winner[ROUNDS_MAX];
 
 static void count(enum nebula_status status, int round, uintptr_t number)
 {

@@ -134,6 +134,16 @@ static const struct kind kinds[] = {
 #endif
 static const struct kind *kind;
 
+/* A server of the tests takes a hundred times as long for a request as a driver's code does. */
+static inline int repeats(int times)
+{
+#if defined NB_TEST_AZURE || defined NB_TEST_S3 || defined NB_TEST_GS || defined NB_TEST_ADLS || defined NB_TEST_SEVERAL
+        return getenv("NEBULA_TEST_NIGHTLY") ? times : times / 4;
+#else
+        return times;
+#endif
+}
+
 static inline void each(void (*promise)(void))
 {
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
