@@ -128,12 +128,13 @@ static int by_name(const void *a, const void *b)
 
 static void parse_file(struct document_reader *reader, const json_t *entry, struct signed_file *file)
 {
-        json_int_t rank = json_integer_value(json_array_get(entry, 1)), size = json_integer_value(json_array_get(entry, 2));
+        const json_t *whole[] = { json_array_get(entry, 1), json_array_get(entry, 2) };
+        json_int_t rank = json_integer_value(whole[0]), size = json_integer_value(whole[1]);
 
         file->name = json_string_value(json_array_get(entry, 0));
         file->rank = (uint32_t)rank;
         file->size = (uint64_t)size;
-        if (!file->name || rank < 0 || rank >= DOCUMENT_WORLD_MAX || size < 0 ||
+        if (!file->name || !json_is_integer(whole[0]) || !json_is_integer(whole[1]) || rank < 0 || rank >= DOCUMENT_WORLD_MAX || size < 0 ||
             !signature_read_digest(json_string_value(json_array_get(entry, 3)), file->sha256))
                 document_wrong(reader, "files", "has an entry that is not a name, a rank, a size and a SHA-256");
 }
