@@ -30,6 +30,8 @@
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
+#   make analyze  clang's static analyzer
+#   make coverage how much of the C half its own tests execute, and which error paths none of them takes
 #   make lint     ruff, warnings of gcc and clang, the rules of the house
 #   make clean    removes what was built; `make distclean` the environment as well
 
@@ -37,7 +39,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -158,6 +160,17 @@ tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
+analyze: setup-test
+	@scripts/build.sh build
+	@scripts/analyze.sh build
+
+# Commands and adapters are tested from Python, which this does not count. The floor is what was reached, and rises with it.
+coverage: setup-test
+	@scripts/build.sh build-coverage -Db_coverage=true -Doptimization=0 -Dwerror=false
+	@find build-coverage -name '*.gcda' -delete
+	@meson test -C build-coverage --print-errorlogs --no-rebuild --timeout-multiplier 4 --no-suite stores
+	@$(BIN)/python scripts/coverage.py build-coverage --floor 75 47
+
 # In order, so that what is quick to fail comes first. The C tests run once, with the sanitizers; `make units` runs them without. The frameworks are
 # fetched while the C half is built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
@@ -178,7 +191,7 @@ test: setup-test
 # All that a release has to pass, for a night. `make test-frameworks` and those below it add environments of their own.
 nightly:
 	@NEBULA_TEST_NIGHTLY=1 $(MAKE) units test SHORT_TESTS="$(SHORT_TESTS) or short_form"
-	@$(MAKE) tsan faults-long test-oldest test-newest test-frameworks
+	@$(MAKE) tsan analyze coverage faults-long test-oldest test-newest test-frameworks
 
 # The tests of what has changed since BASE (the last commit), the faults, the crashes and one kill.
 affected: setup-test
@@ -236,6 +249,6 @@ cleanroot: setup-test wheels
 	@scripts/cleanroot.sh $(RELEASES)
 
 clean:
-	rm -rf build dist build-bench build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist build-bench build-clang build-asan build-tsan build-coverage out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
 	rm -rf .venv build-wheels $(FRAMEWORKS:%=.envs/%) .envs/suite-*

@@ -31,6 +31,7 @@ static void append(char *message, size_t size, const char *text)
         message[used + length] = '\0';
 }
 
+#undef error_set
 enum nebula_status error_set(struct nebula_error *error, enum nebula_status status, int sys_errno,
                              const char *format, ...)
 {
