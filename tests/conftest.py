@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,7 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help=f"write the seconds of each file of tests to {RECORDED.name}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: a variant of a test whose other variants always run; NEBULA_TEST_NIGHTLY=1 runs it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get("NEBULA_TEST_NIGHTLY"):
+        late = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
     before = json.loads(RECORDED.read_text())
     items.sort(key=lambda item: -before.get(str(item.path.relative_to(HERE)), float("inf")))  # stable: within a file, the order stays
 

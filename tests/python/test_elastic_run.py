@@ -153,7 +153,7 @@ time.sleep(60 if count == 0 else 0)
 
 # fault (Elastic jobs): A worker fails while others of its node wait for it and catch SIGTERM.
 # result: They are killed, and all start again.
-@pytest.mark.parametrize("how", ["auto", "off"])
+@pytest.mark.parametrize("how", ["auto", pytest.param("off", marks=pytest.mark.nightly)])
 def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, how):
     """torchrun alone would wait 30 s for a worker that catches SIGTERM."""
     (tmp_path / "worker.py").write_text(STUBBORN)

@@ -15,7 +15,7 @@ import nebulaml as nm
 import pytest
 from waiting import until
 
-METHODS = ["fork", "spawn", "forkserver"]
+METHODS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
 
 HEAD = """
 import multiprocessing, os, signal, sys, time, torch
@@ -134,8 +134,10 @@ def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, me
 
 
 # fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [(signal.SIGKILL, "fork"), (signal.SIGKILL, "spawn"), (signal.SIGTERM, "fork"), pytest.param(signal.SIGTERM, "spawn", marks=pytest.mark.nightly)],
+)
 def test_workers_end_with_their_trainer(place, method, number):
     with job(place, LOADER + """
     manager = nm.Manager(PATH, save_every_steps=10**9)

@@ -121,7 +121,7 @@ TRAIN = """
 """
 
 
-@pytest.mark.parametrize("threads", ["", "1"])
+@pytest.mark.parametrize("threads", ["", pytest.param("1", marks=pytest.mark.nightly)])
 def test_the_losses_of_a_warm_and_of_a_cold_run_are_equal_bit_for_bit(launcher, threads):
     if threads:
         launcher.environment["OMP_NUM_THREADS"] = threads
