@@ -22,7 +22,9 @@ need, from the files of all processes, so the number of processes and devices an
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -39,10 +41,12 @@ from .checkpoint import Checkpoint
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 from .manager import manager
 
-__all__ = ["Manager", "Restored", "init", "load", "save", "settings_of"]
+__all__ = ["Manager", "Restored", "init", "load", "load_orbax", "save", "settings_of"]
 
 ALIGNMENT = 64  # bytes; of each shard in its file
 _MOST_SHOWN = 10
+_MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
+_NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -75,8 +79,11 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
     if refused:
         raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
+    if len({path for path, _ in found}) < len(found):  # keys of a program's own classes with one text
+        twice = [path for path, count in collections.Counter(path for path, _ in found).items() if count > 1]
+        raise NebulaConfigError(f"{name!r} has several leaves that would have one name: {', '.join(map(_shown, twice[:_MOST_SHOWN]))}")
     for _, leaf in found:  # all copies begin before the first is awaited
-        if isinstance(leaf, jax.Array) and not _is_key(leaf):
+        if isinstance(leaf, jax.Array) and not _is_key(leaf) and not _is_on_host(leaf.sharding):
             leaf.copy_to_host_async()
     parts: list[Any] = []
     constant: list[int] = []  # JAX never writes to an array that somebody else holds
@@ -85,12 +92,13 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     for path, leaf in found:
         about, pieces = _described(leaf, process)
         for piece, index in pieces:
-            at += _add(parts, b"\0" * (-at % ALIGNMENT))
+            if at % ALIGNMENT:
+                at += _add(parts, b"\0" * (-at % ALIGNMENT))
             about["shards"].append([at, index])
             if isinstance(leaf, jax.Array):
                 constant.append(len(parts))
             at += _add(parts, piece)
-        entries[json.dumps(path)] = about
+        entries[path] = about
     text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
     if not checkpoint.save_bytes(_file(name, process, "json"), text.encode()):
         return False
@@ -107,15 +115,25 @@ def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False
     saved = _Saved(checkpoint, name)
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
     wanted = [(_path(keys), leaf) for keys, leaf in paths]
-    missing = [_shown(path) for path, _ in wanted if json.dumps(path) not in saved.leaves]
+    missing = [_shown(path) for path, _ in wanted if path not in saved.leaves]
     if missing:
         raise NebulaNotFound(f"{name!r} of {checkpoint.tag!r} has no {', '.join(missing[:_MOST_SHOWN])}; it has {len(saved.leaves)} leaves")
-    wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[json.dumps(path)], leaf, cast))]
+    wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[path], leaf, cast))]
     if wrong:
         raise NebulaConfigError(f"{name!r} of {checkpoint.tag!r} does not fit: {'; '.join(wrong[:_MOST_SHOWN])}")
-    saved.fetch([(json.dumps(path), leaf) for path, leaf in wanted])
+    saved.fetch(wanted)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
-        return jax.tree_util.tree_unflatten(structure, list(pool.map(lambda one: saved.leaf(json.dumps(one[0]), one[1]), wanted)))
+        return jax.tree_util.tree_unflatten(structure, list(pool.map(lambda one: saved.leaf(*one), wanted)))
+
+
+def load_orbax(path: str | os.PathLike[str], template: Any, *, step: int | None = None, item: str | None = None, cast: bool = False) -> Any:
+    """Does load() of a checkpoint that Orbax has written. Orbax reads it, and must be installed.
+
+    path: the directory of a CheckpointManager, of a step or of an item. step: None: the newest. item: None: the only one.
+    """
+    from .integrations import orbax
+
+    return orbax.load(path, template, step=step, item=item, cast=cast)
 
 
 # -- leaves
@@ -125,13 +143,26 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
-def _leaves(tree: Any) -> Iterator[tuple[list[Any], Any]]:
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]:
         yield _path(keys), leaf
 
 
-def _path(keys: Any) -> list[Any]:
-    """Returns the path of a leaf as JSON has it: each step with its kind, so that 1 and "1" differ."""
+def _path(keys: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf as JSON: each step with its kind, so that 1 and "1" differ."""
+    try:
+        return _known_path(keys, tuple((type(key), type(getattr(key, "key", None))) for key in keys))
+    except TypeError:  # a key that has no hash
+        return _json_path(keys)
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _known_path(keys: tuple[Any, ...], types: tuple[Any, ...]) -> str:
+    """types: of the keys, because 1 equals True and 1.0. They are a part of what is remembered."""
+    return _json_path(keys)
+
+
+def _json_path(keys: tuple[Any, ...]) -> str:
     tree = jax.tree_util
     steps: list[Any] = []
     for key in keys:
@@ -144,11 +175,11 @@ def _path(keys: Any) -> list[Any]:
             steps.append(["key", plain])
         else:
             steps.append([type(key).__name__, str(key)])
-    return steps
+    return json.dumps(steps)
 
 
-def _shown(path: list[Any]) -> str:
-    return "".join(f".{value}" if kind == "name" else f"[{value!r}]" for kind, value in path) or "the tree"
+def _shown(path: str) -> str:
+    return "".join(f".{value}" if kind == "name" else f"[{value!r}]" for kind, value in json.loads(path)) or "the tree"
 
 
 def _is_key(leaf: Any) -> bool:
@@ -166,13 +197,31 @@ def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any,
         if _is_key(leaf):
             extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
         about = {"kind": "key" if extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
-        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        return about, [(np.asarray(shard.data), _box(shard.index, leaf.shape)) for shard in shards]
+        own = _own_shards(leaf.sharding, leaf.shape)
+        arrays = getattr(leaf, "_arrays", None)  # as addressable_data() has them, which asks more of each than its copy takes
+        if arrays is None:
+            arrays = [leaf.addressable_data(number) for number in range(len(leaf.sharding.addressable_devices))] if own else []
+        return about, [(np.asarray(arrays[number]), box) for number, box in own]
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.ascontiguousarray(leaf)
         about = {"kind": "numpy", "dtype": str(array.dtype), "shape": list(np.shape(leaf)), "shards": []}
         return about, [(array, [[0, size] for size in np.shape(leaf)])] if process == 0 else []
     return {"kind": "plain", "value": _plain(leaf), "shards": []}, []
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _own_shards(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> list[tuple[int, list[list[int]]]]:
+    """Returns the shards that this process writes: their numbers among its own, and their boxes. The first device that has a box writes it."""
+    writers: dict[str, Any] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        writers.setdefault(str(_box(index, shape)), device)
+    own = [(_box(index, shape), device) for device, index in sharding.addressable_devices_indices_map(shape).items()]
+    return [(number, box) for number, (box, device) in enumerate(own) if writers[str(box)] is device]
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _is_on_host(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.addressable_devices)
 
 
 def _plain(leaf: Any) -> list[Any]:
@@ -208,13 +257,17 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(jax.numpy.dtype(name))
 
 
-def _mismatch(path: list[Any], about: dict[str, Any], leaf: Any, cast: bool) -> str:
+def _mismatch(path: str, about: dict[str, Any], leaf: Any, cast: bool) -> str:
     """Returns why a leaf of the template cannot take the saved one; "": it can."""
     has_shape = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+    if has_shape and not _is_key(leaf) and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and _is_narrowed(leaf.dtype):
+        return f"{_shown(path)} would lose bits: JAX makes no array of {leaf.dtype} without jax_enable_x64"
     if about["kind"] == "plain":
-        kind = about["value"][0]
-        is_number = kind in ("bool", "int", "float", "complex")
-        return f"{_shown(path)} is a Python {kind}" if has_shape and not (is_number and tuple(leaf.shape) == ()) else ""
+        kind, text = about["value"]
+        if not has_shape or (tuple(leaf.shape) == () and kind in _NUMBERS and _holds(leaf.dtype, kind, text, cast)):
+            return ""
+        other = f", and the template {leaf.dtype} of the shape {tuple(leaf.shape)}" if kind in _NUMBERS else ""
+        return f"{_shown(path)} is a Python {kind}{other}"
     shape = tuple(about["shape"])
     if not has_shape:
         is_fine = shape == () and isinstance(leaf, bool | int | float | complex)
@@ -226,6 +279,25 @@ def _mismatch(path: list[Any], about: dict[str, Any], leaf: Any, cast: bool) -> 
     if not cast and str(leaf.dtype) != about["dtype"]:
         return f"{_shown(path)} is {about['dtype']}, and the template {leaf.dtype}: cast=True converts"
     return ""
+
+
+def _is_narrowed(dtype: Any) -> bool:
+    return bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
+
+
+def _holds(dtype: Any, kind: str, text: Any, cast: bool) -> bool:
+    """Returns whether a dtype takes a Python number as JAX's arithmetic would: a float may be rounded, but is no whole number."""
+    if kind == "int" and jax.numpy.issubdtype(dtype, jax.numpy.integer):
+        limits = jax.numpy.iinfo(dtype)
+        return int(limits.min) <= int(text) <= int(limits.max)
+    classes = (jax.numpy.bool_, jax.numpy.integer, jax.numpy.floating, jax.numpy.complexfloating)
+    return any(jax.numpy.issubdtype(dtype, each) for each in classes[0 if cast and kind != "complex" else _NUMBERS.index(kind) :])
+
+
+def _sharding_of(target: Any) -> Any:
+    """Returns where the template wants a leaf. None: nowhere, as an array that JAX may move to the device of another one."""
+    is_placed = isinstance(target, jax.Array | jax.ShapeDtypeStruct) and getattr(target, "committed", True)
+    return target.sharding if is_placed else None
 
 
 class _Saved:
@@ -258,8 +330,8 @@ class _Saved:
             about = self.leaves[path]
             shape = tuple(about.get("shape", ()))
             boxes = [[[0, size] for size in shape]]
-            if about["kind"] != "key" and isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
-                boxes = [_box(index, shape) for index in target.sharding.addressable_devices_indices_map(shape).values()]
+            if about["kind"] != "key" and (sharding := _sharding_of(target)) is not None:
+                boxes = [_box(index, shape) for index in sharding.addressable_devices_indices_map(shape).values()]
             for process, offset, shard in about["shards"]:
                 if any(_common(box, shard) for box in boxes):
                     needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
@@ -277,13 +349,12 @@ class _Saved:
         if about["kind"] == "key":
             data = self._whole(about, shape)
             key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=about["impl"])
-            sharding = getattr(target, "sharding", None)
-            return key if sharding is None else jax.device_put(key, sharding)
-        if isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
+            return key if (sharding := _sharding_of(target)) is None else jax.device_put(key, sharding)
+        if (sharding := _sharding_of(target)) is not None:
             def part(index: Any) -> np.ndarray[Any, Any]:
                 return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
 
-            return jax.make_array_from_callback(shape, target.sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part)
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
@@ -292,7 +363,8 @@ class _Saved:
     def _placed(self, value: np.ndarray[Any, Any], target: Any) -> Any:
         if isinstance(target, np.ndarray | np.generic):
             return value
-        return jax.device_put(value, target.sharding) if target.sharding is not None else jax.numpy.asarray(value)
+        sharding = _sharding_of(target)
+        return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
@@ -307,7 +379,7 @@ class _Saved:
         for each, _ in overlaps:
             if shared and list(map(list, each[2])) == box:
                 return self._read(about, each, dtype)
-        result = np.empty([stop - start for start, stop in box], dtype)
+        result = _empty([stop - start for start, stop in box], dtype)
         missing = result.size
         for each, common in overlaps:
             inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, each[2], strict=True))
@@ -323,6 +395,14 @@ class _Saved:
         process, offset, box = shard
         data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), offset)
         return data.view(dtype).reshape([stop - start for start, stop in box])
+
+
+def _empty(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns an array that JAX takes over on the CPU: it copies others."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _common(box: Any, other: Any) -> list[tuple[int, int]] | None:
@@ -424,10 +504,25 @@ _TRANSLATED = {"save_interval_steps": "save_every_steps", "max_to_keep": "keep_l
 # Options that change nothing here, with the values that do so; None: all.
 _FITTING: dict[str, tuple[Any, ...] | None] = dict.fromkeys((
     "best_mode", "keep_checkpoints_without_metrics", "cleanup_tmp_directories", "enable_background_delete", "num_deletion_threads",
-    "async_options", "multiprocessing_options", "file_options", "save_root_metadata", "single_host_load_and_broadcast",
+    "async_options", "multiprocessing_options", "file_options", "atomicity_options", "save_root_metadata", "single_host_load_and_broadcast",
     "enable_per_process_directory_creation", "lightweight_initialize", "temporary_path_class", "prevent_write_metrics",
     "enable_should_save_is_saving_in_progress_check",
 )) | {"create": (True,), "enable_async_checkpointing": (True,)}  # fmt: skip
+# Options in whose place Orbax takes a policy, if there is one.
+_BY_POLICY = {
+    "save_decision_policy": ("save_interval_steps", "save_on_steps", "should_save_fn"),
+    "preservation_policy": ("max_to_keep", "keep_time_interval", "keep_period", "best_fn"),
+}
+# Orbax's policies: the attribute with the value, and the setting that takes it. None: the policy needs no setting.
+_POLICIES: dict[str, tuple[str, str] | None] = {
+    "FixedIntervalPolicy": ("interval", "save_every_steps"),
+    "PreemptionCheckpointingPolicy": None,  # a manager saves after a notice in any case
+    "PreserveAll": None,
+    "LatestN": ("n", "keep_last"),
+    "EveryNSteps": ("interval_steps", "keep_every"),
+    "LatestDuration": ("duration", "keep_within"),
+}
+_FREE = {"exact_interval": True, "max_to_keep": None}  # attributes of policies, with the values that need no counterpart
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -436,20 +531,43 @@ def settings_of(options: Any) -> dict[str, Any]:
     Options at their defaults are left out. Raises NebulaConfigError for an option without a counterpart. One is best_fn: a rule of the agent
     needs the name of a metric, so give Manager(keep_best=nebulaml.Best(...)).
     """
-    plain = type(options)()
+    plain, given = type(options)(), vars(options)
     settings: dict[str, Any] = {}
     refused = []
-    for name, value in vars(options).items():
+    replaced = {name for policy, names in _BY_POLICY.items() if given.get(policy) is not None for name in names}
+    for name, value in given.items():
         default = getattr(plain, name, None)
+        if name in replaced:
+            continue
         if name in _TRANSLATED:
             if value is not None:
                 settings[_TRANSLATED[name]] = value
+        elif name in _BY_POLICY and value is not None:
+            refused += [f"{name}={each}" for each in _add_policy(value, settings)]
         elif value == default or (name in _FITTING and value in (_FITTING[name] or (value,))):
             continue
         else:
             refused.append(f"{name}={value!r:.80}")
     if refused:
         raise NebulaConfigError(f"nebulaml.jax.Manager has no counterpart of {config.in_lines(sorted(refused))} (docs/jax.md)")
-    if "keep_every" in settings and "keep_last" not in settings:
+    if "keep_every" in settings and "keep_last" not in settings and given.get("preservation_policy") is None:
         del settings["keep_every"]  # Orbax keeps all then
     return settings
+
+
+def _add_policy(policy: Any, settings: dict[str, Any]) -> list[str]:
+    """Adds the settings for one of Orbax's policies. Returns the policies that have no counterpart."""
+    kind = type(policy).__name__
+    if kind in ("AnyPreservationPolicy", "AnySavePolicy"):
+        if any(type(part).__name__ == "PreserveAll" for part in policy.policies):
+            return []
+        return [each for part in policy.policies for each in _add_policy(part, settings)]
+    if kind not in _POLICIES:
+        return [f"{policy!r:.80}"]
+    values, translated = dict(vars(policy)), _POLICIES[kind]
+    value = values.pop(translated[0]) if translated is not None else None
+    if any(each != _FREE.get(name) for name, each in values.items()) or (translated is not None and translated[1] in settings):
+        return [f"{policy!r:.80}"]
+    if translated is not None and value is not None:
+        settings[translated[1]] = value.total_seconds() if hasattr(value, "total_seconds") else value
+    return []
