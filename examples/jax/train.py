@@ -109,6 +109,7 @@ def main() -> None:
                 print(f"step {number} loss {float(loss):.6f}", flush=True)
             manager.save(number, {"state": state, "batches": batches})
             if number == chosen.kill_at:
+                manager.wait(state="committed")  # a kill while the bytes are copied would lose the newest version
                 os.kill(os.getpid(), signal.SIGKILL)
             if manager.stop_requested:
                 break

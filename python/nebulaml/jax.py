@@ -105,25 +105,52 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     return checkpoint._save_constants(_file(name, process, "data"), parts, constant)
 
 
-def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False) -> Any:
+def load(checkpoint: Checkpoint, name: str, template: Any = None, *, cast: bool = False) -> Any:
     """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
 
     template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the
-    saved tree. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not fit,
-    with their paths, and NebulaNotFound for leaves or files that do not exist.
+    saved tree. None: the result has dicts and lists in the places of all containers, arrays on the default device, and None for list items
+    without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not
+    fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
     """
     saved = _Saved(checkpoint, name)
+    if template is None:
+        return _nested(list(zip(saved.leaves, saved.values([(path, None) for path in saved.leaves]), strict=True)))
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
-    wanted = [(_path(keys), leaf) for keys, leaf in paths]
+    return jax.tree_util.tree_unflatten(structure, _fitting(saved, [(_path(keys), leaf) for keys, leaf in paths], cast))
+
+
+def _fitting(saved: _Saved, wanted: list[tuple[str, Any]], cast: bool) -> list[Any]:
+    """Returns the values of leaves, if all fit their targets."""
+    checkpoint, name = saved.checkpoint, saved.name
     missing = [_shown(path) for path, _ in wanted if path not in saved.leaves]
     if missing:
         raise NebulaNotFound(f"{name!r} of {checkpoint.tag!r} has no {', '.join(missing[:_MOST_SHOWN])}; it has {len(saved.leaves)} leaves")
     wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[path], leaf, cast))]
     if wrong:
         raise NebulaConfigError(f"{name!r} of {checkpoint.tag!r} does not fit: {'; '.join(wrong[:_MOST_SHOWN])}")
-    saved.fetch(wanted)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
-        return jax.tree_util.tree_unflatten(structure, list(pool.map(lambda one: saved.leaf(*one), wanted)))
+    return saved.values(wanted)
+
+
+def _nested(found: list[tuple[str, Any]]) -> Any:
+    """Returns a tree of dicts and lists with these leaves."""
+    root: dict[Any, Any] = {}
+    for path, value in found:
+        inner = root
+        *before, last = [(), *((kind == "index", str(key) if isinstance(key, list) else key) for kind, key in json.loads(path))]
+        for step in before:
+            inner = inner.setdefault(step, {})
+        inner[last] = [value]
+    return _plain_tree(root[()]) if root else {}
+
+
+def _plain_tree(node: Any) -> Any:
+    if isinstance(node, list):
+        return node[0]
+    if not all(is_index for is_index, _ in node):
+        return {key: _plain_tree(inner) for (_, key), inner in node.items()}
+    items = {key: _plain_tree(inner) for (_, key), inner in node.items()}
+    return [items.get(index) for index in range(max(items) + 1)]
 
 
 def load_orbax(path: str | os.PathLike[str], template: Any, *, step: int | None = None, item: str | None = None, cast: bool = False) -> Any:
@@ -304,7 +331,7 @@ class _Saved:
     """The files of a tree: what all processes have written."""
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self._checkpoint, self._name = checkpoint, name
+        self.checkpoint, self.name = checkpoint, name
         self._maps: dict[int, Any] = {}
         self.leaves: dict[str, Any] = {}
         files = checkpoint._all_files()
@@ -321,9 +348,15 @@ class _Saved:
                 known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
 
     def _index(self, process: int) -> dict[str, Any]:
-        return json.loads(self._checkpoint.read_bytes(_file(self._name, process, "json")))
+        return json.loads(self.checkpoint.read_bytes(_file(self.name, process, "json")))
 
-    def fetch(self, wanted: list[tuple[str, Any]]) -> None:
+    def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
+        """Returns the values of leaves in the places of their targets."""
+        self._fetch(wanted)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
+            return list(pool.map(lambda one: self._leaf(*one), wanted))
+
+    def _fetch(self, wanted: list[tuple[str, Any]]) -> None:
         """Reads and verifies the shards that the leaves need, many at a time."""
         needed: dict[int, set[tuple[int, int]]] = {}
         for path, target in wanted:
@@ -336,10 +369,10 @@ class _Saved:
                 if any(_common(box, shard) for box in boxes):
                     needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
         for process, ranges in needed.items():
-            mapped = self._maps[process] = self._checkpoint._map(_file(self._name, process, "data"), lazily=True)
+            mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process, "data"), lazily=True)
             mapped.fetch_parts(sorted(one for one in ranges if one[1]))
 
-    def leaf(self, path: str, target: Any) -> Any:
+    def _leaf(self, path: str, target: Any) -> Any:
         """Returns the value of a leaf, in the place that the template's leaf names."""
         about = self.leaves[path]
         if about["kind"] == "plain":
@@ -358,6 +391,8 @@ class _Saved:
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
+        if target is None and about["kind"] == "numpy":
+            return found
         return jax.numpy.asarray(found, dtype=getattr(target, "dtype", None))
 
     def _placed(self, value: np.ndarray[Any, Any], target: Any) -> Any:
@@ -387,7 +422,7 @@ class _Saved:
             result[into] = self._read(about, each, dtype)[inside]
             missing -= math.prod(stop - start for start, stop in common)
         if missing:
-            raise NebulaCorrupt(f"{missing} elements of a leaf of {self._name!r} are in no file")
+            raise NebulaCorrupt(f"{missing} elements of a leaf of {self.name!r} are in no file")
         return result
 
     def _read(self, about: dict[str, Any], shard: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from conftest import ROOT, interpreter
+from conftest import ROOT, full, interpreter
 from ports import held_port
 
 BEGIN = """
@@ -193,6 +193,7 @@ TRAIN = """
             with nm.Checkpoint(f"global_step{step}") as checkpoint:
                 nj.save(checkpoint, "state", state)
         if str(step) == sys.argv[2]:
+            checkpoint.wait("committed", 60)  # a kill while its bytes are copied would lose it
             os.kill(os.getpid(), 9)
 """
 
@@ -477,3 +478,53 @@ def test_a_manager_of_orbax_writes_through_nebula_and_goes_on_after_sigkill(jax)
     restored, steps, loaded = jax(MANAGED_BY_ORBAX)
     assert restored in ("restored 4 4.0 True 3", "restored 6 6.0 True 3")  # the best two: of 3 and 4, unless the save of 6 was complete
     assert steps.endswith("] 3") and loaded == "3.0 True"
+
+
+ORBAXS_OWN = """
+    import tempfile
+    from absl.testing import absltest
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint._src.checkpointers import checkpointer_test_utils
+    import nebulaml.integrations.orbax as nebula_orbax
+
+    class Checkpointers(checkpointer_test_utils.CheckpointerTestBase.Test):
+        def checkpointer(self, handler, **kwargs):
+            if isinstance(handler, ocp.PyTreeCheckpointHandler):
+                handler = nebula_orbax.Handler()
+            elif isinstance(handler, ocp.CompositeCheckpointHandler):
+                handler = ocp.CompositeCheckpointHandler(handler_registry=nebula_orbax.registry())
+            return ocp.AsyncCheckpointer(handler, **kwargs)
+
+    sys.argv = ["tests", f"--test_tmpdir={sys.argv[1]}"]
+    absltest.main()
+"""
+# What these ask for is Orbax's own: its metadata of arrays, its limits of memory, and empty nodes and refusals of parts without a template.
+ORBAX_ALONE = {
+    "test_composite_handler_metadata", "test_memory_limiting0", "test_memory_limiting1", "test_partial_restore_with_placeholder",
+    "test_save_restore_named_tuple_full", "test_save_restore_named_tuple_partial", "test_save_with_failing_array_metadata_store_in_finalize",
+}  # fmt: skip
+
+
+@full
+def test_orbaxs_own_tests_of_checkpointers_pass_with_nebulas_handler_but_for_those_of_its_files(jax):
+    running = jax(ORBAXS_OWN, check=False)
+    _, said = running.communicate(timeout=240)
+    assert {line.split()[1] for line in said.split("\n") if re.match("(ERROR|FAIL): ", line)} == ORBAX_ALONE, said[-3000:]
+    assert "Ran 24 tests" in said
+
+
+def test_a_tree_without_a_template_is_dicts_and_lists(jax):
+    said = jax("""
+        import collections
+        Pair = collections.namedtuple("Pair", "a b")
+        nj.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("a") as checkpoint:
+            nj.save(checkpoint, "state", {"pair": Pair(jnp.ones(1), np.zeros(2)), "list": [5, (), "x"], "by": {1: None}, "deep": {"er": jax.random.key(1)}})
+            nj.save(checkpoint, "leaf", jnp.ones(3))
+            nj.save(checkpoint, "empty", {})
+        latest = nm.get_latest_checkpoint()
+        found = nj.load(latest, "state")
+        say(sorted(found), type(found["pair"]["a"]).__name__, type(found["pair"]["b"]).__name__, found["list"], found["by"], found["deep"]["er"].dtype)
+        say(nj.load(latest, "leaf").shape, nj.load(latest, "empty"))
+    """)
+    assert said == ["['by', 'deep', 'list', 'pair'] ArrayImpl ndarray [5, None, 'x'] {1: None} key<fry>", "(3,) {}"]

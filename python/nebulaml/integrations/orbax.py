@@ -11,9 +11,12 @@ own directory has a file that names the version. docs/jax.md.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,7 +35,7 @@ try:
 except ImportError as _failure:
     raise NebulaConfigError(f"Orbax's checkpoints are read and written by Orbax: pip install orbax-checkpoint ({_failure})") from _failure
 
-__all__ = ["Handler", "load", "registry"]
+__all__ = ["Handler", "NebulaRestore", "NebulaSave", "load", "registry"]
 
 log = logging.getLogger("nebulaml")
 
@@ -126,7 +129,7 @@ def _with_sharding(leaf: Any) -> Any:
 
 
 class Handler(ocp.AsyncCheckpointHandler):
-    """Writes pytrees through Nebula. One handler serves all items of a manager.
+    """Writes pytrees through Nebula, for a CheckpointManager or a Checkpointer. One handler serves all items of a manager.
 
     settings: those of ``nebulaml.init()``, but for the storage path.
     """
@@ -143,12 +146,14 @@ class Handler(ocp.AsyncCheckpointHandler):
         """Saves and waits."""
         self._begin(directory, args.item if args is not None else item).result()
 
-    def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
-        """Returns a tree in the form of the template, with its shardings."""
-        template = args.item if args is not None else item
-        if template is None:
-            raise NebulaConfigError("Nebula needs the template of a tree: args=ocp.args.StandardRestore(abstract_tree)")
-        return _load_by_pointer(epath.Path(directory), template, False)
+    def restore(self, directory: Any, item: Any = None, args: Any = None, restore_args: Any = None) -> Any:
+        """Returns a tree in the form of the template, with its shardings or those of restore_args. Without a template: as trees.load()."""
+        if args is not None:
+            item, restore_args = args.item, getattr(args, "restore_args", None)
+        if restore_args is None:
+            return _load_by_pointer(epath.Path(directory), item, False)
+        with _opened(epath.Path(directory)) as (checkpoint, tree):
+            return _load_by_arguments(trees._Saved(checkpoint, tree), item, restore_args)
 
     def close(self) -> None:
         """Ends the sessions."""
@@ -172,6 +177,23 @@ class Handler(ocp.AsyncCheckpointHandler):
             trees._take_ranks()
             self._sessions[text] = Session(text, **self._settings)
         return self._sessions[text]
+
+
+@ocp.args.register_with_handler(Handler, for_save=True)
+@dataclasses.dataclass
+class NebulaSave(ocp.args.CheckpointArgs):
+    """What Orbax gives to a Handler for a save. A Handler takes StandardSave and PyTreeSave, too."""
+
+    item: Any
+
+
+@ocp.args.register_with_handler(Handler, for_restore=True)
+@dataclasses.dataclass
+class NebulaRestore(ocp.args.CheckpointArgs):
+    """What Orbax gives to a Handler for a restore. A Handler takes StandardRestore and PyTreeRestore, too."""
+
+    item: Any = None
+    restore_args: Any = None
 
 
 class _Saved:
@@ -199,19 +221,55 @@ def _remove_orphans(session: Session, root: Any, current: str) -> None:
             log.warning("nebula: %s stays in %s, although Orbax has removed that step: %s", row.tag, root / FOLDER, failure)
 
 
-def _load_by_pointer(place: Any, template: Any, cast: bool) -> Any:
+@contextlib.contextmanager
+def _opened(place: Any) -> Iterator[tuple[Checkpoint, str]]:
+    """Gives the version of an item, and the name of its tree."""
     said = json.loads((place / POINTER).read_text())
     with Reader(os.fspath(place.parent.parent / FOLDER)) as reader:
         checkpoint = reader.get(str(said["tag"]))
         if checkpoint is None:
             raise NebulaNotFound(f"{place.parent.parent / FOLDER} has no {said['tag']!r}, which {place / POINTER} names")
-        return trees.load(checkpoint, str(said["tree"]), template, cast=cast)
+        yield checkpoint, str(said["tree"])
+
+
+def _load_by_pointer(place: Any, template: Any, cast: bool) -> Any:
+    with _opened(place) as (checkpoint, tree):
+        return trees.load(checkpoint, tree, template, cast=cast)
+
+
+def _load_by_arguments(saved: trees._Saved, item: Any, restore_args: Any) -> Any:
+    """Returns a tree whose leaves Orbax's arguments describe. item: its form; None: that of the saved one, with dicts and lists."""
+    leaves = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda leaf: isinstance(leaf, ocp.RestoreArgs))[0]
+    how = {trees._path(keys): leaf for keys, leaf in leaves}
+    if item is None:
+        values = saved.values([(path, _target(how, saved, path, None)) for path in saved.leaves])
+        return trees._nested(list(zip(saved.leaves, values, strict=True)))
+    paths, structure = jax.tree_util.tree_flatten_with_path(item, is_leaf=lambda leaf: leaf is None)
+    wanted = [(trees._path(keys), leaf) for keys, leaf in paths]
+    targets = [(path, _target(how, saved, path, leaf)) for path, leaf in wanted if leaf is not ...]
+    found = iter(trees._fitting(saved, targets, cast=True))
+    return jax.tree_util.tree_unflatten(structure, [... if leaf is ... else next(found) for _, leaf in wanted])
+
+
+def _target(how: dict[str, Any], saved: trees._Saved, path: str, leaf: Any) -> Any:
+    """Returns what a leaf is to become: what its arguments say, else the template's leaf, else what was saved."""
+    args, about = how.get(path), saved.leaves.get(path, {"kind": "plain"})
+    if about["kind"] in ("plain", "key") or args is None:
+        return leaf
+    dtype = args.dtype or getattr(leaf, "dtype", None) or trees._dtype(about["dtype"])
+    if args.restore_type is np.ndarray or (args.restore_type is None and about["kind"] == "numpy"):
+        return np.empty(tuple(about["shape"]), dtype)
+    sharding = getattr(args, "sharding", None)
+    if sharding is None and getattr(args, "mesh", None) is not None:
+        sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
+    shape = getattr(args, "global_shape", None) or getattr(leaf, "shape", None) or about["shape"]
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
 def registry(**settings: Any) -> Any:
     """Returns what ocp.CheckpointManager takes as handler_registry: trees go through Nebula. settings: as Handler() takes them."""
     made, handler = ocp.handlers.DefaultCheckpointHandlerRegistry(), Handler(**settings)
-    for args in (ocp.args.StandardSave, ocp.args.StandardRestore, ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+    for args in (ocp.args.StandardSave, ocp.args.StandardRestore, ocp.args.PyTreeSave, ocp.args.PyTreeRestore, NebulaSave, NebulaRestore):
         made.add(None, args, handler)
     for args in (ocp.args.JsonSave, ocp.args.JsonRestore):  # of metrics, and of a program's own items
         made.add(None, args)
