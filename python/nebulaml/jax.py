@@ -44,6 +44,7 @@ from .manager import manager
 __all__ = ["Manager", "Restored", "init", "load", "load_orbax", "save", "settings_of"]
 
 ALIGNMENT = 64  # bytes; of each shard in its file
+GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
@@ -351,10 +352,24 @@ class _Saved:
         return json.loads(self.checkpoint.read_bytes(_file(self.name, process, "json")))
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
-        """Returns the values of leaves in the places of their targets."""
-        self._fetch(wanted)
+        """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
+        made: list[Any] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
-            return list(pool.map(lambda one: self._leaf(*one), wanted))
+            for group in self._groups(wanted):
+                self._fetch(group)
+                made += [pool.submit(self._leaf, *one) for one in group]
+        return [each.result() for each in made]
+
+    def _groups(self, wanted: list[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+        group, size = [], 0
+        for path, target in wanted:
+            about = self.leaves[path]
+            group.append((path, target))
+            size += sum(_bytes(about, box) for _, _, box in about["shards"])
+            if size >= GROUP_BYTES:
+                yield group
+                group, size = [], 0
+        yield group
 
     def _fetch(self, wanted: list[tuple[str, Any]]) -> None:
         """Reads and verifies the shards that the leaves need, many at a time."""
@@ -369,8 +384,9 @@ class _Saved:
                 if any(_common(box, shard) for box in boxes):
                     needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
         for process, ranges in needed.items():
-            mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process, "data"), lazily=True)
-            mapped.fetch_parts(sorted(one for one in ranges if one[1]))
+            if process not in self._maps:
+                self._maps[process] = self.checkpoint._map(_file(self.name, process, "data"), lazily=True)
+            self._maps[process].fetch_parts(sorted(one for one in ranges if one[1]))
 
     def _leaf(self, path: str, target: Any) -> Any:
         """Returns the value of a leaf, in the place that the template's leaf names."""
