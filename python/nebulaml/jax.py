@@ -15,7 +15,7 @@ Or with a manager, which decides when to save and what to keep:
     ...
         manager.save(step, {"state": state}, metrics={"loss": loss})
 
-Each process writes the shards that it has with replica number 0, as one file, and an index of them. A load reads the ranges that its own shards
+Each process writes one file: an index, and the shards that it has with replica number 0. A load reads the ranges that its own shards
 need, from the files of all processes, so the number of processes and devices and the mesh may differ. docs/jax.md.
 """
 
@@ -44,6 +44,7 @@ from .manager import manager
 __all__ = ["Manager", "Restored", "init", "load", "load_orbax", "save", "settings_of"]
 
 ALIGNMENT = 64  # bytes; of each shard in its file
+LENGTH_BYTES = 16  # of a file: the length of its index in digits, and a new line
 GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
@@ -86,7 +87,7 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     for _, leaf in found:  # all copies begin before the first is awaited
         if isinstance(leaf, jax.Array) and not _is_key(leaf) and not _is_on_host(leaf.sharding):
             leaf.copy_to_host_async()
-    parts: list[Any] = []
+    parts: list[Any] = [b""]  # the first is the index
     constant: list[int] = []  # JAX never writes to an array that somebody else holds
     entries: dict[str, Any] = {}
     at = 0
@@ -101,9 +102,8 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
             at += _add(parts, piece)
         entries[path] = about
     text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
-    if not checkpoint.save_bytes(_file(name, process, "json"), text.encode()):
-        return False
-    return checkpoint._save_constants(_file(name, process, "data"), parts, constant)
+    parts[0] = _framed(text.encode())
+    return checkpoint._save_constants(_file(name, process), parts, constant)
 
 
 def load(checkpoint: Checkpoint, name: str, template: Any = None, *, cast: bool = False) -> Any:
@@ -277,7 +277,16 @@ def _add(parts: list[Any], data: Any) -> int:
     return int(view.nbytes)
 
 
-def _file(name: str, process: int, ending: str) -> str:
+def _framed(index: bytes) -> bytes:
+    """Returns the begin of a file: the length of its index, the index, and zeros up to the shards, whose offsets count from there."""
+    return b"%015d\n" % len(index) + index + b"\0" * (_begin(len(index)) - LENGTH_BYTES - len(index))
+
+
+def _begin(length: int) -> int:
+    return -(-(LENGTH_BYTES + length) // ALIGNMENT) * ALIGNMENT
+
+
+def _file(name: str, process: int, ending: str = "tree") -> str:
     return f"{name}.{process:05d}.{ending}"
 
 
@@ -334,22 +343,31 @@ class _Saved:
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint, self.name = checkpoint, name
         self._maps: dict[int, Any] = {}
+        self._begins: dict[int, int] = {}  # of the shards in the file of a process
         self.leaves: dict[str, Any] = {}
         files = checkpoint._all_files()
-        first = _file(name, 0, "json")
+        first = _file(name, 0)
         if first not in files:
             raise NebulaNotFound(f"{checkpoint.tag!r} has no tree {name!r}; its files: {', '.join(sorted(files)) or 'none'}")
-        count = self._index(0)["processes"]
-        missing = [_file(name, process, "json") for process in range(count) if _file(name, process, "json") not in files]
+        indexes = [self._index(0)]
+        count = indexes[0]["processes"]
+        missing = [_file(name, process) for process in range(count) if _file(name, process) not in files]
         if missing:
             raise NebulaCorrupt(f"{checkpoint.tag!r} lacks {', '.join(missing[:_MOST_SHOWN])} of the tree {name!r}")
-        for process in range(count):
-            for path, about in self._index(process)["leaves"].items():
+        indexes += map(self._index, range(1, count))
+        for process, index in enumerate(indexes):
+            for path, about in index["leaves"].items():
                 known = self.leaves.setdefault(path, {**about, "shards": []})
                 known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
 
     def _index(self, process: int) -> dict[str, Any]:
-        return json.loads(self.checkpoint.read_bytes(_file(self.name, process, "json")))
+        mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process), lazily=True)
+        data = memoryview(mapped)
+        mapped.fetch(0, min(LENGTH_BYTES, len(data)))
+        length = int(bytes(data[:LENGTH_BYTES]))
+        mapped.fetch(LENGTH_BYTES, length)
+        self._begins[process] = _begin(length)
+        return json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
         """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
@@ -384,9 +402,8 @@ class _Saved:
                 if any(_common(box, shard) for box in boxes):
                     needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
         for process, ranges in needed.items():
-            if process not in self._maps:
-                self._maps[process] = self.checkpoint._map(_file(self.name, process, "data"), lazily=True)
-            self._maps[process].fetch_parts(sorted(one for one in ranges if one[1]))
+            begin = self._begins[process]
+            self._maps[process].fetch_parts(sorted((begin + offset, size) for offset, size in ranges if size))
 
     def _leaf(self, path: str, target: Any) -> Any:
         """Returns the value of a leaf, in the place that the template's leaf names."""
@@ -444,7 +461,7 @@ class _Saved:
     def _read(self, about: dict[str, Any], shard: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Returns the elements of a shard that was fetched, without a copy."""
         process, offset, box = shard
-        data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), offset)
+        data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), self._begins[process] + offset)
         return data.view(dtype).reshape([stop - start for start, stop in box])
 
 

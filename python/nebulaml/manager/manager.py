@@ -644,7 +644,7 @@ def _patterns(items: Any) -> dict[str, Any]:
     for name in items or ():
         if not isinstance(name, str) or not name or set(name) & set("*?["):
             raise NebulaConfigError(f"keep_items: {name!r:.200} is not the name of an item")
-    return {f"{name}.*pt": count for name, count in (items or {}).items()}
+    return {f"{name}.*": count for name, count in (items or {}).items()}
 
 
 def _tag(step: int) -> str:
